@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from .device import on_gpu
 from .exponentials import softmax
@@ -29,10 +28,6 @@ def split_parts(x: mx.array, batch: int, parts: int, heads: int) -> mx.array:
     if length == 1:
         return x.reshape(batch, parts, heads, 1, -1).swapaxes(0, 1)
     return x.reshape(batch, length, parts, heads, -1).transpose(2, 0, 3, 1, 4)
-
-
-LONG_SOURCE = 256  # queries from which a CPU calls `attend_on_host`
-QUERY_CHUNK = 384  # the scores of 1,500 keys are then 1.5 MB
 
 
 class Keys(NamedTuple):
@@ -66,29 +61,8 @@ def attend(
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
-    is_plain = mask is None and soft_cap is None and queries.shape[1] == keys.shape[1]
-    if source_is_fixed and is_plain and queries.shape[2] > LONG_SOURCE and not on_gpu():
-        return attend_on_host(queries, keys, values, scale)
     parts = [Keys(keys, values, mask)]
     return attend_together(queries, parts, scale=scale, soft_cap=soft_cap, source_is_fixed=source_is_fixed)
-
-
-def attend_on_host(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """`attend` by NumPy in float32, whose vectorized `exp` makes it five times as fast as MLX on x86-64 CPUs.
-
-    Computes some queries of a head at a time, so that their scores fit into a cache. Not differentiable.
-    """
-    batch, heads, length, width = queries.shape
-    host_queries, host_keys, host_values = (np.asarray(x.astype(mx.float32)) for x in (queries, keys, values))
-    attended = np.empty((batch, length, heads, width), np.float32)
-    for row, head, start in product(range(batch), range(heads), range(0, length, QUERY_CHUNK)):
-        chunk = slice(start, start + QUERY_CHUNK)
-        weights = (host_queries[row, head, chunk] * np.float32(scale)) @ host_keys[row, head].T
-        weights -= weights.max(axis=-1, keepdims=True)
-        np.exp(weights, out=weights)
-        products = weights @ host_values[row, head]
-        attended[row, chunk, head] = products / weights.sum(axis=-1, keepdims=True)
-    return mx.array(attended.reshape(batch * length, heads * width)).astype(values.dtype)
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:

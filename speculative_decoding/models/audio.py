@@ -35,9 +35,9 @@ class AudioFrames:
         return self.frames.shape[0] // 2
 
     def encoder_output(self, model: nn.Module, encode: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the output of `encode` for the frames (1, T, mel bands), computed in the first call for this model."""
+        """Return the output of `encode` for the frames, computed in the first call for this model."""
         if id(model) not in self._encoder_outputs:
-            self._encoder_outputs[id(model)] = model, encode(self.frames[None])
+            self._encoder_outputs[id(model)] = model, encode(self.frames)
         return self._encoder_outputs[id(model)][1]
 
 

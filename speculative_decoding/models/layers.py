@@ -36,8 +36,7 @@ class SelfAttention(nn.Module):
     ) -> mx.array:
         queries, keys_values = mx.split(split_parts(self.qkv(x), batch, 3, self.config.num_heads), [1])
         keys, values = keys_values if cache is None else cache.append(keys_values)
-        is_source = self.config.source_is_fixed and cache is None
-        attended = attend(queries.squeeze(0), keys, values, mask, scale=self.config.scale, source_is_fixed=is_source)
+        attended = attend(queries.squeeze(0), keys, values, mask, scale=self.config.scale)
         return project(self.o, attended, residual)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .device import on_gpu
-
 Head = Callable[[mx.array], mx.array]
 
 
@@ -52,15 +50,10 @@ class Linear(DerivedWeight, nn.Linear):
     """x (..., inputs) -> (..., outputs), with a weight (outputs, inputs).
 
     `nn.Linear` transposes the weight in every pass, which adds a graph node each time.
-
-    Attributes:
-        reads_many_rows: Whether x has hundreds of rows, always the same number. A CPU then multiplies by a transposed
-            copy of the weight, for which linux_cpu/ calls OpenBLAS.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
-        self.reads_many_rows = False
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self.bias, x, self.transposed) if "bias" in self else x @ self.transposed
@@ -71,7 +64,7 @@ class Linear(DerivedWeight, nn.Linear):
         return self.derived
 
     def derive(self) -> mx.array:
-        return mx.contiguous(self.weight.T) if self.reads_many_rows and not on_gpu() else self.weight.T
+        return self.weight.T
 
 
 def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> mx.array:

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
 from ..sampling.values import Int
+from . import cpu_encoder
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
 from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
@@ -24,9 +25,10 @@ from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
+from .device import on_gpu
 from .exponentials import gelu
 from .layers import Layer
-from .linear import DerivedWeight, Linear, matrix
+from .linear import DerivedWeight, matrix
 from .tensors import Sources, named
 
 KERNEL = 3  # frames that a convolution reads
@@ -71,7 +73,7 @@ class Convolution(DerivedWeight):
         super().__init__()
         self.weight = mx.zeros((outputs, inputs, KERNEL))
         self.bias = mx.zeros((outputs,))
-        self._stride = stride
+        self.stride = stride
 
     def derive(self) -> mx.array:
         """Return the matrix for windows of `KERNEL` frames, (KERNEL * inputs, outputs)."""
@@ -82,8 +84,8 @@ class Convolution(DerivedWeight):
         padded = mx.contiguous(mx.pad(x, [(0, 0), (1, 1), (0, 0)]))
         windows = mx.as_strided(
             padded,
-            (batch, length // self._stride, KERNEL * inputs),
-            ((length + 2) * inputs, self._stride * inputs, 1),
+            (batch, length // self.stride, KERNEL * inputs),
+            ((length + 2) * inputs, self.stride * inputs, 1),
         )
         return mx.addmm(self.bias, windows, self.derived)
 
@@ -98,9 +100,6 @@ class Whisper(EncoderDecoder):
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
         encoder = [Layer(config.encoder.shard(ranks), norm) for _ in range(config.encoder_layers)]
-        for module in (each for layer in encoder for each in layer.modules()):
-            if isinstance(module, Linear):
-                module.reads_many_rows = True
         decoder = [
             Layer(config.decoder.shard(ranks), norm, has_cross_attention=True) for _ in range(config.decoder_layers)
         ]
@@ -141,7 +140,12 @@ class Whisper(EncoderDecoder):
 
         Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
         """
-        return [source.encoder_output(self, self.encode) for source in sources if isinstance(source, AudioFrames)]
+        windows = [source for source in sources if isinstance(source, AudioFrames)]
+        return [window.encoder_output(self, self.encode_window) for window in windows]
+
+    def encode_window(self, frames: mx.array) -> mx.array:
+        """Log-mel frames of a window (T, mel bands) -> encoder output (1, S, d_model). Not differentiable on a CPU."""
+        return self.encode(frames[None]) if on_gpu() else cpu_encoder.encode(self.convolutions, self.encoder, frames)
 
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)

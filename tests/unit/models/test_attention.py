@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models import EncoderDecoder, attention
-from speculative_decoding.models.attention import LONG_SOURCE, QUERY_CHUNK, attend
+from speculative_decoding.models.attention import attend
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}
@@ -99,7 +99,7 @@ def decode_after_a_rewind(model: EncoderDecoder, rows: int, length: int) -> mx.a
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_attention_over_a_long_source_without_a_mask_equals_attention_with_an_empty_one(dtype: mx.Dtype) -> None:
-    length = max(LONG_SOURCE, QUERY_CHUNK) + 3
+    length = 387
     queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)).astype(dtype) for i in range(3))
     found = attend(queries, keys, values, None, scale=0.25, source_is_fixed=True)
     exact = (x.astype(mx.float32) for x in (queries, keys, values))
@@ -109,9 +109,9 @@ def test_attention_over_a_long_source_without_a_mask_equals_attention_with_an_em
 
 
 def test_query_heads_that_share_a_key_head_and_capped_scores_ignore_the_length_of_the_source() -> None:
-    queries = mx.random.normal((1, 4, LONG_SOURCE + 1, 8), key=mx.random.key(0))
-    keys, values = (mx.random.normal((1, 2, LONG_SOURCE + 1, 8), key=mx.random.key(i)) for i in (1, 2))
-    mask = mx.zeros((1, 1, 1, LONG_SOURCE + 1))
+    queries = mx.random.normal((1, 4, 257, 8), key=mx.random.key(0))
+    keys, values = (mx.random.normal((1, 2, 257, 8), key=mx.random.key(i)) for i in (1, 2))
+    mask = mx.zeros((1, 1, 1, 257))
     for soft_cap in (None, 5.0):
         found = attend(queries, keys, values, None, soft_cap=soft_cap, source_is_fixed=True)
         assert mx.allclose(found, attend(queries, keys, values, mask, soft_cap=soft_cap), atol=1e-5).item()
@@ -132,7 +132,7 @@ def test_masked_padding_of_any_length_changes_no_bit(length: int) -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate may sum in another order")
 def test_a_long_source_of_text_has_the_same_bits_in_every_batch() -> None:
-    length = LONG_SOURCE + 9
+    length = 265
     queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)) for i in range(3))
     alone = attend(queries[:1], keys[:1], values[:1], None)
     assert mx.array_equal(alone, attend(queries, keys, values, mx.zeros((2, 1, 1, length)))[:length]).item()

@@ -10,6 +10,7 @@ import pytest
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.whisper import Whisper
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 from tests.support.tiny import (
@@ -71,13 +72,13 @@ def test_rows_of_a_batch_equal_single_windows() -> None:
 def test_a_window_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Language detection, fallback temperatures and a second engine decode the same encoder output."""
     encoded: list[int] = []
-    encode = type(MODEL).encode
+    encode = Whisper.encode_window
 
-    def counted(self: EncoderDecoder, frames: mx.array, mask: mx.array | None = None) -> mx.array:
+    def counted(self: Whisper, frames: mx.array) -> mx.array:
         encoded.append(id(self))
-        return encode(self, frames, mask)
+        return encode(self, frames)
 
-    monkeypatch.setattr(type(MODEL), "encode", counted)
+    monkeypatch.setattr(Whisper, "encode_window", counted)
     source = audio_frames()
     first = MODEL.encode_rows([source, source])
     assert first[0] is first[1]
