@@ -222,14 +222,14 @@ if __name__ == "__main__":
     comparing.add_argument("model", type=Path)
     comparing.add_argument("record", type=Path)
     comparing.add_argument("--draft")
-    comparing.add_argument("--drafter", default="none")
+    comparing.add_argument("--drafter", help='default: "model" with a draft, otherwise "none"')
     comparing.add_argument("--num-draft", type=lambda text: text if text == "auto" else int(text), default="auto")
     comparing.add_argument("--slots", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.command == "record":
         record(arguments.model, arguments.record, arguments.files, arguments.options)
     else:
-        chosen = {"drafter": arguments.drafter}
-        if arguments.drafter != "none":
+        chosen = {"drafter": arguments.drafter or ("model" if arguments.draft else "none")}
+        if chosen["drafter"] != "none":
             chosen["num_draft_tokens"] = arguments.num_draft
         raise SystemExit(compare(arguments.model, arguments.record, arguments.draft, chosen, arguments.slots) > 0)

@@ -1,7 +1,7 @@
-"""Sends random bodies to a real server: `python -m tools.fuzz_server --count 5000`.
+"""Sends random requests to a real server: `python -m tools.fuzz_server --count 5000`.
 
-The server must answer each request within the time limit and with a status below 500. Errors must be one line; accepted
-prompts are decoded.
+With `--audio`, they are recordings for a tiny Whisper, otherwise prompts for a bundled model. The server must answer
+each request within the time limit and with a status below 500. Errors must be one line; what is accepted is decoded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import mlx.core as mx
 
+from speculative_decoding import Session
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.limits import Limits
+from speculative_decoding.speech.options import transcription_specs
 from tests.support.serving import GRAMMAR, Serving, serving
+from tests.support.speech import Letters, noise, speech_model, wav
+from tools.fuzz_audio import damaged
 
 LIMITS = Limits(slots=4, queue=12, max_output_tokens=100, max_seconds=120.0)
 NAMES = [
@@ -66,6 +71,15 @@ VALUES: list[Callable[[random.Random], Any]] = [
 ]
 
 
+RECORDINGS = [wav(noise(seed, seconds)) for seed, seconds in enumerate((0.2, 0.6, 1.5))]
+
+
+def tiny_speech_session() -> Session:
+    model = speech_model()
+    mx.eval(model.parameters())  # before the server's thread uses them
+    return Session(model, Letters())  # type: ignore[arg-type]
+
+
 def value(rng: random.Random) -> Any:
     return rng.choice(VALUES)(rng)
 
@@ -110,17 +124,55 @@ def body(rng: random.Random) -> bytes:
     return content
 
 
-def fuzz(server: Serving, count: int, seed: int) -> Counter[int]:
+def prompt_request(rng: random.Random) -> tuple[str, str, bytes]:
+    """Return the path, content type and body of a request with prompts."""
+    kinds = ["application/json"] * 12 + ["application/x-www-form-urlencoded", "text/plain", "", "a/b; c"]
+    return rng.choice(["/v1/completions"] * 5 + ["/translate"]), rng.choice(kinds), body(rng)
+
+
+def audio_request(rng: random.Random) -> tuple[str, str, bytes]:
+    """Return the path, content type and body of a request with a recording. Some bodies are damaged."""
+    recording = rng.choice(RECORDINGS)
+    if rng.random() < 0.3:
+        recording = damaged(recording, rng.choice(RECORDINGS), rng)
+    fields = {
+        "language": rng.choice(["en", "de", "de", "xx"]),
+        "prompt": rng.choice(["ab", "", "a" * 2000]),
+        "response_format": rng.choice(["json", "text", "srt", "vtt", "verbose_json"]),
+        "timestamp_granularities[]": rng.choice(["word", "segment"]),
+        "stream": rng.choice(["true", "false"]),
+        "temperature": rng.choice(["0", "1", "1e10", "[0, 0.5]"]),
+        "sample_len": rng.choice(["1", "3"]),
+        "num_draft_tokens": rng.choice(["0", "3", "auto"]),
+    }
+    chosen: dict[str, Any] = {"sample_len": "9"} | {
+        name: fields[name] for name in rng.sample(list(fields), rng.randrange(5))
+    }
+    for _ in range(rng.choice([0, 0, 0, 0, 1, 2])):
+        chosen[rng.choice([*NAMES, *transcription_specs(), "file"])] = str(value(rng))
+    names = ["talk.wav", "", "\U0001f600.mp3", "../../a"]
+    files = {rng.choice(["file"] * 19 + ["audio"]): (rng.choice(names), recording)}
+    request = httpx.Request("POST", "http://localhost", data=chosen, files=files)
+    content = request.read()
+    if rng.random() < 0.2:
+        content = damaged(content, content, rng)
+    path = rng.choice(["/v1/audio/transcriptions", "/v1/audio/translations"])
+    kinds = [request.headers["content-type"]] * 19 + ["multipart/form-data", "application/json"]
+    return path, rng.choice(kinds), content
+
+
+def fuzz(
+    server: Serving,
+    count: int,
+    seed: int,
+    random_request: Callable[[random.Random], tuple[str, str, bytes]] = prompt_request,
+) -> Counter[int]:
     """Return the counts of statuses. Raises AssertionError with the body of an invalid response."""
     rng = random.Random(seed)
     statuses: Counter[int] = Counter()
     with server.client() as client:
         for _ in range(count):
-            content = body(rng)
-            path = rng.choice(["/v1/completions"] * 5 + ["/translate"])
-            kind = rng.choice(
-                ["application/json"] * 12 + ["application/x-www-form-urlencoded", "text/plain", "", "a/b; c"]
-            )
+            path, kind, content = random_request(rng)
             try:
                 response = client.post(path, content=content, headers={"Content-Type": kind})
             except httpx.TransportError as error:
@@ -145,13 +197,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--audio", action="store_true", help="send recordings instead of prompts")
     chosen = parser.parse_args()
-    with serving(limits=LIMITS) as server:
-        statuses = fuzz(server, chosen.count, chosen.seed)
+    session = tiny_speech_session() if chosen.audio else None
+    with serving(session, LIMITS) as server:
+        statuses = fuzz(server, chosen.count, chosen.seed, audio_request if chosen.audio else prompt_request)
         assert server.service.admitted == 0
-    print(
-        f"{chosen.count} bodies: " + ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items()))
-    )
+    counts = ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items()))
+    print(f"{chosen.count} requests: {counts}")
     return 0
 
 
