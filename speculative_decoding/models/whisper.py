@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
-from ..sampling.values import Int
+from ..sampling.values import Int, Text
 from . import cpu_encoder
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
@@ -42,6 +42,7 @@ class WhisperConfig(TransformerConfig):
     num_mel_bins: Annotated[int, Int(1, 1 << 12)]
     max_source_positions: Annotated[int, Int(1, 1 << 20)] = 1500
     max_target_positions: Annotated[int, Int(1, 1 << 20)] = 448
+    activation_function: Annotated[str, Text(["gelu"])] = "gelu"  # the only one of `cpu_encoder`
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.errors import InputError
+from speculative_decoding.errors import CheckpointError, InputError
 from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.whisper import Whisper
+from speculative_decoding.models.whisper import Whisper, WhisperConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 from tests.support.tiny import (
     DRAFTERS,
+    WHISPER,
     OneLanguage,
     audio_frames,
     noisy_copy,
@@ -103,3 +104,8 @@ def test_a_source_of_the_other_kind_or_shape_is_refused(model: EncoderDecoder, p
     with pytest.raises(InputError, match=message) as error:
         session(model).generate(prompt)
     assert "\n" not in str(error.value)
+
+
+def test_another_activation_than_gelu_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="config.json: 'activation_function' must be one of gelu, not 'relu'"):
+        WhisperConfig.from_dict(WHISPER | {"activation_function": "relu"})
