@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args
 
 from ..errors import InputError
 from ..sampling.options import ALIASES, REMOVED, option_specs, refusal
-from ..sampling.values import Bool, ListOf, Text, Union, Value
+from ..sampling.values import Bool, ListOf, Text, Union, Value, annotations_of
 from ..speech.options import transcription_specs
 from ..version import __version__
 
@@ -96,7 +96,7 @@ def add_flags(
         lists: Fields whose flag takes several values in this command.
     """
     group = parser.add_argument_group(title)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = annotations_of(kind)
     for each in fields(kind):
         name, default = each.name, each.default
         if name in without:

@@ -70,7 +70,7 @@ INLINED void NAME(tiles)(const struct product *g, int columns, int parts, int fr
 INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
   const float *w = g->w + (size_t)j * g->ldw;
   float *y = g->y + (size_t)from * g->ldy + j;
-  switch ((to - from + ROWS - 1) / ROWS) {
+  switch (columns == 4 ? (to - from + ROWS - 1) / ROWS : 4) { /* few columns: one variant, to compile less */
   case 1: NAME(tiles)(g, columns, 1, from, to, w, y); break;
   case 2: NAME(tiles)(g, columns, 2, from, to, w, y); break;
   case 3: NAME(tiles)(g, columns, 3, from, to, w, y); break;

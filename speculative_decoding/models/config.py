@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, get_type_hints
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +12,7 @@ import mlx.nn as nn
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
-from ..sampling.values import Int, Value
+from ..sampling.values import Int, Value, annotations_of
 from .exponentials import gelu
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
@@ -125,7 +125,7 @@ def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, An
     Raises:
         CheckpointError: A field is missing or invalid.
     """
-    hints = get_type_hints(config, include_extras=True)
+    hints = annotations_of(config)
     values = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
     for name, value in values.items():
         if name in raw or not hasattr(config, name):

@@ -11,10 +11,10 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from ..errors import InputError
-from .values import Bool, Int, ListOf, Number, Text, Union, Value
+from .values import Bool, Int, ListOf, Number, Text, Union, Value, annotations_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -303,7 +303,7 @@ class GenerationOptions:
 @cache
 def option_specs() -> Mapping[str, OptionSpec]:
     """The options by name, in order."""
-    hints = get_type_hints(GenerationOptions, include_extras=True)
+    hints = annotations_of(GenerationOptions)
     specs = {}
     for each in fields(GenerationOptions):
         _, type_, help_, *marks = get_args(hints[each.name])

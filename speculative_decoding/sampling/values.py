@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_type_hints
 
 
 class Value(ABC):
@@ -225,3 +226,9 @@ class OrNone(Value):
 
     def parse(self, text: str) -> Any:
         return None if text == "none" else self.type.parse(text)
+
+
+@cache
+def annotations_of(kind: type) -> Mapping[str, Any]:
+    """Return the annotations of a class with their `Value`, by field. Cached, because Python compiles each of them."""
+    return get_type_hints(kind, include_extras=True)

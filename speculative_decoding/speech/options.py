@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, get_args
 
 from ..errors import InputError
 from ..sampling.options import OptionSpec, validate
-from ..sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union
+from ..sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union, annotations_of
 
 TASKS = ("transcribe", "translate")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -97,7 +97,7 @@ class TranscriptionOptions:
 @cache
 def transcription_specs() -> Mapping[str, OptionSpec]:
     """The options by name, in order."""
-    hints = get_type_hints(TranscriptionOptions, include_extras=True)
+    hints = annotations_of(TranscriptionOptions)
     specs = {}
     for each in fields(TranscriptionOptions):
         _, type_, help_ = get_args(hints[each.name])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.interleave
 import benchmarks.machine
 from speculative_decoding.cli import train
 from speculative_decoding.loading.load import BUNDLED
@@ -149,6 +150,7 @@ def run_in_process(arguments: list[str], entered: str, folder: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(benchmarks.machine, "measure_bandwidth", lambda: 1e10)  # allocates a gigabyte
+        patch.setattr(benchmarks.interleave, "SETTLE", 0.0)  # only timings need the pauses
         patch.setattr(train, "plot_curves", lambda *_: None)  # takes a second
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(entered.encode())))
         patch.setattr(sys, "argv", arguments[arguments[0] == "-m" :])

@@ -9,11 +9,15 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
 
 from tests.support.paths import ROOT
 
@@ -63,6 +67,31 @@ def on_all_cores() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def wait_for_other_ranks_in_init(hosts: Path) -> None:
+    """Let the last rank wait in `mlx.distributed.init` until all other ranks listen.
+
+    The last rank connects before it listens. If rank 0 does not listen yet, MLX tries again after a second.
+    """
+    ports = [int(address.rpartition(":")[2]) for (address,) in json.loads(hosts.read_text())]
+    if sys.platform != "linux" or int(os.environ["MLX_RANK"]) < len(ports) - 1:
+        return
+    init = mx.distributed.init
+
+    def init_last(*arguments: Any, **options: Any) -> mx.distributed.Group:
+        mx.distributed.init = init
+        while not listening_ports() >= {*ports[:-1]}:
+            time.sleep(0.001)
+        return init(*arguments, **options)
+
+    mx.distributed.init = init_last
+
+
+def listening_ports() -> set[int]:
+    """Return the TCP ports of this machine on which a process listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+
 def write_hosts(processes: int, folder: Path) -> Path:
     """Write a host file of `mlx.launch` with free ports of this machine."""
     with ExitStack() as stack:
@@ -82,10 +111,12 @@ def start(processes: int, folder: Path, target: Callable[..., object], *argument
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)} if processes > 1 else {}
         files = {"out": folder / f"out-{rank}", "said": folder / f"said-{rank}"}
-        started.append(launch(_on_all_cores, target, arguments, folder=ROOT, **files, **launched))
+        started.append(launch(_launched, target, arguments, hosts, folder=ROOT, **files, **launched))
     return started
 
 
-def _on_all_cores(target: Callable[..., object], arguments: Sequence[object]) -> None:
+def _launched(target: Callable[..., object], arguments: Sequence[object], hosts: Path) -> None:
     on_all_cores()
+    if "MLX_RANK" in os.environ:
+        wait_for_other_ranks_in_init(hosts)
     target(*arguments)

@@ -89,6 +89,12 @@ def test_pass_of_a_quantized_model_reads_fewer_bytes() -> None:
     assert packed < bytes_per_pass(model) / before < packed + 0.1  # norms and position biases are not quantized
 
 
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let turns follow each other at once. Only timings need the pauses."""
+    monkeypatch.setattr(interleave, "SETTLE", 0.0)
+
+
 class Fake(Contender):
     """A contender that records when it decodes."""
 
@@ -410,7 +416,6 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleave, "SETTLE", 0.0)
     monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
     monkeypatch.setattr(peers, "WORKER", FAKE)
 
