@@ -375,9 +375,11 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
             expanded |= {
                 part_name(path, kind): tuple(part_name(name, kind) for name in names) for kind in QUANTIZED_PARTS
             }
-        nn.quantize(  # skips layers that are already quantized
-            model, class_predicate=lambda path, module: hasattr(module, "to_quantized") and settings.get(path, False)
-        )
+        if settings:
+            nn.quantize(  # skips layers that are already quantized
+                model,
+                class_predicate=lambda path, module: hasattr(module, "to_quantized") and settings.get(path, False),
+            )
     except (IndexError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{checkpoint}: quantized in a format that MLX does not support ({error})") from error
     return expanded

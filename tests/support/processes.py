@@ -63,27 +63,32 @@ def _call(
 def on_all_cores() -> None:
     """Undo the pinning of test workers to a core: these processes wait for each other."""
     if sys.platform == "linux":
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        for thread in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(thread, range(os.cpu_count() or 1))
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
-def wait_for_other_ranks_in_init(hosts: Path) -> None:
-    """Let the last rank wait in `mlx.distributed.init` until all other ranks listen.
+def join_at_once(hosts: Path) -> None:
+    """Make `mlx.distributed.init` succeed at its first attempt, because MLX makes the second one after a second.
 
-    The last rank connects before it listens. If rank 0 does not listen yet, MLX tries again after a second.
+    The last rank connects to rank 0 and then listens; the others listen, and connect after they were connected to. So
+    the last rank waits for the others to listen. When it connects, the others must not run before it listens: until
+    then, all ranks stay on one core with batch scheduling, where a process that wakes up interrupts no other.
     """
     ports = [int(address.rpartition(":")[2]) for (address,) in json.loads(hosts.read_text())]
-    if sys.platform != "linux" or int(os.environ["MLX_RANK"]) < len(ports) - 1:
-        return
+    is_last = int(os.environ["MLX_RANK"]) == len(ports) - 1
     init = mx.distributed.init
 
-    def init_last(*arguments: Any, **options: Any) -> mx.distributed.Group:
+    def init_in_order(*arguments: Any, **options: Any) -> mx.distributed.Group:
         mx.distributed.init = init
-        while not listening_ports() >= {*ports[:-1]}:
+        while is_last and not listening_ports() >= {*ports[:-1]}:
             time.sleep(0.001)
-        return init(*arguments, **options)
+        try:
+            return init(*arguments, **options)
+        finally:
+            on_all_cores()
 
-    mx.distributed.init = init_last
+    mx.distributed.init = init_in_order
 
 
 def listening_ports() -> set[int]:
@@ -116,7 +121,8 @@ def start(processes: int, folder: Path, target: Callable[..., object], *argument
 
 
 def _launched(target: Callable[..., object], arguments: Sequence[object], hosts: Path) -> None:
-    on_all_cores()
-    if "MLX_RANK" in os.environ:
-        wait_for_other_ranks_in_init(hosts)
+    if sys.platform == "linux" and "MLX_RANK" in os.environ:
+        join_at_once(hosts)
+    else:
+        on_all_cores()
     target(*arguments)
