@@ -5,7 +5,8 @@
 
 Recordings are English speech in 16 kHz WAV files. Everything is greedy, without fallback, in float32, and with the same
 number of threads. Each program transcribes all recordings in each repeat; the next repeat starts with the next one. The
-table has the medians. Encoder and decoder are wall-clock times; the rest is reading, log-mel frames and host work.
+table has the medians. Encoder and decoder are wall-clock times. For other programs, and for several recordings at once,
+the decoder's time includes reading and log-mel frames.
 """
 
 from __future__ import annotations
@@ -109,18 +110,24 @@ def total(parts: Sequence[Timing]) -> Timing:
     return Timing(sum(part.total for part in parts), encoder, texts, stats if stats.target_calls else None)
 
 
-def rows(found: Iterator[tuple[str, list[Timing]]]) -> Iterator[str]:
+def decoder_seconds(timing: Timing, is_batch: bool) -> float:
+    if timing.stats is None or is_batch:  # recordings that are decoded together share their rounds
+        return timing.total - timing.encoder
+    return timing.stats.decode_seconds
+
+
+def rows(found: Iterator[tuple[str, list[Timing]]], is_batch: bool) -> Iterator[str]:
     yield "| program | total | encoder | decoder | tokens per call | decoding against baseline | acceptance |"
     yield "|---|---|---|---|---|---|---|"
     baseline = 0.0
     for name, timings in found:
         seconds = median(each.total for each in timings)
         encoder = median(each.encoder for each in timings)
+        decoder = median(decoder_seconds(each, is_batch) for each in timings)
         stats = timings[0].stats
         if stats is None:
-            yield f"| {name} | {seconds:.1f} s | {encoder:.1f} s | {seconds - encoder:.1f} s | | | |"
+            yield f"| {name} | {seconds:.1f} s | {encoder:.1f} s | {decoder:.1f} s | | | |"
             continue
-        decoder = median(each.stats.decode_seconds for each in timings if each.stats is not None)
         baseline = baseline or decoder
         rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position)
         yield (
@@ -152,7 +159,7 @@ def main() -> None:
             programs = {name: Ours(session, mode, slots) for name, mode in MODES.items()}
             found = dict(measure({**programs, **peers}, chosen.recordings, chosen.repeats, slots > 1))
             print(f"\n{len(chosen.recordings)} recordings, {slots} at once, medians of {chosen.repeats} repeats\n")
-            print("\n".join(rows(iter(found.items()))))
+            print("\n".join(rows(iter(found.items()), slots > 1)))
             texts = found["baseline"][0].texts
             for name, timings in found.items():
                 same = sum(a.split() == b.split() for a, b in zip(timings[0].texts, texts, strict=True))
