@@ -90,6 +90,10 @@ class EncoderDecoder(nn.Module):
         """Encoder output (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
+    def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
+        """`cross_projections` for a cache. A faster version need not be differentiable."""
+        return self.cross_projections(encoder_output)
+
     def position_table(self, capacity: int) -> mx.array | None:
         """Return the position weights for `decoder_hidden` with `capacity` keys, or None if positions have no weights.
 
@@ -135,7 +139,7 @@ class EncoderDecoder(nn.Module):
         mask = mx.pad(mask, [(0, 0), (0, extra)])
         layers = [
             LayerCache.empty(mx.contiguous(keys), mx.contiguous(values), beams)
-            for keys, values in self.cross_projections(encoder_output)
+            for keys, values in self.inference_projections(encoder_output)
         ]
         return DecoderCache(layers, padding_mask(mask, encoder_output.dtype), beams=beams)
 

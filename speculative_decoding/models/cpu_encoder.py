@@ -1,4 +1,4 @@
-"""Whisper's encoder in NumPy, for CPUs.
+"""Whisper's encoder, and the cross keys and values of its decoder, in NumPy, for CPUs.
 
 MLX's CPU backend computes everything but matmuls with one thread, and on x86-64 without vector instructions for
 exponentials. The softmax and the GELU of a window of 30 seconds would take longer than its matmuls. Here, each thread
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .exponentials import ERFC, ERFC_SCALE
-from .layers import Layer
+from .layers import CrossAttention, Layer
 from .linear import matrix
 
 Array = NDArray[np.float32]
@@ -47,6 +47,34 @@ def encode(convolutions: Sequence[nn.Module], stack: nn.Module, frames: mx.array
         for layer in stack.layers:
             add_layer(layer, x, threads)
     return mx.array(norm(stack.norm)(x)[None]).astype(stack.norm.weight.dtype)
+
+
+def cross_projections(
+    attentions: Sequence[CrossAttention], encoder_output: mx.array
+) -> list[tuple[mx.array, mx.array]]:
+    """`CrossAttention.project` of each layer. Windows are computed one by one, so that batches change no bits."""
+    windows = to_numpy(encoder_output)
+    projections = []
+    with ONE_AT_A_TIME, Threads() as threads:
+        for attention in attentions:
+            heads = attention.config.num_kv_heads
+            keys_values = np.empty((2, len(windows), heads, windows.shape[1], attention.config.head_dim), np.float32)
+            for i, window in enumerate(windows):
+                project_window(attention, window, keys_values[:, i], threads)
+            keys, values = (mx.array(each).astype(encoder_output.dtype) for each in keys_values)
+            projections.append((keys, values))
+    return projections
+
+
+def project_window(attention: CrossAttention, x: Array, keys_values: Array, threads: Threads) -> None:
+    """Write the keys and values (2, H, S, D) of encoder output (S, d_model)."""
+    project = linear(attention.kv)
+    by_position = keys_values.transpose(2, 0, 1, 3)
+
+    def compute(rows: slice) -> None:
+        by_position[rows] = project(x[rows]).reshape(by_position[rows].shape)
+
+    threads.run_rows(compute, len(x))
 
 
 class Threads:

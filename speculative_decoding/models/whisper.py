@@ -148,6 +148,11 @@ class Whisper(EncoderDecoder):
         """Log-mel frames of a window (T, mel bands) -> encoder output (1, S, d_model). Not differentiable on a CPU."""
         return self.encode(frames[None]) if on_gpu() else cpu_encoder.encode(self.convolutions, self.encoder, frames)
 
+    def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
+        if on_gpu():
+            return self.cross_projections(encoder_output)
+        return cpu_encoder.cross_projections([layer.cross_attention for layer in self.decoder.layers], encoder_output)
+
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)
 

@@ -97,6 +97,29 @@ def test_scores_near_150_neither_overflow_nor_vanish(sign: int) -> None:
     assert largest_error(model, 30) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_keys_and_values_of_the_decoder_are_those_of_mlx_and_of_single_windows(
+    dtype: mx.Dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_encoder, "blas", lambda: Libraries([threads]))
+    model = random_whisper(dtype, width=64)
+    if dtype == mx.float32:  # in 16 bits, dequantized weights are rounded, too
+        nn.quantize(model.decoder.layers[1].cross_attention, 32, 8)
+    windows = mx.random.normal((3, 29, 64), key=mx.random.key(0)).astype(dtype)
+    found, alone = model.inference_projections(windows), model.inference_projections(windows[1:2])
+    model.set_dtype(mx.float32)  # the weights keep their values
+    model.finalize()
+    expected = model.cross_projections(windows.astype(mx.float32))
+    assert len(found) == len(expected) == 2
+    for layer in range(2):
+        for own, mlx, single in zip(found[layer], expected[layer], alone[layer], strict=True):
+            assert own.dtype == dtype and own.shape == mlx.shape
+            rounding = 2**-8 if dtype == mx.bfloat16 else 0.0
+            assert mx.allclose(own.astype(mx.float32), mlx, rtol=rounding, atol=2e-5).item()
+            assert mx.array_equal(own[1:2], single).item()
+
+
 def test_windows_of_several_threads_are_encoded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the limit that one of them removes last would be that of another one."""
     libraries = Libraries([2])
