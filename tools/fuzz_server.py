@@ -1,7 +1,7 @@
 """Sends random requests to a real server: `python -m tools.fuzz_server --count 5000`.
 
-With `--audio`, they are recordings for a tiny Whisper, otherwise prompts for a bundled model. The server must answer
-each request within the time limit and with a status below 500. Errors must be one line; what is accepted is decoded.
+With `--audio`, it sends recordings to a tiny Whisper instead of prompts to a bundled model. The server must answer each
+request within the time limit and with a status below 500. Errors must be one line; accepted requests are decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whisper's encoder, and the cross keys and values of its decoder, in NumPy, for CPUs.
+"""Whisper's encoder for CPUs, in NumPy, and the projections of its output to the decoder's cross keys and values.
 
 MLX's CPU backend computes everything but matmuls with one thread, and on x86-64 without vector instructions for
 exponentials. The softmax and the GELU of a window of 30 seconds would take longer than its matmuls. Here, each thread
@@ -99,7 +99,7 @@ class Threads:
             pass
 
     def run_rows(self, function: Callable[[slice], None], rows: int) -> None:
-        """Call a function with some rows in each thread."""
+        """Call a function with a share of the rows in each thread."""
         self.run(function, slices(rows, self.count))
 
 

@@ -230,5 +230,5 @@ class OrNone(Value):
 
 @cache
 def annotations_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a class with their `Value`, by field. Cached, because Python compiles each of them."""
+    """Return a class's annotations by field, with their `Value`. Cached, because Python compiles each of them anew."""
     return get_type_hints(kind, include_extras=True)

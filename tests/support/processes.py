@@ -69,11 +69,11 @@ def on_all_cores() -> None:
 
 
 def join_at_once(hosts: Path) -> None:
-    """Make `mlx.distributed.init` succeed at its first attempt, because MLX makes the second one after a second.
+    """Let `mlx.distributed.init` connect at its first attempt. MLX waits for a second before another one.
 
-    The last rank connects to rank 0 and then listens; the others listen, and connect after they were connected to. So
-    the last rank waits for the others to listen. When it connects, the others must not run before it listens: until
-    then, all ranks stay on one core with batch scheduling, where a process that wakes up interrupts no other.
+    In MLX's ring, the last rank connects to rank 0 before it listens itself; all others listen first. So the last rank
+    waits until the others listen. Until all have joined, the ranks share a core and use batch scheduling, under which
+    no other rank runs between the two steps of the last one.
     """
     ports = [int(address.rpartition(":")[2]) for (address,) in json.loads(hosts.read_text())]
     is_last = int(os.environ["MLX_RANK"]) == len(ports) - 1

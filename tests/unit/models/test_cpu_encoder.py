@@ -121,7 +121,7 @@ def test_keys_and_values_of_the_decoder_are_those_of_mlx_and_of_single_windows(
 
 
 def test_windows_of_several_threads_are_encoded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the limit that one of them removes last would be that of another one."""
+    """Otherwise, the last thread to finish could restore the limit of another one."""
     libraries = Libraries([2])
     monkeypatch.setattr(cpu_encoder, "blas", lambda: libraries)
     model = random_whisper(positions=500)
