@@ -81,7 +81,9 @@ def join_at_once(hosts: Path) -> None:
 
     def init_in_order(*arguments: Any, **options: Any) -> mx.distributed.Group:
         mx.distributed.init = init
-        while is_last and not listening_ports() >= {*ports[:-1]}:
+        for _ in range(10_000 * is_last):  # a rank that has failed never listens
+            if listening_ports() >= {*ports[:-1]}:
+                break
             time.sleep(0.001)
         try:
             return init(*arguments, **options)
