@@ -9,7 +9,7 @@ dispatches             kernels that a pass dispatches on Metal, counted without 
 fuzz_audio             random damage to audio files of five formats (needs PyAV)
 fuzz_checkpoints       random damage to checkpoints of every format, tokenizers and draft heads
 fuzz_conversion        conversions that are killed or run out of disk space
-fuzz_server            random request bodies to a server
+fuzz_server            random request bodies and recordings to a server
 goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
 kills                  jobs, training and conversions that are killed, or find the disk full, and are resumed
 pretend_mac/           the tests as on a Mac, on Linux
