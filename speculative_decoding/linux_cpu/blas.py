@@ -35,7 +35,7 @@ def load_fast_blas() -> None:
     if "mlx.core" in sys.modules:
         problems.append(f"{SLOW}: mlx was imported before speculative_decoding; import speculative_decoding first")
         return
-    # NumPy has an OpenBLAS of its own. Idle threads of one would spin for 2**26 cycles on cores that the other needs.
+    # After a matmul, OpenBLAS keeps its threads spinning for 2**26 cycles. They would slow down NumPy and `sgemm.c`.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")  # about 1.4 ms; the power of two of the cycles
     try:
         load(requested) if requested else load_best()

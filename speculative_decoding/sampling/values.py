@@ -230,5 +230,5 @@ class OrNone(Value):
 
 @cache
 def annotations_of(kind: type) -> Mapping[str, Any]:
-    """Return a class's annotations by field, with their `Value`. Cached, because Python compiles each of them anew."""
+    """Return the annotations of a class by field, including their `Value`. Python evaluates them slowly."""
     return get_type_hints(kind, include_extras=True)
