@@ -2,7 +2,8 @@
 
 Models are tiny, so tests spend most of their time passing small operations from Python's thread to MLX's thread. Each
 process that runs tests therefore stays on one core with batch scheduling, which halves the time of a forward pass.
-Subprocesses inherit this. Results do not depend on it.
+Subprocesses inherit this. glibc's threads share one heap, because MLX's thread frees what Python's thread allocates.
+Results do not depend on either.
 
 On a new machine, the tests compile about 200 kernels, and `g++` spends most of that time on one header. This file
 precompiles it before the first test, into the folder that `g++` searches first. `g++` ignores it if its flags differ.
@@ -10,6 +11,7 @@ precompiles it before the first test, into the folder that `g++` searches first.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import shutil
@@ -33,6 +35,7 @@ from tests.support.device import use
 use(mx.cpu)
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
+M_ARENA_MAX = -8  # of malloc.h
 MLX_FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC")  # the flags that MLX uses
 
 
@@ -75,13 +78,15 @@ def precompiled() -> Path | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Pin this process to a core, before MLX starts a thread. The main process of pytest-xdist keeps all cores."""
+    """Pin this process to a core and to one heap, before MLX starts a thread; not the main process of pytest-xdist."""
     if sys.platform != "linux" or getattr(config.option, "numprocesses", None):
         return
     worker = getattr(config, "workerinput", {}).get("workerid", f"gw{os.getpid()}")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 1)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
