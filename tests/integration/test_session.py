@@ -78,7 +78,8 @@ def test_options_of_a_call_override_the_session(session: Session, baseline: list
     assert session.generate(PROMPT, drafter="ngram", num_draft_tokens=9).tokens == baseline
     assert session.generate(PROMPT, drafter=NoDrafter()).tokens == baseline
     assert session.generate(PROMPT, max_tokens=4).tokens == baseline[:4]
-    assert session.generate(PROMPT).stats.drafted_tokens > 0  # the session is unchanged
+    assert session.options_with({}).num_draft_tokens == "auto"  # the session is unchanged
+    assert session.generate(PROMPT, num_draft_tokens=3).stats.drafted_tokens > 0
 
 
 def test_defaults_are_a_drafter_that_fits_the_models_and_an_adaptive_length(
@@ -90,7 +91,9 @@ def test_defaults_are_a_drafter_that_fits_the_models_and_an_adaptive_length(
         assert (chosen.drafter, chosen.num_draft_tokens) == (drafter, "auto")
         assert isinstance(ours.planner.draft_length(chosen), AdaptiveLength)
         rounds: list[Round] = []
-        assert ours.generate(PROMPT, on_round=rounds.append).tokens == baseline
+        assert ours.generate(PROMPT).tokens == baseline
+        result = ours.generate(PROMPT, num_draft_tokens=5, on_round=rounds.append)  # "auto" may draft nothing
+        assert result.tokens == baseline and result.stats.accepted_tokens > 0
         assert {event.kind for event in rounds if event.drafted} <= kinds
     assert isinstance(alone.planner.draft_length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
 
