@@ -71,8 +71,9 @@ def open_draft(
     if raw.get("version") != VERSION:
         raise CheckpointError(f"{folder / CONFIG}: this version of the package has other draft heads; train it again")
     manifest.check_sizes(folder)
-    require_same_target(raw, target.model, folder)
-    head = DraftHead(config_of(raw, folder, target.model))
+    facts = target_facts(target.model)
+    require_same_target(raw, facts, folder)
+    head = DraftHead(config_of(raw, folder, facts))
     checkpoint = checkpoints.read(folder)
     expected: Mapping[str, mx.array] = dict(tree_flatten(head.parameters()))
     for name, array in expected.items():
@@ -84,11 +85,13 @@ def open_draft(
     return DraftHeadHandle(folder, head, checkpoint, target.model)
 
 
-def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:
-    """Parse a head's config.json. Raises `CheckpointError` naming a field that is missing, invalid or does not fit."""
+def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> DraftHeadConfig:
+    """Parse a head's config.json. Raises `CheckpointError` naming a field that is missing, invalid or does not fit.
+
+    facts: the target's `target_facts`.
+    """
     known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
-    facts = target_facts(target)
     limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
     limits |= {"d_ff": (1, 1 << 22), "layers": (0, facts["decoder_layers"] - 1)}
     limits |= {"frequent": (0, facts["vocab_size"] - 1)}
@@ -132,11 +135,12 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     }
 
 
-def require_same_target(raw: Mapping[str, Any], target: EncoderDecoder, folder: Path) -> None:
+def require_same_target(raw: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:
+    """Raise `InputError` unless the head belongs to the target with these `target_facts`."""
     theirs = raw.get("target")
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{folder / CONFIG}: does not say which target the head belongs to")
-    for name, ours in target_facts(target).items():
+    for name, ours in facts.items():
         if theirs.get(name) != ours and (name != "vocabulary" or None not in (ours, theirs.get(name))):
             if name == "vocabulary":
                 reason = "its vocabulary has other pieces"
