@@ -22,10 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from speculative_decoding import checkpoints, load
+from speculative_decoding.cli.main import main as main_command
 
 import mlx.core as mx  # isort: skip
 from speculative_decoding.loading.draft_head import write_draft_head
-from tests.support.processes import ROOT, start
+from tests.support.paths import ROOT
+from tests.support.processes import start
 from tests.support.tiny import TOKENIZER, tiny_head
 
 BUNDLED = "t5-web-docs"
@@ -40,11 +42,12 @@ RULES = {
 DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": None}
 PROMPTS_PER_TASK = 2
 NOISE = 0.05  # in standard deviations of a tensor
-RUN_ALL = """
-import json, sys
-from speculative_decoding.cli.main import main
-sys.exit(next((status for arguments in json.load(open(sys.argv[1])) if (status := main(arguments))), 0))
-"""  # all modes in one process
+
+
+def run_all(jobs: Path) -> None:
+    """Run all modes in this process."""
+    statuses = map(main_command, json.loads(jobs.read_text()))
+    sys.exit(next(filter(None, statuses), 0))
 
 
 def modes(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
@@ -108,8 +111,10 @@ def compare(model: str, processes: int, bits: int | None) -> bool:
             several = ["--parallel", "tensor"] if count > 1 else []
             jobs = [[*flags, "--output", str(folder / f"{mode}-{count}"), *several] for mode, flags in tried.items()]
             (folder / "jobs.json").write_text(json.dumps(jobs))
-            command = ["-c", RUN_ALL, str(folder / "jobs.json")]
-            if any(statuses := [each.wait() for each in start(count, folder, command)]):
+            started = start(count, folder, run_all, folder / "jobs.json")
+            for process in started:
+                process.join()
+            if any(statuses := [process.exitcode for process in started]):
                 last = (folder / "said-0").read_text().splitlines()[-1]
                 print(f"{model}: {count} processes ended with {statuses}: {last}", flush=True)
                 return False

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.paths import ROOT
 
 CONTEXT = get_context("forkserver" if sys.platform == "linux" else "spawn")
 PRELOADED = [f"speculative_decoding.cli.{name}" for name in ("main", "train", "serve", "convert", "verify")]
+PRELOADED += ["speculative_decoding.server.app", "tests.support.parallel_process"]
 if sys.platform == "linux":
     CONTEXT.set_forkserver_preload(PRELOADED)
 
@@ -68,29 +70,46 @@ def on_all_cores() -> None:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
-def join_at_once(hosts: Path) -> None:
+def join_at_once(started: Sequence[BaseProcess], ports: Sequence[int], may_join: Path) -> None:
     """Let `mlx.distributed.init` connect at its first attempt. MLX waits for a second before another one.
 
     In MLX's ring, the last rank connects to rank 0 before it listens itself; all others listen first. So the last rank
-    waits until the others listen. Until all have joined, the ranks share a core and use batch scheduling, under which
-    no other rank runs between the two steps of the last one.
+    waits for the file `may_join`, and the rank that connects to the last one is stopped until that listens.
     """
-    ports = [int(address.rpartition(":")[2]) for (address,) in json.loads(hosts.read_text())]
-    is_last = int(os.environ["MLX_RANK"]) == len(ports) - 1
+    before_last = started[-2].pid
+    assert before_last is not None
+    wait_for_listeners(started, ports[:-1])
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(before_last, signal.SIGSTOP)
+    try:
+        may_join.touch()
+        wait_for_listeners(started, ports[-1:])
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(before_last, signal.SIGCONT)
+
+
+def wait_for_listeners(started: Sequence[BaseProcess], ports: Sequence[int]) -> None:
+    """Wait until processes listen on these ports, or one has ended. Gives up after 10,000 attempts."""
+    for _ in range(10_000):
+        if listening_ports() >= {*ports} or not all(process.is_alive() for process in started):
+            return
+        time.sleep(0.001)
+
+
+def join_when_allowed(may_join: Path) -> None:
+    """Let the first call of `mlx.distributed.init` wait for a file."""
     init = mx.distributed.init
 
-    def init_in_order(*arguments: Any, **options: Any) -> mx.distributed.Group:
+    def init_when_allowed(*arguments: Any, **options: Any) -> mx.distributed.Group:
         mx.distributed.init = init
-        for _ in range(10_000 * is_last):  # a rank that has failed never listens
-            if listening_ports() >= {*ports[:-1]}:
+        for _ in range(30_000):  # the process that creates the file may have ended
+            if may_join.exists():
                 break
             time.sleep(0.001)
-        try:
-            return init(*arguments, **options)
-        finally:
-            on_all_cores()
+        return init(*arguments, **options)
 
-    mx.distributed.init = init_in_order
+    mx.distributed.init = init_when_allowed
 
 
 def listening_ports() -> set[int]:
@@ -114,17 +133,23 @@ def write_hosts(processes: int, folder: Path) -> Path:
 def start(processes: int, folder: Path, target: Callable[..., object], *arguments: object) -> list[BaseProcess]:
     """Call `target` in each process. Rank r writes its stdout and stderr to the files out-r and said-r."""
     hosts = write_hosts(processes, folder)
+    is_ordered = sys.platform == "linux" and processes > 1
+    may_join = folder / "may-join"
+    may_join.unlink(missing_ok=True)
     started = []
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)} if processes > 1 else {}
         files = {"out": folder / f"out-{rank}", "said": folder / f"said-{rank}"}
-        started.append(launch(_launched, target, arguments, hosts, folder=ROOT, **files, **launched))
+        waits_for = may_join if is_ordered and rank == processes - 1 else None
+        started.append(launch(_launched, target, arguments, waits_for, folder=ROOT, **files, **launched))
+    if is_ordered:
+        ports = [int(address.rpartition(":")[2]) for (address,) in json.loads(hosts.read_text())]
+        join_at_once(started, ports, may_join)
     return started
 
 
-def _launched(target: Callable[..., object], arguments: Sequence[object], hosts: Path) -> None:
-    if sys.platform == "linux" and "MLX_RANK" in os.environ:
-        join_at_once(hosts)
-    else:
-        on_all_cores()
+def _launched(target: Callable[..., object], arguments: Sequence[object], may_join: Path | None) -> None:
+    on_all_cores()
+    if may_join is not None:
+        join_when_allowed(may_join)
     target(*arguments)
