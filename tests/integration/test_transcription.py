@@ -43,16 +43,21 @@ def transcribe(
     return (own or session()).transcribe(audio, **({"drafter": "none"} | GREEDY | options))
 
 
-BASELINE = [transcribe(audio) for audio in RECORDINGS]
+@pytest.fixture(scope="module")
+def baselines() -> list[Transcription]:
+    """Transcribe the recordings without drafts."""
+    return [transcribe(audio) for audio in RECORDINGS]
+
+
 FALLBACKS: dict[Any, Transcription] = {}  # the baseline of `test_drafts_change_no_transcript` by temperature
 
 
-def test_tiny_models_write_several_windows_and_segments() -> None:
-    for found, audio in zip(BASELINE, RECORDINGS, strict=True):
+def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcription]) -> None:
+    for found, audio in zip(baselines, RECORDINGS, strict=True):
         assert len(found.segments) > len(audio) // 9_600
         assert found.seconds == len(audio) // 160 / 100
         assert found.language in ("en", "de")
-    assert any(len(segment.text) > 1 for found in BASELINE for segment in found.segments)
+    assert any(len(segment.text) > 1 for found in baselines for segment in found.segments)
 
 
 @pytest.mark.parametrize("temperature", [0, (0.0, 0.7), 0.8])
@@ -118,17 +123,17 @@ def test_recordings_that_are_transcribed_together_equal_single_ones(options: dic
             check_equal(found[number], expected)
 
 
-def test_clips_end_with_the_recording() -> None:
+def test_clips_end_with_the_recording(baselines: list[Transcription]) -> None:
     """openai-whisper never finishes such a clip."""
-    assert transcribe(clip_timestamps="0,99").as_dict() == BASELINE[0].as_dict()
+    assert transcribe(clip_timestamps="0,99").as_dict() == baselines[0].as_dict()
     assert transcribe(clip_timestamps=[50, 60]).segments == []
 
 
-def test_a_stream_yields_each_segment_once() -> None:
+def test_a_stream_yields_each_segment_once(baselines: list[Transcription]) -> None:
     events = list(session().transcribe_stream(RECORDINGS[0], drafter="none", **GREEDY))
-    assert [segment for event in events for segment in event.segments] == BASELINE[0].segments
+    assert [segment for event in events for segment in event.segments] == baselines[0].segments
     positions = [event.position for event in events]
-    assert positions == sorted(positions) and positions[-1] == BASELINE[0].seconds
+    assert positions == sorted(positions) and positions[-1] == baselines[0].seconds
     assert [event.result is not None for event in events] == [False] * (len(events) - 1) + [True]
 
 
@@ -314,7 +319,7 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
     assert done == 5
 
 
-def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
+def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[Transcription]) -> None:
     rows: list[Any] = [
         {"audio": RECORDINGS[0], "language": "de", "word_timestamps": True},
         {"audio": RECORDINGS[1], "task": "translate", "num_draft_tokens": 3},
@@ -339,4 +344,4 @@ def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
     while scheduler.running:
         results += [event for event in scheduler.step() if event.result]
     assert [event.number for event in results] == [1]
-    check_equal(results[0].result, BASELINE[1])
+    check_equal(results[0].result, baselines[1])

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from speculative_decoding.decoding.prompt import DecoderPrompt
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.drafters import BatchDrafter, Drafter, RequestView, SeparateDrafters
@@ -16,7 +17,7 @@ from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.sampling import Constraints, GenerationOptions
 from tests.support.tiny import DRAFTERS, EOS, VOCAB, OneLanguage
 
 
@@ -93,15 +94,21 @@ def together(
     drafter: BatchDrafter,
     slots: int = 64,
     length: DraftLength | None = None,
+    constraints: Constraints | None = None,
 ) -> list[RequestLog]:
-    """Decode (source, options) in one batch; sources end with the end-of-sequence token."""
+    """Decode (source, options) in one batch; sources end with the end-of-sequence token.
+
+    constraints: of all requests, instead of the options' and the model's.
+    """
     engine = Engine(target, Letters(), drafter, slots=slots)
-    logs = {
-        engine.submit(
-            Letters().decode(source), options, length or FixedLength(int(options.num_draft_tokens))
-        ): RequestLog()
-        for source, options in requests
-    }
+    config = target.config
+    logs = {}
+    for source, options in requests:
+        own = length or FixedLength(int(options.num_draft_tokens))
+        start = None
+        if constraints is not None:
+            start = DecoderPrompt(options, [config.decoder_start_token_id], {*config.eos_token_ids}, constraints)
+        logs[engine.submit(Letters().decode(source), options, own, start)] = RequestLog()
     while not engine.is_idle:
         for event in engine.step():
             one = logs[event.request]
