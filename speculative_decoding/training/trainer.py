@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from .target_store import TargetStore
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length of measurements
 MEASUREMENTS = 8  # on held-out prompts, during a run
+MEASURED_PROMPTS = 60  # about this many in each measurement; all of them in the last one
 SAVE_SECONDS = 60.0
 HISTORY = ("step", "progress", "loss", "agreement", "tokens_per_call")
 
@@ -89,9 +90,12 @@ class Trainer:
         sampler: Chooses the examples of each step.
         schedule: Learning rate and length.
         session: Decodes the held-out prompts.
-        held_out: Prompts or recordings to measure on during the run.
+        held_out: Prompts or recordings to measure on, by the name of their file.
         checkpoint: The file to save to and resume from.
         processes: The ranks of this run.
+
+    Attributes:
+        final_stats: What `measure` found at the end. Empty before that, after resuming, and on ranks other than 0.
     """
 
     student: Student
@@ -99,13 +103,14 @@ class Trainer:
     sampler: Sampler
     schedule: Schedule
     session: Session
-    held_out: Sequence[Prompt]
+    held_out: Mapping[str, Sequence[Prompt]]
     checkpoint: Path
     processes: TrainingGroup = SINGLE_PROCESS
     step: int = field(init=False, default=0)
     seconds: float = field(init=False, default=0.0)
     positions: int = field(init=False, default=0)
     history: list[list[float]] = field(init=False, default_factory=list)
+    final_stats: dict[str, GenerationStats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._optimizer = optim.AdamW(self.schedule.learning_rate, betas=[0.9, 0.95], weight_decay=0.01)
@@ -126,10 +131,16 @@ class Trainer:
 
             self.student.module.update(self._parameters)
             tokens_per_call = None
-            if self.held_out and (int(MEASUREMENTS * self._progress) > measurements or is_end):
+            if any(self.held_out.values()) and (int(MEASUREMENTS * self._progress) > measurements or is_end):
                 measurements = int(MEASUREMENTS * self._progress)
                 if self.processes.is_first:
-                    stats = measure_draft(self.session, self.student, self.held_out)
+                    if is_end:
+                        self.final_stats = self.measure()
+                        stats = total_stats(self.final_stats)
+                    else:
+                        per_file = max(1, MEASURED_PROMPTS // len(self.held_out))
+                        some = [prompt for prompts in self.held_out.values() for prompt in prompts[:per_file]]
+                        stats = measure_draft(self.session, self.student, some)
                     tokens_per_call = stats.tokens_per_target_call
             agreement = to_float(self.processes.mean([self.student.agreement(batch)])[0])
             measured = math.nan if tokens_per_call is None else tokens_per_call
@@ -141,6 +152,11 @@ class Trainer:
                 self.save()
                 last_save = time.monotonic()
             yield Report(self.step, self._progress, self.seconds, self.positions, loss, agreement, tokens_per_call)
+
+    def measure(self) -> dict[str, GenerationStats]:
+        """Decode all held-out prompts with the current draft. Returns the statistics of each file that has some."""
+        held_out = {name: prompts for name, prompts in self.held_out.items() if prompts}
+        return {name: measure_draft(self.session, self.student, prompts) for name, prompts in held_out.items()}
 
     @property
     def _progress(self) -> float:
@@ -227,6 +243,14 @@ def to_float(array: mx.array) -> float:
 def storable(array: mx.array) -> mx.array:
     """Convert an array to a type and shape that our .npz reader accepts."""
     return (array.astype(mx.uint32) if mx.issubdtype(array.dtype, mx.integer) else array).reshape(-1)
+
+
+def total_stats(stats: Mapping[str, GenerationStats]) -> GenerationStats:
+    """Return the sum over all files."""
+    found = GenerationStats()
+    for each in stats.values():
+        found.add(each)
+    return found
 
 
 def measure_draft(session: Session, student: Student, prompts: Sequence[Prompt]) -> GenerationStats:

@@ -45,7 +45,7 @@ from .recordings import Prompt, Recording, write_windows
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
-from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, measure_draft
+from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 
 FORMAT = 4  # of the work folder
 WAY_OUT = "free disk space, or name another --output"
@@ -183,14 +183,13 @@ class TrainingRun:
 
     @cached_property
     def trainer(self) -> Trainer:
-        per_file = max(1, 60 // len(self.held_out))  # a measurement during the run decodes about 60 prompts
         trainer = Trainer(
             self.student,
             self.store,
             Sampler(self.examples, self.options.seed, self.options.batch_size),
             self.schedule,
             self.session,
-            [prompt for prompts in self.held_out.values() for prompt in prompts[:per_file]],
+            self.held_out,
             self.work / "checkpoint.npz",
             self.processes,
         )
@@ -203,8 +202,7 @@ class TrainingRun:
     @cached_property
     def held_out_stats(self) -> dict[str, GenerationStats]:
         """Decoding statistics of the trained draft on the held-out prompts of each file."""
-        held_out = {name: prompts for name, prompts in self.held_out.items() if prompts}
-        return {name: measure_draft(self.session, self.student, prompts) for name, prompts in held_out.items()}
+        return self.trainer.final_stats or self.trainer.measure()
 
     def expected_speedup(self, tokens_per_call: float) -> float:
         """Return the speedup over baseline decoding that the measured costs of this machine predict."""
@@ -238,10 +236,8 @@ class TrainingRun:
         dtype = DTYPES[self.options.dtype]
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
-                stats = GenerationStats()
-                for each in self.held_out_stats.values():
-                    stats.add(each)
-                head = student.draft().with_acceptance(stats.acceptance_by_position)
+                acceptance = total_stats(self.held_out_stats).acceptance_by_position
+                head = student.draft().with_acceptance(acceptance)
                 write_draft_head(output, head, student.target, dtype, also=draw, **facts)
             elif isinstance(self.draft, ModelHandle):
                 write_model(output, self.draft, dtype, also=draw, **facts)

@@ -45,7 +45,7 @@ from speculative_decoding.training.outputs import Example, output_request, read_
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
 from speculative_decoding.training.target_store import TargetStore
 from speculative_decoding.training.teacher import Teacher
-from speculative_decoding.training.trainer import Schedule, Trainer
+from speculative_decoding.training.trainer import Schedule, Trainer, total_stats
 from speculative_decoding.training.training_run import TrainingRun
 from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support import training_process
@@ -360,6 +360,7 @@ def test_trained_head_improves_and_its_folder_drafts(tmp_path: Path) -> None:
     assert reports[-1].loss < reports[0].loss and reports[-1].agreement > 0.5 > reports[0].agreement - 0.2
     measured = training.held_out_stats
     assert set(measured) == {"one", "two"} and min(each.tokens_per_target_call for each in measured.values()) > 1.3
+    assert reports[-1].tokens_per_call == total_stats(measured).tokens_per_target_call
     assert training.expected_speedup(2.0) > 0.5 and training.memory_needed > 1e4
     target = save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
     training.finish(tmp_path / "head", lambda partial: None, steps=100)
@@ -460,7 +461,7 @@ def test_five_steps_lower_the_loss(folder: Path, tmp_path: Path) -> None:
     student, examples = head_student(target), some_examples(target)
     store = TargetStore(Teacher(target, student.module.config.layers), examples)
     schedule = Schedule(3e-3, steps=5)
-    trainer = Trainer(student, store, Sampler(examples, 0), schedule, Session(target, Letters()), [], tmp_path / "c")
+    trainer = Trainer(student, store, Sampler(examples, 0), schedule, Session(target, Letters()), {}, tmp_path / "c")
     batch = student.batch(examples[:12], store.get(range(12)), np.random.default_rng(1))
 
     before = loss_on(student, batch)
@@ -669,7 +670,7 @@ def test_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
     other = noisy_copy(tiny_model(d_model=8))
     student = head_student(other)
     store = TargetStore(Teacher(other, student.module.config.layers), some_examples(other))
-    parts = student, store, Sampler(store.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), []
+    parts = student, store, Sampler(store.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), {}
     with pytest.raises(CheckpointError, match="not a checkpoint of this training"):
         Trainer(*parts, tmp_path / "other.npz").resume()
 
