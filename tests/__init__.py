@@ -1,4 +1,4 @@
-"""The tests. `python -m pytest -m "not slow"` skips tests that build wheels, or kill and resume processes.
+"""The tests. `python -m pytest -m ""` includes the slow ones, which build wheels, or kill and resume processes.
 
 The package is imported here, so that it loads a fast BLAS before a test imports MLX.
 """

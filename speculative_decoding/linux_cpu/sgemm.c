@@ -65,7 +65,6 @@ enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the L2 cache while a p
 
 #define INLINED TARGET __attribute__((always_inline)) static inline
 
-#ifndef WITHOUT_AVX512
 #define NAME(name) name##_avx512
 #define TARGET __attribute__((target("avx512f")))
 #define ROWS 4
@@ -93,7 +92,6 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 #include "sgemm_tiles.h"
-#endif
 
 #define NAME(name) name##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
@@ -121,13 +119,13 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
 static void (*piece)(const struct product *, int);     /* `can_compute` selects the best instruction set */
 static void (*weighted_sums)(const struct product *);
 
+int speculative_decoding_avx512 = 1; /* tests set it to 0, to use AVX2 on every processor */
+
 static int can_compute(void) {
-#ifndef WITHOUT_AVX512
-  if (__builtin_cpu_supports("avx512f")) {
+  if (speculative_decoding_avx512 && __builtin_cpu_supports("avx512f")) {
     piece = piece_avx512, weighted_sums = weighted_sums_avx512;
     return 1;
   }
-#endif
   piece = piece_avx2, weighted_sums = weighted_sums_avx2;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }

@@ -168,12 +168,17 @@ def run_in_process(arguments: list[str], entered: str, folder: Path, monkeypatch
 def test_documented_pytest_commands_select_tests(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pytest collects in this process, which has already imported the test modules."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # .ci/run selects the slow tests, too
     found = shlex.split(arguments, comments=True)
     assert pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *found]) == 0
 
 
 def test_a_pytest_command_that_selects_no_tests_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_text_streamer.py -k nothing"):
+    for arguments in (
+        "tests/unit/test_nowhere.py",
+        "tests/unit/decoding/test_text_streamer.py -k nothing",
+        "tests/integration/test_wheel.py",
+    ):
         with pytest.raises(AssertionError):
             test_documented_pytest_commands_select_tests(arguments, monkeypatch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from typing import Any
 
@@ -22,6 +23,11 @@ def test_workflow_runs_the_commands_of_the_readme() -> None:
     example = re.search(r"<!-- run -->\n```sh\n(.*?)```\n<!-- end -->", readme, re.DOTALL)
     assert example is not None and example[1] in COMMANDS
     assert ".ci/run" in COMMANDS
+
+
+def test_ci_runs_the_slow_tests_as_well() -> None:
+    addopts = re.search(r"^export PYTEST_ADDOPTS=(.*)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert addopts is not None and shlex.split(shlex.split(addopts[1])[0]) == ["-m", ""]
 
 
 def test_actions_are_pinned() -> None:

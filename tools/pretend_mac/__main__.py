@@ -43,7 +43,7 @@ def main(options: list[str]) -> int:
             options.remove("--gpu")
             mac["PRETEND_MAC_GPU"] = "1"
         # pytest prints no totals if it gets -q twice, and addopts has one
-        command = [sys.executable, "-m", "pytest", "-v", *options]
+        command = [sys.executable, "-m", "pytest", "-v", "-m", "", *options]
         last = ""
         with subprocess.Popen(command, env=mac, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
