@@ -126,6 +126,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
 
         def on_end(error: Exception | None) -> None:
             made[0].ended.append(error)
+            ready.set()
             server.should_exit = True
 
         service.on_end = on_end
@@ -136,8 +137,8 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         loop_thread = threading.Thread(target=lambda: asyncio.run(run(listening)))
         loop_thread.start()
-        assert ready.wait(PATIENCE)
         try:
+            assert ready.wait(PATIENCE) and not made[0].ended, made[0].ended
             yield made[0]
         finally:
             made[0].server.should_exit = True
