@@ -139,7 +139,7 @@ def complete(url: str, during: str = "") -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=20, help="requests of the other client during each attack")
     chosen = parser.parse_args()

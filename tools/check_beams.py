@@ -17,7 +17,7 @@ from tests.support.beam_goldens import FILE, decoded, expected, options_of, reco
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--golden", type=Path, default=FILE)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--num-beams", type=int, nargs="+", default=[2, 4, 8])

@@ -5,11 +5,11 @@ Every second text gets several signals. The next text must be the same as withou
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import random
 import signal
-import sys
 import time
 from typing import Any
 
@@ -54,5 +54,7 @@ def texts_stopped(rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rounds", type=int, nargs="?", default=100, help="texts (default: 100)")
+    count = parser.parse_args().rounds
     print(f"{count} signals: identical texts afterwards; {texts_stopped(count)} texts were interrupted")

@@ -284,7 +284,7 @@ def send_requests(trial: Soak, count: int, seed: int, problems: list[BaseExcepti
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()

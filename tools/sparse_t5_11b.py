@@ -48,7 +48,7 @@ def make(folder: Path, share: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--share", type=int, default=1)
     options = parser.parse_args()
