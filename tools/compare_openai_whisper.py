@@ -103,13 +103,13 @@ def record(model: Path, output: Path, files: list[str], options: dict[str, Any])
 def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, Any], slots: int) -> int:
     """Print the differences of each recording; returns the number of recordings that differ."""
     from speculative_decoding import load
-    from speculative_decoding.speech import scheduler
+    from speculative_decoding.speech.window_requests import WindowRequests
 
     content = json.loads(recorded.read_text())
     expected = content["recordings"]
     session = load(model, draft=draft)
     own: dict[int, list[tuple[Any, Any, Any]]] = {}  # by identity of the requests: attempts and outputs
-    prompt, decoded = scheduler.WindowRequests.decoder_prompt, scheduler.WindowRequests.decoded
+    prompt, decoded = WindowRequests.decoder_prompt, WindowRequests.decoded
     pending: dict[int, Any] = {}
 
     def logged_prompt(requests: Any, attempt: Any) -> Any:
@@ -124,8 +124,8 @@ def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, 
         return output
 
     kept: list[Any] = []  # so that identities are not used again
-    scheduler.WindowRequests.decoder_prompt = logged_prompt  # type: ignore[method-assign]
-    scheduler.WindowRequests.decoded = logged_output  # type: ignore[method-assign]
+    WindowRequests.decoder_prompt = logged_prompt  # type: ignore[method-assign, assignment]
+    WindowRequests.decoded = logged_output  # type: ignore[method-assign, assignment]
     samples = [samples_of(each["path"]) for each in expected]
     events = session.transcribe_batch(samples, slots=slots, **(content["options"] | decoding))
     results = {event.number: event.result for event in events if event.result is not None}

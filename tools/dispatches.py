@@ -14,7 +14,7 @@ import argparse
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from unittest import mock
 
@@ -149,7 +149,7 @@ def decoder_pass(model: EncoderDecoder, width: int, rows: int) -> tuple[Callable
         cache.source_mask,
         [layer.arrays for layer in cache.layers],
     ]
-    return lambda *given: model._pass(*given, ()), arguments
+    return partial(model._pass, kept_layers=()), arguments
 
 
 def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 16) -> Counter[str]:

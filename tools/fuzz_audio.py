@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 from speculative_decoding import InputError
@@ -44,20 +45,20 @@ def damaged(content: bytes, other: bytes, rng: random.Random) -> bytes:
         start = rng.randrange(min(len(content), rng.choice([64, 400, len(content)])) or 1)
         length = rng.choice([1, 4, 40, 400])
         number = rng.choice([0, 1, 2**31 - 1, 2**32 - 1, rng.randrange(2**32)])
+        before, piece, after = content[:start], content[start : start + length], content[start + length :]
+        bit = bytes([content[start] ^ 1 << rng.randrange(8)]) if start < len(content) else b""
         content = rng.choice(
             [
-                lambda c=content, s=start: (
-                    c[:s] + bytes([c[s] ^ 1 << rng.randrange(8)] if s < len(c) else b"") + c[s + 1 :]
-                ),
-                lambda c=content, s=start, n=length: c[:s] + rng.randbytes(n) + c[s + n :],
-                lambda c=content, s=start, n=length: c[:s] + bytes([rng.choice([0, 255])]) * n + c[s + n :],
-                lambda c=content, s=start, n=number: c[:s] + n.to_bytes(4, rng.choice(["big", "little"])) + c[s + 4 :],
-                lambda c=content, s=start: c[:s],
-                lambda c=content, s=start, n=length: c[:s] + c[s + n :],
-                lambda c=content, s=start, n=length: c[:s] + c[s : s + n] * 3 + c[s:],
-                lambda c=content, s=start: c[:s] + other[rng.randrange(len(other)) :],
+                before + bit + content[start + 1 :],
+                before + rng.randbytes(length) + after,
+                before + bytes([rng.choice([0, 255])]) * length + after,
+                before + number.to_bytes(4, rng.choice(["big", "little"])) + content[start + 4 :],
+                before,
+                before + after,
+                before + piece * 3 + content[start:],
+                before + other[rng.randrange(len(other)) :],
             ]
-        )()
+        )
     return content
 
 
@@ -79,10 +80,10 @@ def read(path: Path) -> str:
 def work() -> None:
     """Read the files named on standard input, each with PyAV and as plain WAV."""
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    finders = audio_file.find_spec, lambda name: None
+    finders = find_spec, lambda name: None
     for line in sys.stdin:
         results = []
-        for audio_file.find_spec in finders:  # type: ignore[assignment]
+        for audio_file.find_spec in finders:  # type: ignore[attr-defined, assignment]
             results.append(read(Path(line.strip())))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         print(*results, memory, sep="\t", flush=True)

@@ -31,7 +31,7 @@ from types import FrameType
 import mlx.core as mx
 import numpy as np
 from safetensors.numpy import save
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from speculative_decoding.checkpoints.base import Checkpoint
 from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
@@ -215,7 +215,10 @@ class Format:
 
 
 def of_bytes(read: Callable[[Path], Checkpoint], damaged: Callable[[Random], bytes]) -> Format:
-    return Format(lambda path: read_everything(read, path), lambda path, rng: path.write_bytes(damaged(rng)) and None)
+    def write(path: Path, rng: Random) -> None:
+        path.write_bytes(damaged(rng))
+
+    return Format(lambda path: read_everything(read, path), write)
 
 
 def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
@@ -310,8 +313,8 @@ def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
 def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     """Return a summary line, and whether there were no problems. Limits the memory of this process."""
     limit = MEMORY_BYTES.get(name, 1 << 30)
-    os.fsync = lambda descriptor: None  # skip the sync of conversions, for speed
-    mx.disable_compile()  # type: ignore[no-untyped-call]  # avoids the C++ compiler
+    os.fsync = lambda fd: None  # skip the sync of conversions, for speed
+    mx.disable_compile()  # avoids the C++ compiler
     for index in range(20):  # triggers late imports of readers
         warm = Path(f"{name}-{index}.warm")
         write_damaged(name, -1, index, warm)

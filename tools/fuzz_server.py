@@ -77,7 +77,7 @@ RECORDINGS = [wav(noise(seed, seconds)) for seed, seconds in enumerate((0.2, 0.6
 def tiny_speech_session() -> Session:
     model = speech_model()
     mx.eval(model.parameters())  # before the server's thread uses them
-    return Session(model, Letters())  # type: ignore[arg-type]
+    return Session(model, Letters())
 
 
 def value(rng: random.Random) -> Any:

@@ -39,7 +39,7 @@ ESPEAK_VARIANTS = (
 )
 FLITE_VOICES = ("awb", "kal16", "rms", "slt")
 
-Audio = NDArray[np.float32]
+Audio = NDArray[np.floating[Any]]
 Voice = Callable[[str, float], tuple[Audio, int]]  # text and speed to samples and their rate
 
 
@@ -239,7 +239,7 @@ def main() -> None:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     manifest = chosen.folder / "manifest.jsonl"
     done = len(manifest.read_text(encoding="utf-8").splitlines()) if manifest.exists() else 0
-    lengths = np.random.default_rng(chosen.seed).uniform(*chosen.seconds, chosen.count)
+    lengths = np.random.default_rng(chosen.seed).uniform(chosen.seconds[0], chosen.seconds[1], chosen.count)
     with manifest.open("a", encoding="utf-8") as file:
         for index, recording in enumerate(recordings(texts, voices, chosen.count, chosen.seed)):
             if index < done:

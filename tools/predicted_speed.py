@@ -94,7 +94,7 @@ def lines(chips: Sequence[str], draft_models: bool) -> Iterator[str]:
     for name, bits, draft in TARGETS:
         if draft_models and draft is None:
             continue
-        cells = [f"{name}, {bits} bits", *([draft] if draft_models else [])]
+        cells = [f"{name}, {bits} bits", *([draft] if draft_models and draft else [])]
         for chip_name in chips:
             baseline, *drafted = speeds(costs_on(CHIPS[chip_name], name, bits, draft if draft_models else None))
             cells.append(f"{rounded(baseline)}: {' / '.join(map(rounded, drafted))}")

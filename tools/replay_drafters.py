@@ -1,8 +1,8 @@
 """Replays n-gram drafters on recorded outputs of the target, without running a model.
 
     python -m tools.replay_drafters --prompts data/grammar.txt data/translation.txt data/describe.txt
-    python -m tools.replay_drafters --tsv grammar=test.tsv --prefix "grammar: " --num-draft 3 5 8 12
-    python -m tools.replay_drafters --index-cost
+    python -m tools.replay_drafters --tsv test.tsv --prefix "grammar: " --num-draft 3 5 8 12
+    python -m tools.replay_drafters --prompts data/describe.txt --index-cost
 
 At temperature 0, the output is known: a round accepts the longest prefix of its draft that agrees with the output, and
 adds one token. Columns: tokens per target call, acceptance rate, draft tokens per call, tokens per unit of time. The
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,20 +146,25 @@ def print_second_pass(
             print_row(f"{name}, {number} pass", num_draft, replay(drafter, requests, num_draft), slope)
 
 
+def propose_each(drafter: NgramDrafter, rounds: Sequence[Sequence[int]]) -> None:
+    for tokens in rounds:
+        drafter.propose(tokens, 8)
+
+
 def print_index_cost(ids: Sequence[int]) -> None:
     """Print the µs per token to index a source, and to draft for an output that copies most of it."""
     for size in (100, 1_000, 10_000):
-        source = list((ids * (size // len(ids) + 1))[:size])
+        source = (list(ids) * (size // len(ids) + 1))[:size]
         output = [token for i, token in enumerate(source) if i % 9]
-        built = min(timed(lambda source=source: SuffixIndex(16, source)) for _ in range(5)) / size
+        built = min(timed(partial(SuffixIndex, 16, source)) for _ in range(5)) / size
         begun = []
         followed = []
         for _ in range(3):
             drafter = NgramDrafter()
-            begun.append(timed(lambda drafter=drafter, source=source: drafter.begin(source)) / size)
+            begun.append(timed(partial(drafter.begin, source)) / size)
             rounds = [[START, *output[:end]] for end in range(0, min(len(output), 2_000), 4)]
             followed.append(
-                timed(lambda drafter=drafter, rounds=rounds: [drafter.propose(tokens, 8) for tokens in rounds])
+                timed(partial(propose_each, drafter, rounds))
                 / sum(len(after) - len(before) for before, after in pairwise(rounds))
             )
         print(
@@ -173,14 +179,14 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
     The output copies the source except for every ninth token. The encoder output is random.
     """
     for size in (100, 1_000, 10_000):
-        source = list((ids * (size // len(ids) + 1))[:size])
+        source = (list(ids) * (size // len(ids) + 1))[:size]
         output = [token for i, token in enumerate(source) if i % 9][:400]
         cache = model.make_cache(mx.random.normal((1, size, model.config.d_model)))
         mx.eval(cache.arrays)
         for _ in range(3):  # only the last run counts; the others compile all shapes
             drafter = NgramDrafter(pieces=pieces)
             tokens = [START]
-            drafting = timed(lambda: drafter.begin(source))  # noqa: B023
+            drafting = timed(partial(drafter.begin, source))
             started = time.perf_counter()
             cache.trim_to(0)
             while len(tokens) <= len(output):
@@ -219,7 +225,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=100)
     parser.add_argument("--slope", type=float, default=0.06)
     parser.add_argument("--second-pass", action="store_true", help="replay each file twice, with a text store")
-    parser.add_argument("--index-cost", action="store_true")
+    parser.add_argument("--index-cost", action="store_true", help="measure the index of the n-grams instead")
     parser.add_argument(
         "--cache",
         type=Path,
@@ -227,6 +233,8 @@ def main() -> None:
         help="recorded outputs of this model",
     )
     options = parser.parse_args()
+    if not options.prompts and not options.tsv:
+        parser.error("name files with --prompts, or a table with --tsv")
 
     target, tokenizer = load(options.model)
     pieces = tokenizer.vocabulary.pieces
@@ -234,6 +242,11 @@ def main() -> None:
     if options.tsv:
         rows = options.tsv.read_text(encoding="utf-8").splitlines()
         files[options.tsv.name] = [options.prefix + row.split("\t")[0] for row in rows]
+    if options.index_cost:
+        ids = [token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)]
+        print_index_cost(ids)
+        print_index_share(target, ids, pieces)
+        return
     for name, prompts in files.items():
         prompts = prompts[: options.limit]
         requests = requests_of(prompts, options.model, options.draft_model, options.cache, options.max_tokens)
@@ -245,10 +258,6 @@ def main() -> None:
         for variant, make in variants(pieces).items():
             for num_draft in options.num_draft:
                 print_row(variant, num_draft, replay(make(), requests, num_draft, options.max_tokens), options.slope)
-    if options.index_cost:
-        ids = [token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)]
-        print_index_cost(ids)
-        print_index_share(target, ids, pieces)
 
 
 if __name__ == "__main__":

@@ -88,13 +88,14 @@ def golden_modes(folder: Path, golden: Path) -> dict[str, list[str]]:
     }
     for name in ("target", "draft"):
         (folder / name / "tokenizer.json").write_text(json.dumps(words))
-    target = load(folder / "target").model
-    write_draft_head(folder / "head", tiny_head(target), target, mx.float32)
+    model = load(folder / "target").model
+    write_draft_head(folder / "head", tiny_head(model), model, mx.float32)
     read = np.load(golden / "golden.npz")
     rows = [row[mask == 1] for row, mask in zip(read["input_ids"], read["attention_mask"], strict=True)]
     prompts = folder / "prompts.txt"
     prompts.write_text("".join(" ".join(map(str, row)) + "\n" for row in [*rows, rows[0][-4:]]))
-    return modes(*(str(folder / name) for name in ("target", "draft", "head")), prompts, 12)
+    target, draft, head = (str(folder / name) for name in ("target", "draft", "head"))
+    return modes(target, draft, head, prompts, 12)
 
 
 def noisy_copy(array: mx.array, seed: int) -> mx.array:

@@ -243,7 +243,7 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
 }
 
 
-TOKENIZER = {
+TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "added_tokens": [],
     "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"},
