@@ -1,6 +1,6 @@
 """Errors that a user can cause. Each message is one line with the subject, the problem and a way out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,10 +10,26 @@ MAX_CHARACTERS = 1000
 
 
 class InputError(ValueError):
-    """An option, prompt, folder or file cannot be used."""
+    """An option, prompt, folder or file cannot be used.
+
+    problem: What is wrong, with the value that was given.
+    field: The option or parameter, by its name in Python. Each front end shows its own name for it.
+    way_out: What to do instead.
+    """
+
+    def __init__(self, problem: str, field: str | None = None, way_out: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.field = field
+        self.way_out = way_out
+
+    def message(self, name: Callable[[str], str] = str) -> str:
+        """Return the line to print. name: returns what a front end calls a field, such as its flag."""
+        subject = "" if self.field is None else f"{name(self.field)}: "
+        return one_line(f"{subject}{self.problem}{self.way_out and '; '}{self.way_out}")
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        return self.message()
 
 
 class Float16Error(InputError):
