@@ -168,7 +168,9 @@ class Engine:
             InputError: The prompt or the options cannot be decoded.
         """
         if options.num_beams != self._num_beams:
-            raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")
+            raise InputError(
+                f"is {self._num_beams} for all requests of this engine, not {options.num_beams}", "num_beams"
+            )
         request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start)
         if self._widths.reserved is not None:
             require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)

@@ -1,5 +1,7 @@
 """Errors that a user can cause. Each message is one line with the subject, the problem and a way out."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,27 +11,57 @@ from .cache_folder import WAY_OUT
 MAX_CHARACTERS = 1000
 
 
+class Name(str):
+    """The name of an option or parameter in Python, as a part of `Words`. Each front end shows its own name for it."""
+
+
+Words = str | tuple[str, ...]  # a text, or its parts in order; the parts of type `Name` are names
+
+
+def words(text: Words) -> tuple[str, ...]:
+    """Return the parts of a text."""
+    return text if isinstance(text, tuple) else (text,)
+
+
+def written(text: Words, name: Callable[[str], str] = str) -> str:
+    """Join the parts of a text. name: returns what a front end calls an option, such as its flag."""
+    return "".join(name(str(part)) if isinstance(part, Name) else part for part in words(text))
+
+
 class InputError(ValueError):
     """An option, prompt, folder or file cannot be used.
 
+    Its text is never parsed. Options that it mentions are marked with `Name`, and each front end shows its own name:
+    `InputError(("has no effect without ", Name("word_timestamps")), "clip_timestamps", "turn them on")`.
+
     problem: What is wrong, with the value that was given.
-    field: The option or parameter, by its name in Python. Each front end shows its own name for it.
+    field: The option or parameter that it is about, by its name in Python.
     way_out: What to do instead.
     """
 
-    def __init__(self, problem: str, field: str | None = None, way_out: str = "") -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Words, field: str | None = None, way_out: Words = "") -> None:
+        super().__init__(problem, field, way_out)
         self.problem = problem
         self.field = field
         self.way_out = way_out
 
     def message(self, name: Callable[[str], str] = str) -> str:
-        """Return the line to print. name: returns what a front end calls a field, such as its flag."""
+        """Return the line to print. name: see `written`."""
         subject = "" if self.field is None else f"{name(self.field)}: "
-        return one_line(f"{subject}{self.problem}{self.way_out and '; '}{self.way_out}")
+        way_out = written(self.way_out, name)
+        return one_line(f"{subject}{written(self.problem, name)}{way_out and '; '}{way_out}")
+
+    def at(self, place: str) -> InputError:
+        """Return the error with a place in the input before it, such as a line of a file."""
+        subject = () if self.field is None else (Name(self.field), ": ")
+        return InputError((f"{place}: ", *subject, *words(self.problem)), way_out=self.way_out)
 
     def __str__(self) -> str:
         return self.message()
+
+
+class UnknownOption(InputError):
+    """There is no option with the name of `field`."""
 
 
 class Float16Error(InputError):
@@ -63,9 +95,15 @@ def compiling() -> Iterator[None]:
 
 
 @contextmanager
-def writing(what: str, path: Path, way_out: str = "name another file") -> Iterator[None]:
-    """Turn an OSError while a file is written, usually a full disk, into an `InputError`."""
+def writing(what: str, path: Path, way_out: Words = "name another file") -> Iterator[None]:
+    """Turn an OSError while a file is written, usually a full disk, into an `InputError`.
+
+    what: The option that names the file, as a `Name`; or what the file is.
+    """
     try:
         yield
     except OSError as error:
-        raise InputError(f"{what} {path}: cannot be written ({error.strerror or error}); {way_out}") from error
+        reason = error.strerror or error
+        if isinstance(what, Name):
+            raise InputError(f"{path} cannot be written ({reason})", what, way_out) from error
+        raise InputError(f"{what} {path}: cannot be written ({reason})", way_out=way_out) from error

@@ -66,7 +66,7 @@ def score(
     if isinstance(target, str) and first is not None and tokens[:1] != [first]:
         tokens = [first, *tokens]
     if not tokens:
-        raise InputError("target is empty; give it some text or ids")
+        raise InputError("is empty", "target", "give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
     require_positions(model, "target", len(tokens))
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])

@@ -31,7 +31,7 @@ from .drafters import (
     new_ngram,
 )
 from .engine import Engine, Event, responses, result_of
-from .errors import InputError
+from .errors import InputError, Name
 from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
@@ -84,7 +84,7 @@ class Session:
         self._require_type("options", GenerationOptions, "GenerationOptions(...)")
         self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
         if not hasattr(self.tokenizer, "encode"):
-            raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}")
+            raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
         check_drafter(self.options_with({}).drafter, self._draft)
@@ -95,7 +95,7 @@ class Session:
 
     def _require_type(self, name: str, types: Any, expected: str) -> None:
         if not isinstance(value := getattr(self, name), types):
-            raise InputError(f"{name} must be {expected}, not {short_repr(value)}")
+            raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
         changed = {name: value for name, value in vars(self.options).items() if value != default(name)}
@@ -145,7 +145,7 @@ class Session:
         """Like `stream`, but yield all tokens of a round at once."""
         requests, events = self._submit(prompt, options, on_round)
         if (count := requests[0].options.num_return_sequences) > 1:
-            raise InputError(f"num_return_sequences {count}: a stream has one output; use generate or batch")
+            raise InputError(f"{count} outputs cannot be streamed", "num_return_sequences", "use generate or batch")
         return events
 
     @overload
@@ -186,7 +186,7 @@ class Session:
                 pass
             return result_of(requests)
         if on_round is not None:
-            raise InputError("on_round has no effect with several prompts; leave it out")
+            raise InputError("has no effect with several prompts", "on_round", "leave it out")
         results = []
         for each in self.batch(prompt, **options):  # type: ignore[arg-type]
             if each.result is None:
@@ -235,11 +235,11 @@ class Session:
         """
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-            raise InputError(f"prompts must be a list of texts, not {short_repr(prompts)}")
+            raise InputError(f"must be a list of texts, not {short_repr(prompts)}", "prompts")
         chosen = self.options_with(options)
         if chosen.drafter is not None and not isinstance(chosen.drafter, str):
             raise InputError(
-                f"drafter must be given by name for several prompts, not {chosen.drafter!r}: each row needs its own"
+                f"must be given by name for several prompts, not {chosen.drafter!r}: each row needs its own", "drafter"
             )
         if max_memory_gb is not None:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
@@ -296,7 +296,7 @@ class Session:
         def opened(recording: Audio | Mapping[str, Any]) -> Task:
             own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
             if "audio" not in own:
-                raise InputError("audio is missing: this model transcribes speech; name a file")
+                raise InputError("is missing: this model transcribes speech", "audio", "name a file")
             return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
 
         return scheduler.run(partial(opened, each) for each in recordings)
@@ -420,7 +420,7 @@ class Session:
             if ngram is None:
                 ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
             elif size != self.options.max_ngram_size:
-                raise InputError("max_ngram_size has no effect with an ngram; leave one of them out")
+                raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
         return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
 
     @cached_property
@@ -433,7 +433,7 @@ class Session:
     ) -> tuple[list[Request], Iterator[Event]]:
         """One request per sample of the prompt, and the events that decode them."""
         if on_round is not None and not callable(on_round):
-            raise InputError(f"on_round must be a function of a Round, not {short_repr(on_round)}")
+            raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
         options = self.options_with(overrides)
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
@@ -476,7 +476,7 @@ class Session:
     ) -> list[Request]:
         overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         if "audio" in overrides:
-            raise InputError("audio: this model reads text and cannot transcribe; give a prompt")
+            raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
         text = overrides.pop("prompt", "")
         row = options.override_for_row(overrides)
         warn_without_effect(row, overrides)
@@ -486,13 +486,13 @@ class Session:
 def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
     """Raise `InputError` for a recording that cannot be transcribed."""
     if event.error is not None:
-        raise InputError(str(event.error))
+        raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
     return event
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
-    if message := options.without_effect(names):
-        warnings.warn(message, stacklevel=5)
+    if error := options.without_effect(names):
+        warnings.warn(str(error), stacklevel=5)
 
 
 def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from ..checkpoints.files import open_if_regular
 from ..distributed import launched_rank
-from ..errors import InputError, compiling, one_line, writing
+from ..errors import InputError, Name, compiling, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
-from .parser import with_flag
+from .parser import flag
 
 
 def say(text: str) -> None:
@@ -38,11 +38,13 @@ def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: s
 
 
 def read_text(path: Path, what: str) -> str:
-    """Read a UTF-8 file. Raises `InputError`; `what` names the file's purpose."""
+    """Read a UTF-8 file. Raises `InputError`. what: see `writing`."""
     try:
         with open_text(path) as file:
             return TextIOWrapper(file, encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(what, Name):
+            raise InputError(f"{path} is not readable as UTF-8 text ({error})", what) from error
         raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
 
 
@@ -57,14 +59,16 @@ def read_prompts(path: Path, what: str = "prompts") -> list[str]:
 
 
 def write_stats(path: Path, content: Mapping[str, Any]) -> None:
-    with writing("--stats-json", path):
+    with writing(Name("stats_json"), path):
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def run(program: str, command: Callable[[], int], when_interrupted: str = "") -> int:
+def run(program: str, command: Callable[[], int], when_interrupted: str = "", name: Callable[[str], str] = flag) -> int:
     """Run a command and return its exit status: 2 for bad input, 130 for Ctrl-C, 1 for a closed pipe.
 
-    when_interrupted: added to the line that reports Ctrl-C.
+    Args:
+        when_interrupted: Added to the line that reports Ctrl-C.
+        name: Returns how an option is written on the command line; see `Parser.name_of`.
     """
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -79,7 +83,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "") ->
             sys.stdout.flush()
         return status
     except InputError as error:
-        say(f"{program}: error: {with_flag(str(error))}")
+        say(f"{program}: error: {error.message(name)}")
         return 2
     except KeyboardInterrupt:
         if not launched_rank():  # the other ranks get Ctrl-C too

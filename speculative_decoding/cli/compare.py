@@ -16,11 +16,12 @@ from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 from ..drafters import DraftHead, DraftModel
 from ..engine import Event
+from ..errors import written
 from ..models.base import EncoderDecoder
 from ..session import Session
 from .common import note_unknown, printing, say
 from .flags import Views
-from .parser import with_flags
+from .parser import flag
 from .summary import comparison_table
 from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_text, watch
 
@@ -59,7 +60,7 @@ def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
 def note_exactness(session: Session, slots: int = 1) -> None:
     """Print a note if drafting or batching may change the output."""
     if note := session.planner.exactness_note(session.options_with({}), slots):
-        say(f"note: {with_flags(note)}")
+        say(f"note: {written(note, flag)}")
 
 
 @dataclass

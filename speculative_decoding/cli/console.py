@@ -13,7 +13,7 @@ from types import FrameType
 from ..errors import InputError
 from .common import say
 from .compare import PromptRunner, note_exactness
-from .console_commands import ConsoleState, Quit, completions, find, with_commands
+from .console_commands import ConsoleState, Quit, completions, find, name_of
 from .flags import Views
 from .run_config import RunConfig
 from .summary import summary_notes, tokens_per_second
@@ -41,7 +41,7 @@ def run(state: ConsoleState) -> int:
         except (EOFError, Quit):
             return 0
         except InputError as error:
-            state.console.print(f"error: {with_commands(str(error))}")
+            state.console.print(f"error: {error.message(name_of)}")
         except KeyboardInterrupt:
             state.console.print("")
 

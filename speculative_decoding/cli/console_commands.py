@@ -6,7 +6,6 @@ A command with the name of a main.py flag has the flag's meaning.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
-from ..errors import InputError, one_line
+from ..errors import InputError, one_line, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
@@ -123,13 +122,13 @@ class Command:
         usage: The name and its arguments: literal words, and placeholders in capitals.
         meaning: The help text.
         current: Returns the current value as the user would type it.
-        choices: Returns completions of an argument; None means the literal words of `usage`.
+        choices: Returns completions of an argument.
     """
 
     usage: str
     meaning: str
     current: Callable[[ConsoleState], str] | None = None
-    choices: Callable[[], Iterable[str]] | None = None
+    choices: Callable[[], Iterable[str]] = tuple
     run: Callable[[ConsoleState, str], None] = field(init=False)
 
     def __call__(self, run: Callable[[ConsoleState, str], None]) -> None:
@@ -141,8 +140,7 @@ class Command:
         return self.usage.split()[0]
 
     def completions(self, start: str) -> list[str]:
-        words = self.choices() if self.choices else re.findall(r"\b[a-z_]+\b", self.usage.removeprefix(self.name))
-        return [word for word in words if word.startswith(start)]
+        return [word for word in self.choices() if word.startswith(start)]
 
     def execute(self, state: ConsoleState, text: str) -> None:
         """Run the command and print the new value. An invalid argument raises `InputError` with the usage."""
@@ -151,8 +149,9 @@ class Command:
                 raise InputError(f"unexpected argument (got {text!r}, expected none)")
             self.run(state, text)
         except InputError as error:
-            problem = with_commands(str(error)).removeprefix(f"{self.name} ")
-            raise InputError(f"{self.name}: {problem}; usage: {self.usage}") from error
+            is_own = error.field is not None and command_name(error.field) == self.name
+            named = InputError(error.problem, None if is_own else error.field, error.way_out)
+            raise InputError(f"{self.name}: {named.message(name_of)}", way_out=f"usage: {self.usage}") from error
         if self.current is not None:
             state.console.print(f"{self.name.removeprefix('/')}: {self.current(state)}")
 
@@ -228,15 +227,15 @@ def command_name(option: str) -> str:
     return f"/{flag(option).removeprefix('--')}"
 
 
-def with_commands(text: str) -> str:
-    """Return the text with option names of several words replaced by their commands."""
-    return re.sub(r"\w+_\w+", lambda word: command_name(word[0]) if word[0] in option_specs() else word[0], text)
+def name_of(field: str) -> str:
+    """Return how a field is written in the console: its command, or its name if it has none."""
+    command = command_name(field)
+    return command if command in COMMANDS else field
 
 
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
     value, meaning, _ = option_specs()[option]
-    meaning = with_commands(meaning)
     placeholder = value.metavar
     usage = command_name(option)
     if not isinstance(value, Bool):
@@ -249,7 +248,9 @@ def add_setting(option: str) -> None:
             return f"{found}; {state.session.planner.draft_length(options).describe()}"
         return on_off(found) if isinstance(value, Bool) else as_typed(found)
 
-    @Command(usage, meaning, current)
+    words = [word for word in placeholder.split("|") if word.islower()]
+
+    @Command(usage, written(meaning, command_name), current, lambda: words)
     def change(state: ConsoleState, text: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()
@@ -282,6 +283,7 @@ def toggle_compare(state: ConsoleState, text: str) -> None:
     "/show-draft [text|rounds]",
     "show accepted, rejected and corrected tokens in the text, or in one line per round",
     lambda state: state.runner.show_draft or "off",
+    lambda: ("text", "rounds"),
 )
 def toggle_draft(state: ConsoleState, text: str) -> None:
     view = parse(Text(("text", "rounds")), text.strip() or "text")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..loading.load import BITS, DTYPES, GROUP_SIZES
 from . import common
 from .common import say
@@ -43,8 +43,9 @@ def convert_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "convert.py") -> int:
-    chosen = convert_parser(program).parse_args(argv)
-    return common.run(program, lambda: convert(chosen))
+    parser = convert_parser(program)
+    chosen = parser.parse_args(argv)
+    return common.run(program, lambda: convert(chosen), name=parser.name_of)
 
 
 def convert(chosen: argparse.Namespace) -> int:
@@ -55,13 +56,11 @@ def convert(chosen: argparse.Namespace) -> int:
     given = vars(chosen)
     if "verify" in given:
         if len(given) > 1:
-            raise InputError(f"--verify {chosen.verify}: takes no other options; leave them out")
+            raise InputError(f"{chosen.verify} takes no other options", "verify", "leave them out")
         say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files match the manifest")
         return 0
     if "quantize" not in given and "group_size" in given:
-        raise InputError(
-            f"--group-size {chosen.group_size}: has no effect without --quantize; give both, or leave it out"
-        )
+        raise InputError(("has no effect without ", Name("quantize")), "group_size", "give both, or leave it out")
 
     bytes_read = 0
     started = time.perf_counter()

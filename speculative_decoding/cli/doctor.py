@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from ..draft_length.calibration import CALIBRATION_VARIABLE
-from ..errors import writing
+from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
 from .common import printing, say
 from .diagnosis import diagnose
@@ -39,7 +39,7 @@ def examine(config: RunConfig, json_file: str | None) -> int:
         with printing():
             print(text, end="", flush=True)
     elif path is not None:
-        with writing("--json", path):
+        with writing(Name("json"), path):
             if path.is_symlink() or (path.exists() and not path.is_file()):  # such as /dev/stdout: do not replace it
                 path.write_text(text, encoding="utf-8")
             else:

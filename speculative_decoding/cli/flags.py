@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..jobs.input import INPUT_FORMATS
 from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
@@ -17,7 +17,7 @@ from ..sampling.values import Bool, Int, Number, Text
 from ..speech.formats import FORMATS
 from ..speech.keywords import DECODING
 from ..speech.options import TranscriptionOptions
-from .parser import File, Parser, add_flags, flag, naming_flags, refuse_removed_options
+from .parser import File, Parser, add_flags, refuse_removed_options
 from .run_config import DraftFlags, ModelFlags
 
 PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
@@ -170,17 +170,21 @@ def transcription_options(args: argparse.Namespace) -> dict[str, Any]:
     options |= {name: given[other] for other, name in SHARED_FLAGS.items() if other in given}
     if "temperature" in given and "compression_ratio_threshold" in given:
         raise InputError(
-            "--compression-ratio-threshold has no effect with --temperature, which turns the fallback to higher "
-            "temperatures off; leave one of them out"
+            ("has no effect with ", Name("temperature"), ", which turns the fallback to higher temperatures off"),
+            "compression_ratio_threshold",
+            "leave one of them out",
         )
     if given.get("num_beams", 1) > 1 and given.get("temperature", 0) > 0:
         raise InputError(
-            f"--num-beams {given['num_beams']} has no effect at --temperature {given['temperature']:g}; leave one out"
+            (f"{given['num_beams']} has no effect at ", Name("temperature"), f" {given['temperature']:g}"),
+            "num_beams",
+            "leave one out",
         )
     if "carry_initial_prompt" in given and "initial_prompt" not in given:
-        raise InputError("--carry-initial-prompt has no effect without --initial-prompt; give both, or leave it out")
-    with naming_flags():
-        TranscriptionOptions(**options)
+        raise InputError(
+            ("has no effect without ", Name("initial_prompt")), "carry_initial_prompt", "give both, or leave it out"
+        )
+    TranscriptionOptions(**options)
     return options
 
 
@@ -188,9 +192,7 @@ def take_prompt(args: argparse.Namespace) -> None:
     """Store the positional prompt as --prompt. Raises `InputError` if both are given."""
     if "text" in args:
         if "prompt" in args:
-            raise InputError(
-                f"--prompt: cannot be combined with a positional prompt (got {args.text!r}); leave one of them out"
-            )
+            raise InputError("cannot be combined with a positional prompt", "prompt", "leave one of them out")
         args.prompt = args.text
         del args.text
 
@@ -202,12 +204,12 @@ def require_consistent(given: Mapping[str, Any]) -> None:
     for name, others in {"doctor": ignored, **CONFLICTS}.items():
         for other in others:
             if name in given and other in given:
-                raise InputError(f"{flag(other)} cannot be combined with {flag(name)}; leave one of them out")
+                raise InputError(("cannot be combined with ", Name(name)), other, "leave one of them out")
     require_different_files(given)
     require_suitable_recordings(given)
     for name, other in REQUIRES.items():
         if name in given and other not in given:
-            raise InputError(f"{flag(name)} has no effect without {flag(other)}; give both, or leave it out")
+            raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
 
 
 def require_suitable_recordings(given: Mapping[str, Any]) -> None:
@@ -215,21 +217,29 @@ def require_suitable_recordings(given: Mapping[str, Any]) -> None:
     names = given.get("audio", ())
     shown = given.get("output_format")
     if len(names) > 1 and shown in ("srt", "vtt"):
-        raise InputError(f"--output-format {shown}: is for one file (got {len(names)}); choose text or json")
+        raise InputError(f"{shown} is for one file (got {len(names)})", "output_format", "choose text or json")
     if len(names) > 1 and "chunked" in given:
-        raise InputError(f"--chunked: is for one file (got {len(names)}), as several are transcribed together anyway")
+        raise InputError(
+            f"is for one file (got {len(names)}), as several are transcribed together anyway", "chunked", "leave it out"
+        )
     if "slots" in given and not ("input" in given or "chunked" in given or len(names) > 1):
-        raise InputError("--slots has no effect without --input or several files to transcribe; leave it out")
+        raise InputError(
+            ("has no effect without ", Name("input"), " or several files to transcribe"), "slots", "leave it out"
+        )
 
 
 def require_different_files(given: Mapping[str, Any]) -> None:
     """Raise `InputError` if a file to write is also given for another purpose."""
-    read = [(flag(name), Path(given[name])) for name in READ_FILES if name in given]
-    read += [("--audio", Path(name)) for name in given.get("audio", ())]
-    written = [(flag(name), Path(given[name])) for name in WRITTEN_FILES if name in given]
+    read: list[tuple[tuple[str, ...], Path]] = [
+        ((Name(name),), Path(given[name])) for name in READ_FILES if name in given
+    ]
+    read += [((Name("audio"),), Path(name)) for name in given.get("audio", ())]
+    written: list[tuple[tuple[str, ...], Path]] = [
+        ((Name(name),), Path(given[name])) for name in WRITTEN_FILES if name in given
+    ]
     if "output" in given:
-        written.append(("--output's journal", journal_path(given["output"])))
-    for name, path in written:
+        written.append(((Name("output"), "'s journal"), journal_path(given["output"])))
+    for (name, *_), path in written:
         for other, other_path in (*read, *written):
-            if name != other and path.resolve() == other_path.resolve():
-                raise InputError(f"{name} {path}: is already used by {other}; name another")
+            if (name,) != other[:1] and path.resolve() == other_path.resolve():
+                raise InputError((f"{path} is already used by ", *other), name, "name another")

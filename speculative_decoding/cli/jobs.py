@@ -16,7 +16,7 @@ from typing import Any
 
 from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
 from ..engine import QUEUE_PER_SLOT
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..jobs import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
 from ..jobs.job import DecodeRows, RecordingResult
 from ..jobs.messages import parse_batch_result
@@ -106,12 +106,12 @@ def row_decoder(session: Session, files: Files) -> DecodeRows:
 def require_recordings(options: GenerationOptions, files: Files, processes: ProcessGroup | None) -> None:
     """Raise `InputError` for flags that have no effect on a job with recordings."""
     if processes is not None:
-        raise InputError("--input: recordings are transcribed by one process; start it without mlx.launch")
+        raise InputError("recordings are transcribed by one process", "input", "start it without mlx.launch")
     if files.max_memory is not None:
-        raise InputError("--max-memory has no effect on recordings; lower --slots")
+        raise InputError("has no effect on recordings", "max_memory", ("lower ", Name("slots")))
     for name in (*TEXT_ONLY, *SHARED_FLAGS, "temperature"):
         if getattr(options, name) != default(name):
-            raise InputError(f"{name} has no effect on a file of recordings; set options in its lines")
+            raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
 def transcribe_rows(session: Session, files: Files, rows: Iterator[Mapping[str, Any]]) -> Iterator[RecordingResult]:
@@ -159,7 +159,7 @@ def open_input(name: str) -> BufferedReader:
     try:
         return open_text(Path(name))
     except OSError as error:
-        raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
+        raise InputError(f"{name}: {error.strerror}", "input", "name a file, or - for standard input") from error
 
 
 def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dict[str, Any]:

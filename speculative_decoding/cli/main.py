@@ -28,13 +28,13 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     share = flags_from(Together, chosen).parallel
     if processes is None and share is not None:
         raise InputError(
-            f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
+            f"{share} has no effect on one process", "parallel", "start several with mlx.launch, or leave it out"
         )
     if processes is not None and "doctor" in chosen:
-        raise InputError("--doctor: runs in one process; start it without mlx.launch")
+        raise InputError("runs in one process", "doctor", "start it without mlx.launch")
     if "audio" in chosen:
         if processes is not None:
-            raise InputError("--audio: runs in one process; start it without mlx.launch")
+            raise InputError("runs in one process", "audio", "start it without mlx.launch")
         from .transcribe import transcribe
 
         return transcribe(chosen)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..distributed import ProcessGroup, ShardedModel, launched_rank
 from ..distributed.launcher import run_in_group
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..models.memory_budget import memory_limits
 from . import common
 from .flags import Files, Together
@@ -46,8 +46,8 @@ def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
         return decode(chosen, processes) if processes.is_first else serve(chosen, processes)
 
     if rank is None:
-        return common.run(parser.prog, lambda: decode(chosen, None))
-    return common.run(parser.prog, lambda: run_in_group(rank, parser.prog, common.say, run_rank))
+        return common.run(parser.prog, lambda: decode(chosen, None), name=parser.name_of)
+    return common.run(parser.prog, lambda: run_in_group(rank, parser.prog, common.say, run_rank), name=parser.name_of)
 
 
 def choose_parallel(chosen: argparse.Namespace) -> None:
@@ -56,10 +56,16 @@ def choose_parallel(chosen: argparse.Namespace) -> None:
         chosen.parallel = "data" if "input" in chosen else "tensor"
     if chosen.parallel == "data":
         if "input" not in chosen:
-            raise InputError("--parallel data: shares the lines of a file; add --input FILE, or omit --parallel")
+            raise InputError(
+                "data shares the lines of a file",
+                "parallel",
+                ("add ", Name("input"), " FILE, or omit ", Name("parallel")),
+            )
         if "ngram_store" in chosen:
             raise InputError(
-                "--ngram-store: cannot be combined with --parallel data, where each process decodes different lines"
+                ("cannot be combined with ", Name("parallel"), " data, where each process decodes different lines"),
+                "ngram_store",
+                "leave it out",
             )
 
 

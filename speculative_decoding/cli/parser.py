@@ -1,23 +1,21 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. A flag that is not given sets no
-attribute in the parsed namespace.
+A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name; its help may be `Words`. A flag that is
+not given sets no attribute in the parsed namespace.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-from ..errors import InputError
-from ..sampling.options import ALIASES, REMOVED, option_specs, refusal
+from ..errors import InputError, one_line, written
+from ..sampling.options import ALIASES, OTHER_NAMES, REMOVED, option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Union, Value, annotations_of
-from ..speech.options import transcription_specs
 from ..version import __version__
 
 FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
@@ -27,6 +25,8 @@ FLAG_NAMES = {  # fields whose flags have a different name, such as the short fo
     "language": "source_language",
     "sample_len": "max_tokens",
 }
+FLAGS_OF_PARAMETERS = {"draft": "draft_model", "max_memory_gb": "max_memory"}  # of `load` and `Session.batch`
+WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
 SHORT_FLAGS = {"max_tokens": "-m", "sample_len": "-m", "interactive": "-i"}
 FORMER_FLAGS = {
     "model": "--model-name",
@@ -53,6 +53,32 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
 
+    def parse_args(  # type: ignore[override]  # its overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        chosen, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unknown(unknown))
+        return chosen
+
+    def _unknown(self, arguments: Sequence[str]) -> str:
+        """Describe arguments that no flag takes. Only the name of a flag is repeated: the others may be a prompt."""
+        names = (each.partition("=")[0] for each in arguments)
+        given = next((name for name in names if name.startswith("-") and " " not in name), None)
+        if given is None:
+            return "unexpected argument; put a text with spaces in quotes, and give each argument once"
+        known = {each.strip("-"): each for each in self._option_string_actions}
+        name = given.strip("-").replace("-", "_")
+        same = [flag(each).strip("-") for each in (name, ALIASES.get(name, name), *OTHER_NAMES.get(name, ()))]
+        meant = [each for each in same if each in known] or get_close_matches(given.strip("-"), known, 1)
+        hint = f"; did you mean {known[meant[0]]}?" if meant else ""
+        return f"{one_line(given[:60])}: unknown option{hint}"
+
+    def name_of(self, field: str) -> str:
+        """Return how a field is written on this command line: its flag, or its name if it has none."""
+        name = flag(FLAGS_OF_PARAMETERS.get(field, field))
+        return name if name in self._option_string_actions and field not in WITHOUT_NAME else field
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
@@ -78,7 +104,7 @@ def flag(name: str) -> str:
 def require_writable(name: str, file: Path | None) -> None:
     """Raise `InputError` naming the flag of the field `name` if the file cannot be written."""
     if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
-        raise InputError(f"{flag(name)} {file}: cannot be written; name a file in a folder that exists")
+        raise InputError(f"{file} cannot be written", name, "name a file in a folder that exists")
 
 
 def add_flags(
@@ -102,6 +128,7 @@ def add_flags(
         if name in without:
             continue
         _, value, help_, *_ = get_args(hints[name])
+        help_ = written(help_, flag)
         settings: dict[str, Any]
         if isinstance(value, Bool):
             settings = {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
@@ -138,29 +165,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-@contextmanager
-def naming_flags() -> Iterator[None]:
-    """Context manager that replaces option names in an `InputError` with their flags."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(with_flags(str(error))) from error
-
-
-def with_flag(text: str) -> str:
-    """Return the text with an option name at its start replaced by its flag."""
-    return re.sub(rf"^({'|'.join(option_specs())})(?= )", lambda name: flag(name[0]), text)
-
-
-def with_flags(text: str) -> str:
-    """Return the text with option names replaced by their flags; common words only at its start."""
-    words = [name for name in transcription_specs() if name.isalpha() and name not in option_specs()]
-    names = [*option_specs(), *(name for name in transcription_specs() if not name.isalpha())]
-    return re.sub(rf"^({'|'.join(words)})\b|\b({'|'.join(names)})\b", lambda name: flag(name[0]), text)
-
-
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
-    """Return an argparse `type` for these values; `hint` is appended to the error."""
+    """Return an argparse `type` for these values; `hint` takes the place of the value in the error."""
     if isinstance(value, Union):
         value = replace(value, or_object="")
     elif isinstance(value, ListOf):
@@ -170,7 +176,8 @@ def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
         try:
             return value.parse(text)
         except (ValueError, TypeError, OverflowError):
-            raise argparse.ArgumentTypeError(refusal(value, text) + hint) from None
+            problem = f"must be {value.expected}{hint}" if hint else refusal(value, text)  # the text may be a prompt
+            raise argparse.ArgumentTypeError(problem) from None
 
     return parse
 
@@ -184,7 +191,7 @@ def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
 def refuse_removed_options(parser: argparse.ArgumentParser) -> None:
     """Add hidden flags for removed options that fail and name the replacement."""
     for name, replacement in REMOVED.items():
-        refuse = refusing(f"was removed; use {with_flags(replacement)}")
+        refuse = refusing(f"was removed; use {written(replacement, flag)}")
         parser.add_argument(flag(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, type=refuse)
 
 

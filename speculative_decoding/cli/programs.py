@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from ..version import __version__
@@ -36,5 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return 0
-    common.say(f"{PROGRAM}: error: {name!r}: unknown command; choose one of {', '.join(COMMANDS)}")
+    if similar := get_close_matches(name, COMMANDS, 1):
+        common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {similar[0]}?")
+    else:  # perhaps a prompt, which is not repeated
+        common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(COMMANDS)}; for a prompt, generate")
     return 2

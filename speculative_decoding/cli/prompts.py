@@ -11,13 +11,12 @@ from itertools import chain
 from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..decoding.stats import GenerationStats
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..jobs.input import decode_line, read_lines
 from ..session import Session
 from .common import read_prompts, say, write_stats
 from .compare import PromptRunner, decoding_modes, note_exactness, warm_up
 from .flags import Views
-from .parser import flag
 from .run_config import RunConfig
 from .summary import run_summary
 from .verify import PROMPTS, require_comparable
@@ -77,14 +76,20 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
 def require_suitable(config: RunConfig, views: Views) -> None:
     """Raise `InputError` for views that cannot be combined with the options."""
     if views.verify:
-        require_comparable(config.options, "--verify")
-    for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
+        require_comparable(config.options, "verify")
+    for name, is_on in (("verify", views.verify), ("compare", views.compare)):
         if is_on and config.is_baseline:
-            raise InputError(f"{name} compares with and without a draft: choose a --drafter, or name a --draft-model")
+            raise InputError(
+                "compares with and without a draft",
+                name,
+                ("choose a ", Name("drafter"), ", or name a ", Name("draft_model")),
+            )
     count = config.options.num_return_sequences
     for name in ("verify", "compare", "show_draft", "trace"):
         if count > 1 and getattr(views, name):
-            raise InputError(f"{flag(name)} needs a single output (got --num-return-sequences {count}); leave one out")
+            raise InputError(
+                ("needs a single output, not ", Name("num_return_sequences"), f" {count}"), name, "leave one out"
+            )
 
 
 @cache
@@ -106,7 +111,7 @@ def given_prompts(views: Views) -> Iterator[str]:
     """Yield the prompt from the command line or the lines of standard input; at a terminal, yield an example."""
     if views.prompt is not None:
         if not views.prompt.strip():
-            raise InputError(f"--prompt {views.prompt!r}: is empty; give it some text")
+            raise InputError("is empty", "prompt", "give it some text")
         yield views.prompt
         return
     if sys.stdin.isatty():
@@ -118,7 +123,7 @@ def given_prompts(views: Views) -> Iterator[str]:
         try:
             text = decode_line(line)
         except InputError as error:
-            raise InputError(f"standard input, line {line.number}: {error}") from error
+            raise error.at(f"standard input, line {line.number}") from error
         is_empty = is_empty and not text.strip()
         yield text
     if is_empty:

@@ -14,7 +14,7 @@ from ..decoding.prompt import check_token_ids
 from ..distributed import ProcessGroup
 from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
 from ..drafters.draft_model import DraftVocabulary
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..loading.hub import suggested_draft
 from ..loading.load import BUNDLED, DTYPES, find_folder, locate
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
@@ -24,7 +24,7 @@ from ..sampling.options import default
 from ..sampling.values import Bool, Int, Text
 from ..session import Session
 from .common import read_text
-from .parser import File, flag, flags_from, given_options, naming_flags, require_writable
+from .parser import File, flags_from, given_options, require_writable
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
@@ -60,11 +60,11 @@ class ModelFlags:
         if self.model is None:
             target, draft = find_default_pair()
         else:
-            target, draft = find(self.model, "--model"), None
+            target, draft = find(self.model, "model"), None
         if self.draft_model == SELF_DRAFT:
             return ModelPaths(target, SELF_DRAFT, self.dtype)
         if self.draft_model is not None:
-            draft = find(self.draft_model, "--draft-model")
+            draft = find(self.draft_model, "draft_model")
         return ModelPaths(target, draft, self.dtype)
 
 
@@ -78,8 +78,9 @@ class DraftFlags:
     recalibrate: A[bool, Bool(), "repeat the calibration for these models on this device"] = False
 
     def __post_init__(self) -> None:
-        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
-            raise InputError("--draft-vocab and --draft-vocab-text: must be given together; give both, or neither")
+        for name, other in (("draft_vocab", "draft_vocab_text"), ("draft_vocab_text", "draft_vocab")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class RunConfig:
         path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
         if path is None or size is None:
             return None
-        lines = read_text(path, "--draft-vocab-text").split("\n")
+        lines = read_text(path, Name("draft_vocab_text")).split("\n")
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
 
 
@@ -205,7 +206,9 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> Ru
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
-        raise InputError(f"--draft-model {args.draft_model}: has no effect with --num-beams {beams}; leave one out")
+        raise InputError(
+            (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
+        )
     return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
 
 
@@ -221,17 +224,17 @@ def make_run_config(
         unusable = "drafter" if drafter == "model" else "draft_vocab"
         if unusable in changed:
             raise InputError(
-                f"{flag(unusable)} {given.get(unusable, '')}".rstrip() + " has no effect without a draft model; "
-                "name one with --draft-model, choose another --drafter, or leave it out"
+                f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
+                unusable,
+                ("name one with ", Name("draft_model"), ", choose another ", Name("drafter"), ", or leave it out"),
             )
     for name, drafters in DRAFTERS_OF_FLAGS.items():
         if name in changed and drafter not in drafters:
             raise InputError(
-                f"{flag(name)} only applies to --drafter {' or '.join(drafters)}, not {drafter}; leave it out"
+                ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
             )
-    with naming_flags():
-        options = GenerationOptions(**given)
-        (options.with_values(temperature=1.0) if may_sample else options).require_effect(given, drafter)
+    options = GenerationOptions(**given)
+    (options.with_values(temperature=1.0) if may_sample else options).require_effect(given, drafter)
     return RunConfig(models, options, flags)
 
 
@@ -244,12 +247,12 @@ def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:
     return default_drafter(models.draft, options.get("num_beams", 1))
 
 
-def find(name: str, flag_name: str) -> Path:
-    """Return the folder of a model. Raises `InputError` that names the flag."""
+def find(name: str, field: str) -> Path:
+    """Return the folder of a model. Raises `InputError` about the flag of `field`."""
     try:
         return locate(name)
     except InputError as error:
-        raise InputError(f"{flag_name}: {error}") from error
+        raise InputError(error.problem, field, error.way_out) from error
 
 
 def find_default_pair() -> tuple[Path, Path]:
@@ -257,6 +260,7 @@ def find_default_pair() -> tuple[Path, Path]:
         with suppress(InputError):
             return find_folder(target), find_folder(draft)
     raise InputError(
-        "no --model was given, and this installation has no bundled models; name a model on the Hub, or a folder that "
-        "`speculative-decoding convert --model NAME` wrote"
+        "is missing, and this installation has no bundled models",
+        "model",
+        ("name a model on the Hub, or a folder that `speculative-decoding convert ", Name("model"), " NAME` wrote"),
     )

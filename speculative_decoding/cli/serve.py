@@ -18,7 +18,7 @@ from typing import Any
 
 from ..checkpoints import read_config
 from ..distributed import ProcessGroup
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..loading.pair import ModelPair
 from ..sampling.values import Bool, Int, ListOf, Text, Value
 from ..server.limits import Limits
@@ -79,16 +79,17 @@ class AccessFlags:
         """Return the token that clients must send, or None. Raises `InputError`."""
         token = os.environ.get(TOKEN_VARIABLE)
         if self.token_file is not None:
-            token = read_text(self.token_file, "--token-file").strip()
+            token = read_text(self.token_file, Name("token_file")).strip()
         if token is None:
             if not self.is_local and not self.no_token:
                 raise InputError(
-                    f"--host {self.host}: reachable from other machines, but no token is set; give --token-file, or "
-                    f"{TOKEN_VARIABLE}, or --no-token"
+                    f"{self.host} is reachable from other machines, but no token is set",
+                    "host",
+                    ("give ", Name("token_file"), f", or {TOKEN_VARIABLE}, or ", Name("no_token")),
                 )
             return None
         if self.no_token:
-            raise InputError("--no-token: a token is set; leave one of them out")
+            raise InputError("a token is set", "no_token", "leave one of them out")
         if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
             raise InputError(
                 f"token: needs at least {MIN_TOKEN_CHARACTERS} printable ASCII characters, no spaces; choose another"
@@ -102,7 +103,9 @@ class AccessFlags:
             return socket.create_server((self.host, self.port), family=family, backlog=128)
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"--host {self.host} --port {self.port}: {reason}; choose another") from error
+            raise InputError(
+                (f"{self.host} with ", Name("port"), f" {self.port}: {reason}"), "host", "choose another"
+            ) from error
 
 
 def serve_parser(program: str) -> Parser:
@@ -129,18 +132,18 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     access = flags_from(AccessFlags, chosen)
     limits = flags_from(Limits, chosen)
     if access.share_client_texts != ("ngram_store" in chosen):
-        raise InputError(
-            "--share-client-texts: has no effect without --ngram-store; give both, or leave it out"
-            if access.share_client_texts
-            else f"--ngram-store {chosen.ngram_store}: would tell clients what other clients have sent; leave it out, "
-            "or add --share-client-texts"
-        )
+        if access.share_client_texts:
+            without = ("has no effect without ", Name("ngram_store"))
+            raise InputError(without, "share_client_texts", "give both, or leave it out")
+        problem = f"{chosen.ngram_store} would tell clients what other clients have sent"
+        raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
     config = run_config_from(chosen)
     config = replace(config, models=replace(config.models, process_group=processes))
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
-            f"--max-tokens {config.options.max_tokens}: above --max-output-tokens {limits.max_output_tokens}; "
-            "change one of them"
+            (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),
+            "max_tokens",
+            "change one of them",
         )
     token = access.token()
     with access.open_socket() as server_socket:

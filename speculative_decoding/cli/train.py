@@ -11,7 +11,7 @@ from typing import Annotated as A
 from typing import Any
 
 from ..distributed.training_group import TrainingGroup
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
 from ..loading.load import ModelHandle, open_model
@@ -51,11 +51,15 @@ class TrainFlags(TrainingOptions):
 
     def __post_init__(self) -> None:
         if self.model is None or self.output is None:
-            raise InputError("--model and --output: both are required (the target, and the folder to write)")
+            raise InputError(
+                (Name("model"), " and ", Name("output"), ": both are required (the target, and the folder to write)")
+            )
         if (self.minutes is None) == (self.steps is None):
-            raise InputError("--minutes and --steps: give exactly one of them, to say how long to train")
+            raise InputError(
+                (Name("minutes"), " and ", Name("steps"), ": give exactly one of them, to say how long to train")
+            )
         if self.kind == "model" and self.draft_model is None:
-            raise InputError("--kind model: needs a small model to start from; name it with --draft-model")
+            raise InputError("model needs a small model to start from", "kind", ("name it with ", Name("draft_model")))
 
     @property
     def schedule(self) -> Schedule:
@@ -94,10 +98,10 @@ def train(chosen: argparse.Namespace) -> int:
     """Train a draft and return the exit status."""
     flags = flags_from(TrainFlags, chosen)
     assert flags.model is not None and flags.output is not None
-    folder = find(flags.model, "--model")
+    folder = find(flags.model, "model")
     conversion.require_replaceable(flags.output, folder, flags.force)
     prompts: dict[str, Sequence[Prompt]] = {}
-    prompts |= {str(path): common.read_prompts(path, "--prompts") for path in chosen.prompts}
+    prompts |= {str(path): common.read_prompts(path, Name("prompts")) for path in chosen.prompts}
     prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
     target = open_model(folder, dtype="float32")
     require_readable(target, flags, bool(chosen.audio_manifest))
@@ -153,11 +157,13 @@ def train(chosen: argparse.Namespace) -> int:
 def require_readable(target: ModelHandle, flags: TrainFlags, has_recordings: bool) -> None:
     """Raise `InputError` if the target cannot read the prompts, or its draft cannot be trained on them."""
     if has_recordings and target.model.audio is None:
-        raise InputError(f"--audio-manifest: {flags.model} reads text; give it --prompts, or name a speech model")
+        raise InputError(
+            f"{flags.model} reads text", "audio_manifest", ("give it ", Name("prompts"), ", or name a speech model")
+        )
     if not has_recordings and target.model.audio is not None:
-        raise InputError(f"--prompts: {flags.model} transcribes speech; give it an --audio-manifest")
+        raise InputError(f"{flags.model} transcribes speech", "prompts", ("give it an ", Name("audio_manifest")))
     if has_recordings and flags.kind == "model":
-        raise InputError("--kind model: only a draft head can be trained on recordings; leave --kind out")
+        raise InputError("only a draft head can be trained on recordings", "kind", "leave it out")
 
 
 def finish(run: TrainingRun, output: Path, made_for: str) -> None:
@@ -183,15 +189,18 @@ def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | 
     """Return the draft to start from, without its weights."""
     if flags.draft_model is None:
         return None
-    handle = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
+    handle = open_draft(find(flags.draft_model, "draft_model"), target, dtype="float32")
     if isinstance(handle, DraftHeadHandle) != (flags.kind == "head"):
         found, expected = ("draft head", "model") if isinstance(handle, DraftHeadHandle) else ("model", "draft head")
         raise InputError(
-            f"--draft-model {flags.draft_model}: wrong kind (got a {found}, expected a {expected}); "
-            "name another, or change --kind"
+            f"{flags.draft_model} is of the wrong kind (got a {found}, expected a {expected})",
+            "draft_model",
+            ("name another, or change ", Name("kind")),
         )
     if any(name.endswith(".scales") for name in handle.checkpoint):
-        raise InputError(f"--draft-model {flags.draft_model}: quantized weights cannot be trained; name the original")
+        raise InputError(
+            f"{flags.draft_model} has quantized weights, which cannot be trained", "draft_model", "name the original"
+        )
     if isinstance(handle, ModelHandle):
         require_same_tokens(target.model, handle.model)
     return handle
@@ -224,5 +233,7 @@ def plot_curves(path: Path, history: Sequence[Sequence[float]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
-    chosen = train_parser(program).parse_args(argv)
-    return common.run("train", lambda: train(chosen), "; run the same command with --resume to continue")
+    parser = train_parser(program)
+    chosen = parser.parse_args(argv)
+    when_interrupted = "; run the same command with --resume to continue"
+    return common.run("train", lambda: train(chosen), when_interrupted, parser.name_of)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from ..decoding.stats import GenerationStats
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..speech.audio_file import AudioFile
 from ..speech.chunks import in_order
 from ..speech.formats import STREAMED
@@ -22,15 +22,16 @@ from . import common
 from .common import printing, say, write_stats
 from .compare import note_exactness
 from .flags import SHARED_FLAGS, Files, Recordings, Views, require_consistent, transcribe_parser, transcription_options
-from .parser import flags_from, naming_flags, require_writable
+from .parser import flags_from, require_writable
 from .progress import ShowProgress, progress
 from .run_config import run_config_from
 from .summary import run_summary
 
 
 def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding transcribe") -> int:
-    chosen = transcribe_parser(program).parse_args(argv)
-    return common.run(program, lambda: transcribe(chosen))
+    parser = transcribe_parser(program)
+    chosen = parser.parse_args(argv)
+    return common.run(program, lambda: transcribe(chosen), name=parser.name_of)
 
 
 def transcribe(chosen: argparse.Namespace) -> int:
@@ -51,11 +52,11 @@ def transcribe(chosen: argparse.Namespace) -> int:
     audio = pair.target.model.audio
     if audio is None:
         raise InputError(
-            f"--audio: {pair.target.folder.name} reads text and cannot transcribe; name a speech model, such as "
-            "--model openai/whisper-base"
+            f"{pair.target.folder.name} reads text and cannot transcribe",
+            "audio",
+            ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
         )
-    with naming_flags():
-        language = language_code(audio, TranscriptionOptions(**options))
+    language = language_code(audio, TranscriptionOptions(**options))
     say(config.describe())
     output = Output(flags.audio, flags.output_format, shows_language=language is None)
     with config.session(pair) as session:
@@ -85,7 +86,7 @@ def require_a_recording(names: Sequence[str]) -> None:
             error = InputError(f"{name}: contains no sound; name another file")
         except InputError as found:
             error = found
-    raise error if len(names) == 1 else InputError(f"--audio: none of the files can be read ({error})")
+    raise error if len(names) == 1 else InputError(f"none of the files can be read ({error})", "audio")
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Output:
             language = event.language
             if event.error is not None:
                 if len(self.names) == 1:
-                    raise InputError(str(event.error))
+                    raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
                 say(f"error: {event.error}")
                 self.has_errors = True
             if event.result is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from ..comparison.divergence import first_divergence
 from ..comparison.modes import BASELINE, combine_modes
 from ..drafters import default_drafter
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Int
@@ -43,19 +43,22 @@ def verify_parser(program: str) -> Parser:
     return parser
 
 
-def require_comparable(options: GenerationOptions, subject: str) -> None:
+def require_comparable(options: GenerationOptions, subject: str | None = None) -> None:
     """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
         raise InputError(
-            f"{subject}: independent samples differ (got --temperature {options.temperature:g}, expected 0); "
-            "use --temperature 0 or --acceptance coupled"
+            ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
+            subject,
+            ("use ", Name("temperature"), " 0 or ", Name("acceptance"), " coupled"),
         )
 
 
 def bundled_prompts() -> list[Path]:
     """Return the bundled files of prompts. Raises `InputError` if they are not installed."""
     if not (found := sorted(PROMPTS.glob("*.txt"))):
-        raise InputError("prompts: bundled files come only with the repository; name a file with one prompt per line")
+        raise InputError(
+            "bundled files come only with the repository", "prompts", "name a file with one prompt per line"
+        )
     return found
 
 
@@ -71,11 +74,11 @@ def verify(chosen: argparse.Namespace) -> int:
 
     modes = combine_modes(drafters, lengths)
     if modes == [BASELINE] and slot_counts == [1] and lengths != [0]:
-        raise InputError("--drafter none: nothing to compare without a draft; choose another --drafter")
+        raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
     config = RunConfig(paths, GenerationOptions(**given), flags)
-    require_comparable(config.options, "verify")
+    require_comparable(config.options)
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in common.read_prompts(path)]
 
@@ -119,5 +122,6 @@ def verify(chosen: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:
-    chosen = verify_parser(program).parse_args(argv)
-    return common.run("verify", lambda: verify(chosen))
+    parser = verify_parser(program)
+    chosen = parser.parse_args(argv)
+    return common.run("verify", lambda: verify(chosen), name=parser.name_of)

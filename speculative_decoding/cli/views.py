@@ -18,7 +18,7 @@ from rich.text import Text
 from ..decoding.results import GenerationResult
 from ..decoding.stats import Round
 from ..engine import Event
-from ..errors import writing
+from ..errors import Name, writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
 from .common import printing
 
@@ -172,7 +172,7 @@ class Trace:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._requests = count()
-        with writing("--trace", path):
+        with writing(Name("trace"), path):
             path.write_text("")
 
     def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -195,7 +195,7 @@ class Trace:
                 "verify_seconds": round.verify_seconds,
                 "finish_reason": round.finish_reason,
             }
-            with writing("--trace", self._path), self._path.open("a", encoding="utf-8") as file:
+            with writing(Name("trace"), self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             position += len(round.tokens)
             yield event

@@ -102,12 +102,14 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
     languages = tokenizer.languages
     if tgt_lang is not None:
         chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
-        check_token_ids([chosen], config.vocab_size, f"the token of tgt_lang {tgt_lang}")
+        check_token_ids([chosen], config.vocab_size, "tgt_lang", f"the token of {tgt_lang} ")
         return chosen
     first = model.generation_config.forced_bos_token_id
     if languages and first is None and config.decoder_start_token_id not in languages.values():
         known = ", ".join(sorted(languages))
-        raise InputError(f"tgt_lang is missing; choose one of the {len(languages)} languages of this model: {known}")
+        raise InputError(
+            "is missing", "tgt_lang", f"choose one of the {len(languages)} languages of this model: {known}"
+        )
     return first
 
 
@@ -117,13 +119,14 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     if language in languages:
         return languages[language]
     if not languages:
-        raise InputError(f"{name} {short_repr(language)} has no effect: this model has no languages; leave it out")
+        raise InputError(f"{short_repr(language)} has no effect: this model has no languages", name, "leave it out")
     nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
     meant = " or ".join(each for each in languages if each.lower() in nearest)
     raise InputError(
-        f"{name} {short_repr(language)}: unknown language; "
-        + (f"did you mean {meant}? " if meant else "")
-        + f"This model has {len(languages)} languages: {', '.join(sorted(languages))}"
+        f"{short_repr(language)} is an unknown language",
+        name,
+        (f"did you mean {meant}? " if meant else "")
+        + f"This model has {len(languages)} languages: {', '.join(sorted(languages))}",
     )
 
 
@@ -140,13 +143,14 @@ def encode_source(
     audio = model.audio
     if audio is None:
         raise InputError(
-            "audio: this model reads text (got audio, expected text); load a speech model, such as Whisper"
+            "this model reads text (got audio, expected text)", "audio", "load a speech model, such as Whisper"
         )
     shape = prompt.frames.shape
     if len(shape) != 2 or shape[1] != audio.num_mel_bins or shape[0] % 2 or not 0 < shape[0] <= audio.window_frames:
         raise InputError(
-            f"audio frames: unsupported shape (got {shape}, expected an even number of at most "
-            f"{audio.window_frames} frames with {audio.num_mel_bins} mel bands)"
+            f"unsupported shape of audio frames (got {shape}, expected an even number of at most "
+            f"{audio.window_frames} frames with {audio.num_mel_bins} mel bands)",
+            "audio",
         )
     return prompt
 
@@ -171,13 +175,13 @@ def encode_prompt(
         InputError: The prompt is empty or too long, or the model does not read text or know the language.
     """
     if model.audio is not None:
-        raise InputError("prompt: this model transcribes speech (got text, expected audio); give it an audio file")
+        raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
     if language is not None:
         language_token(tokenizer, "src_lang", language)
     if not isinstance(prompt, str) and not is_token_list(prompt):
-        raise InputError(f"prompt must be text, not {short_repr(prompt)}")
+        raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
-        raise InputError("prompt is empty; give it some text")
+        raise InputError("is empty", "prompt", "give it some text")
     limit, why = model.config.max_source_tokens, "was trained on"
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
@@ -189,10 +193,10 @@ def encode_prompt(
         source = tokenizer.encode(prompt, language)
     else:
         source = list(prompt)
-    check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
+    check_token_ids(source, model.config.vocab_size, "prompt", "its tokens ")
     if model.image_token in source:
         raise InputError(
-            f"prompt contains an image placeholder (token {model.image_token}); remove it, only text is supported"
+            f"contains an image placeholder (token {model.image_token})", "prompt", "remove it, only text is supported"
         )
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", why, limit)
@@ -207,7 +211,7 @@ def is_token_list(prompt: object) -> bool:
 
 def too_long(size: str, why: str, limit: int) -> InputError:
     way_out = "shorten or split it" + (", or allow long prompts" if why == "was trained on" else "")
-    return InputError(f"prompt has {size}, but the model {why} at most {limit} tokens; {way_out}")
+    return InputError(f"has {size}, but the model {why} at most {limit} tokens", "prompt", way_out)
 
 
 def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_length: int = 0) -> None:
@@ -215,8 +219,9 @@ def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_leng
     if model.max_positions is not None and prefix_length + tokens > model.max_positions:
         behind = f" after a prefix of {prefix_length} tokens" if prefix_length else ""
         raise InputError(
-            f"{name}: the model has positions for outputs of at most {model.max_positions} tokens, "
-            f"not for {tokens}{behind}; choose fewer"
+            f"the model has positions for outputs of at most {model.max_positions} tokens, not for {tokens}{behind}",
+            name,
+            "choose fewer",
         )
 
 
@@ -229,7 +234,7 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
         return encode_output(model, tokenizer, text, name)[:-1] if text else []
     check_token_ids(text, model.config.vocab_size, name)
     if ended := set(text) & set(model.config.eos_token_ids):
-        raise InputError(f"{name} must not contain {min(ended)}, which ends an output")
+        raise InputError(f"must not contain {min(ended)}, which ends an output", name)
     return list(text)
 
 
@@ -237,14 +242,14 @@ def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: 
     """Text -> the ids that the decoder would write, with an end token."""
     config = model.config
     ids = tokenizer.encode_output(text)
-    check_token_ids(ids, config.vocab_size, f"tokens of {name}")
+    check_token_ids(ids, config.vocab_size, name, "its tokens ")
     if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds the start token, and no end token
         ids = ids[1:]
     return ids if ids and ids[-1] in config.eos_token_ids else [*ids, *config.eos_token_ids[:1]]
 
 
-def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
-    """Raise `InputError` unless every id has an embedding.
+def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids", what: str = "") -> None:
+    """Raise `InputError` about the option `name`, or a part of it, unless every id has an embedding.
 
     MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
     config.json and generation_config.json when they are read, tokenizers and callers here, drafters that look up text
@@ -253,4 +258,4 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_
     """
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise InputError(f"{name} must be between 0 and {vocab_size - 1}, not {token}")
+            raise InputError(f"{what}must be between 0 and {vocab_size - 1}, not {token}", name)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..drafters.base import MODEL
-from ..errors import InputError
+from ..errors import InputError, Name
 from .base import DraftLength, DraftOutcome
 from .costs import TYPICAL_TOKENS, RoundCosts
 
@@ -90,7 +90,9 @@ class AdaptiveLength(DraftLength):
     ) -> None:
         if max_draft_tokens < 1:
             raise InputError(
-                f"max_draft_tokens must be >= 1, not {max_draft_tokens}; num_draft_tokens 0 turns drafting off"
+                f"must be >= 1, not {max_draft_tokens}",
+                "max_draft_tokens",
+                (Name("num_draft_tokens"), " 0 turns drafting off"),
             )
         self._max_draft_tokens = max_draft_tokens
         self._costs = costs

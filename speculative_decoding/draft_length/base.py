@@ -48,7 +48,7 @@ class FixedLength(DraftLength):
 
     def __init__(self, num_draft_tokens: int) -> None:
         if num_draft_tokens < 0:
-            raise InputError(f"num_draft_tokens must be >= 0, not {num_draft_tokens}")
+            raise InputError(f"must be >= 0, not {num_draft_tokens}", "num_draft_tokens")
         self._num_draft_tokens = num_draft_tokens
         self.never_drafts = num_draft_tokens == 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..drafters.base import BatchDrafter
-from ..errors import InputError, compiling
+from ..errors import InputError, Name, Words, compiling
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
@@ -57,7 +57,7 @@ class PassPlanner:
             return FixedLength(num_draft_tokens)
         if num_draft_tokens != "auto":  # GenerationOptions accepts any object
             raise InputError(
-                f"num_draft_tokens must be a whole number, auto or a DraftLength, not {num_draft_tokens!r}"
+                f"must be a whole number, auto or a DraftLength, not {num_draft_tokens!r}", "num_draft_tokens"
             )
         widths = self.widths(options, slots)
         key = num_draft_tokens, slots, widths.exact, self._runs_draft(options)
@@ -117,7 +117,7 @@ class PassPlanner:
             calibration.costs(rows)
         self.widths(options, slots)
 
-    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> str | None:
+    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> Words | None:
         """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
         if options.num_beams > 1 or not options.is_comparable or options.strict is False:
             return None
@@ -125,11 +125,14 @@ class PassPlanner:
             return None
         price = self.price(options, slots)
         if not price.is_possible:
-            way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft_tokens"
-            return f"tokens may differ where the target's scores nearly tie: no exact passes on this device; {way_out}"
+            way_out = ("decode with 1 slot",) if slots > 1 else ("choose a smaller ", Name("num_draft_tokens"))
+            return (
+                "tokens may differ where the target's scores nearly tie: no exact passes on this device; ",
+                *way_out,
+            )
         return (
-            "tokens may differ from baseline decoding where the target's scores nearly tie; "
-            f"strict prevents that and costs {price.share:.0%} of the speed"
+            "tokens may differ from baseline decoding where the target's scores nearly tie; ",
+            *(Name("strict"), f" prevents that and costs {price.share:.0%} of the speed"),
         )
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
@@ -140,8 +143,10 @@ class PassPlanner:
         calibration = self.calibration(options)
         if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
             raise InputError(
-                f"num_draft_tokens: too many for exact passes on this device (got {num_draft_tokens}, expected <= "
-                f"{max(calibration.exact_widths) - 1}); choose fewer, or leave out strict"
+                f"{num_draft_tokens} is too many for exact passes on this device, which have up to "
+                f"{max(calibration.exact_widths) - 1}",
+                "num_draft_tokens",
+                ("choose fewer, or leave out ", Name("strict")),
             )
         if isinstance(num_draft_tokens, int):
             extra_widths = [num_draft_tokens + 1]

@@ -50,10 +50,10 @@ def default_drafter(draft: object | None, num_beams: int = 1) -> str:
 def check_drafter(drafter: object, draft: object | None) -> None:
     """Raise `InputError` unless the drafter can be built with this draft model or head, if there is one."""
     if drafter == "model" and draft is None:
-        raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
+        raise InputError("model needs a draft model", "drafter", "name one, or choose ngram")
     is_custom = drafter is not None and not isinstance(drafter, str | BatchDrafter)
     if is_custom and not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
-        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
+        raise InputError(f"must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}", "drafter")
 
 
 def choose_drafter(

@@ -38,11 +38,11 @@ class DraftVocabulary:
     ) -> DraftVocabulary:
         """The `size` most frequent ids of `outputs`, which are token ids of a target's outputs or of similar text."""
         if size < 1:
-            raise InputError(f"draft_vocab must be >= 1, not {size}")
+            raise InputError(f"must be >= 1, not {size}", "draft_vocab")
         counts = Counter(token for tokens in outputs for token in tokens)
         ranked = [token for token, _ in counts.most_common() if token not in eos_token_ids]
         if not ranked:
-            raise InputError("draft_vocab: the text has no tokens; give it some")
+            raise InputError("contains no tokens", "draft_vocab_text", "give it some text")
         return cls((*eos_token_ids, *ranked)[: max(size, len(eos_token_ids))])
 
     @classmethod

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..sampling.options import option_specs, validate
 from .alignment import Alignment, Pieces
 from .base import COPY, Drafter
@@ -84,9 +84,13 @@ class NgramDrafter(Drafter):
     ) -> None:
         max_ngram_size = validate("max_ngram_size", option_specs()["max_ngram_size"].type, max_ngram_size)
         if not 0 <= min_chance < 1:
-            raise InputError(f"min_chance: out of range (got {min_chance}, expected >= 0 and < 1)")
+            raise InputError(f"must be >= 0 and < 1, not {min_chance}", "min_chance")
         if not (search_input or search_output or store is not None):
-            raise InputError("NgramDrafter: no text to search; set search_input or search_output, or pass a store")
+            raise InputError(
+                "has no text to search",
+                "NgramDrafter",
+                ("set ", Name("search_input"), " or ", Name("search_output"), ", or pass a ", Name("store")),
+            )
         self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.from_vocabulary(pieces or {})
         self._search_input = search_input
         self._search_output = search_output

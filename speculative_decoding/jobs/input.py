@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
-from ..errors import InputError
+from ..errors import InputError, Name, UnknownOption, words
 from ..sampling import GenerationOptions
 from ..sampling.options import (
     ALIASES,
@@ -20,6 +20,7 @@ from ..sampling.options import (
     OTHER_NAMES,
     REMOVED,
     current_names,
+    listed,
     option_specs,
     short_repr,
     validate,
@@ -156,9 +157,9 @@ def parse_recording(line: InputLine, given: Mapping[str, Any]) -> ParsedLine:
         validate("audio", Text(), fields["audio"])
         for name, value in given.items():
             if not is_json_value([name, value]):
-                raise InputError(f"field {name!a} is not valid JSON (a lone surrogate, NaN or Infinity)")
+                raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
             if name in AUDIO_RECORD_FIELDS and name not in AUDIO_FIELDS:
-                raise InputError(f"field {name!r} is also a field of the output; rename it")
+                raise InputError("is also a field of the output", name, "rename it")
         GenerationOptions().override(
             split_options({name: value for name, value in fields.items() if name != "audio"})[1]
         )
@@ -221,10 +222,11 @@ def similarity_key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-SIMILAR_OPTIONS = {
-    similarity_key(name): option
-    for names in (OTHER_NAMES, ALIASES, REMOVED, {name: name for name in (*LINE_FIELDS, *JOB_OPTIONS)})
-    for name, option in names.items()
+SIMILAR_OPTIONS: dict[str, tuple[str, ...]] = {  # `Words` that name the options to use instead
+    **{similarity_key(name): listed(meant) for name, meant in OTHER_NAMES.items()},
+    **{similarity_key(name): (Name(meant),) for name, meant in ALIASES.items()},
+    **{similarity_key(name): words(meant) for name, meant in REMOVED.items()},
+    **{similarity_key(name): (Name(name),) for name in (*LINE_FIELDS, *JOB_OPTIONS)},
 }
 
 
@@ -233,23 +235,23 @@ def check_fields(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         option = SIMILAR_OPTIONS.get(similarity_key(name))
         if not is_json_value([name, value]):
-            raise InputError(f"field {name!a} is not valid JSON (a lone surrogate, NaN or Infinity)")
+            raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
         if name in LINE_FIELDS:
             try:
                 LINE_FIELDS[name].accept(value)
             except (ValueError, TypeError, OverflowError):
-                raise InputError(f"{name} must be {LINE_FIELDS[name].expected}, not {json.dumps(value)[:80]}") from None
+                raise InputError(f"must be {LINE_FIELDS[name].expected}, not {json.dumps(value)[:80]}", name) from None
         elif name in RECORD_FIELDS:
-            raise InputError(f"field {name!r} is also a field of the output; rename it")
-        elif option in JOB_OPTIONS:
-            raise InputError(f"option {name!r} applies to all lines; give it on the command line, or rename the field")
+            raise InputError("is also a field of the output", name, "rename it")
+        elif option in [(each,) for each in JOB_OPTIONS]:
+            raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
         elif option is not None:
-            way_out = f"use {option}" if option else "there is no such option, leave it out"
-            raise InputError(f"unknown option {name!r}; {way_out}, or rename the field if it is not an option")
+            way_out = ("use ", *option) if option else ("leave it out",)
+            raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
     if "prompt" not in given:
-        raise InputError('has no "prompt"')
+        raise InputError("is missing", "prompt", 'give the line a "prompt"')
     if not given["prompt"].strip():
-        raise InputError("prompt is empty; give it some text")
+        raise InputError("is empty", "prompt", "give it some text")
 
 
 def line_seed(seed: int, number: int) -> int:

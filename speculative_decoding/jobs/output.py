@@ -21,14 +21,14 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_json_object
-from ..errors import InputError, writing
+from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
 from ..sampling.options import current_names
 from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
-WAY_OUT = "the records written so far are kept; continue with --resume"
+WAY_OUT = ("the records written so far are kept; continue with ", Name("resume"))
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,29 @@ class ResumableOutput:
             InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
         """
         if path.exists() and not path.is_file():
-            raise InputError(f"--output {path}: not a regular file; leave out --output to write to standard output")
-        with writing("--output", path):
+            raise InputError(
+                f"{path} is not a regular file",
+                "output",
+                ("leave out ", Name("output"), " to write to standard output"),
+            )
+        with writing(Name("output"), path):
             file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
+                raise InputError(
+                    f"{path}: another job is writing it", "output", "wait, or name another file"
+                ) from error
             output = ResumableOutput(path, file, json.loads(json.dumps(settings)))
             is_empty = path.stat().st_size == 0
             if not is_empty and resume:
                 output._read()
             elif not is_empty and not force:
                 raise InputError(
-                    f"--output {path}: already exists; continue it with --resume, or replace it with --force"
+                    f"{path} already exists",
+                    "output",
+                    ("continue it with ", Name("resume"), ", or replace it with ", Name("force")),
                 )
             yield output
 
@@ -125,7 +133,7 @@ class ResumableOutput:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allow `write` within the context. At the end, even after an exception, all records are in the journal."""
-        with writing("--output", self.path, WAY_OUT):
+        with writing(Name("output"), self.path, WAY_OUT):
             clean_up(journal_path(self.path))
             self._commit()  # before truncating, so that a job killed in between can be resumed
             self._truncate()
@@ -137,13 +145,13 @@ class ResumableOutput:
         finally:
             stop.set()
             committing.join()
-            with writing("--output", self.path, WAY_OUT):
+            with writing(Name("output"), self.path, WAY_OUT):
                 self._truncate()
                 self._commit()
 
     def write(self, record: bytes, line: InputLine) -> None:
         """Append the record of a line, which ends with a newline."""
-        with writing("--output", self.path, WAY_OUT):
+        with writing(Name("output"), self.path, WAY_OUT):
             if self._failure is not None:
                 raise self._failure
             rest = memoryview(record)
@@ -207,7 +215,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
     """Read the journal of an output. Raises `InputError` if it is missing, damaged or of a job with other settings."""
     path = journal_path(output)
     if not path.exists():
-        raise cannot_resume(f"{output} has no journal ({path.name})", "name another --output")
+        raise cannot_resume(f"{output} has no journal ({path.name})", ("name another ", Name("output")))
     try:
         content = read_json_object(path)
         version = content.pop("version")
@@ -228,5 +236,5 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
     return point
 
 
-def cannot_resume(problem: str, way_out: str = "restore it") -> InputError:
-    return InputError(f"--resume: {problem}; {way_out}, or start over with --force")
+def cannot_resume(problem: str, way_out: Words = "restore it") -> InputError:
+    return InputError(problem, "resume", (*words(way_out), ", or start over with ", Name("force")))

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
-from ..errors import InputError, writing
+from ..errors import InputError, Name, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .atomic_io import atomic_directory
@@ -51,9 +51,9 @@ def convert(
     """
     local = Path(source)
     if os.path.isfile(source):
-        raise InputError(f"--model {source}: is a file; name its folder, which must contain the tokenizer too")
+        raise InputError(f"{source} is a file", "model", "name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
-        raise InputError(f"--revision {revision}: has no effect on the local folder {source}; leave it out")
+        raise InputError(f"{revision} has no effect on the local folder {source}", "revision", "leave it out")
     name = local.resolve().name if os.path.isdir(source) else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
     require_replaceable(output, local, force)
@@ -68,7 +68,7 @@ def convert(
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
-    with writing("--output", output, "nothing was written"), atomic_directory(output) as partial:
+    with writing(Name("output"), output, "nothing was written"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         copied = [folder / "generation_config.json", *(tokenizer_files / name for name in TOKENIZER_FILES)]
@@ -88,18 +88,20 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
     """
     way_out = "name another folder"
     if output.name in ("", ".."):
-        raise InputError(f"--output {output}: does not end with a folder name; {way_out}")
+        raise InputError(f"{output} does not end with a folder name", "output", way_out)
     if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise InputError(f"--output {output}: is {'a link' if output.is_symlink() else 'a file'}; {way_out}")
+        raise InputError(f"{output} is {'a link' if output.is_symlink() else 'a file'}", "output", way_out)
     if not output.exists():
         return
     if source.is_dir() and output.samefile(source):
-        raise InputError(f"--output {output}: is the model to convert; {way_out}")
+        raise InputError(f"{output} is the model to convert", "output", way_out)
     if not force:
-        raise InputError(f"--output {output}: already exists; name another folder, or replace it with --force")
+        raise InputError(
+            f"{output} already exists", "output", ("name another folder, or replace it with ", Name("force"))
+        )
     written = {manifest.MANIFEST, *manifest.files_of(output)}
     if others := sorted(path.name for path in output.iterdir() if path.name not in written or not path.is_file()):
-        raise InputError(f"--output {output}: contains {others[0]!r}, which no conversion wrote; {way_out}")
+        raise InputError(f"{output} contains {others[0]!r}, which no conversion wrote", "output", way_out)
 
 
 def tensors(
@@ -121,6 +123,7 @@ def check_space(output: Path, weight_bytes: int) -> None:
     existing = next(folder for folder in output.resolve().parents if folder.exists())
     if (free := shutil.disk_usage(existing).free) < needed:
         raise InputError(
-            f"--output {output}: not enough disk space (needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free); "
-            "name a folder on a larger disk, or choose a smaller --dtype"
+            f"{output}: not enough disk space (needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free)",
+            "output",
+            ("name a folder on a larger disk, or choose a smaller ", Name("dtype")),
         )

@@ -77,7 +77,7 @@ class Storage:
         for name, choices in (("dtype", (None, *DTYPES)), ("quantize", (None, *BITS)), ("group_size", GROUP_SIZES)):
             value = getattr(self, name)
             if not any(type(value) is type(each) and value == each for each in choices):
-                raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
+                raise InputError(f"must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}", name)
 
 
 def open_model(
@@ -205,7 +205,7 @@ def build_model(
         names = {name for layer, tensors in layers.items() if layer != head for name in tensors}
         if not names:
             raise InputError(
-                f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
+                f"no layer of this model has rows that divide into groups of {storage.group_size}", "quantize"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
     return model, raw, checkpoint

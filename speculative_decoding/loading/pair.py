@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..distributed import ProcessGroup, ShardedModel
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
 from ..models.shared_encoder import share_encoder
@@ -76,9 +76,17 @@ def open_pair(
         CheckpointError: A file is damaged or unsupported.
     """
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
-        raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
+        raise InputError(
+            (f"{group_size} has no effect without ", Name("quantize")),
+            "group_size",
+            "give 4 or 8 bits, or leave it out",
+        )
     if draft == SELF_DRAFT and quantize is not None:
-        raise InputError(f"draft {SELF_DRAFT!r} needs a target that is not quantized; leave out quantize={quantize}")
+        raise InputError(
+            f"{SELF_DRAFT!r} needs a target that is not quantized",
+            "draft",
+            ("leave out ", Name("quantize"), f" {quantize}"),
+        )
     group_size = 64 if group_size is None else group_size
     open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file)
     opened = open_target(quantize=quantize, process_group=process_group)

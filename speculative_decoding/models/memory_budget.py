@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from .base import MAX_BATCHED_SOURCE, EncoderDecoder
 from .device import gpu_info
 from .draft_head import DraftHead
@@ -38,8 +38,10 @@ def slots_within(
     fitting = int((max_memory_gb * GB - weights) // slot)
     if fitting < 1:
         raise InputError(
-            f"max_memory {max_memory_gb:g} GB is too little: the weights take {weights / GB:.2f} GB, each slot up "
-            f"to {slot / GB:.3f} GB; allow more, or fewer tokens"
+            f"{max_memory_gb:g} GB is too little: the weights take {weights / GB:.2f} GB, each slot up to "
+            f"{slot / GB:.3f} GB",
+            "max_memory_gb",
+            "allow more, or fewer tokens",
         )
     return min(slots, fitting)
 
@@ -66,8 +68,10 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
     available = available_memory()
     if needed > available:
         raise InputError(
-            f"prompt of {source_tokens} tokens: encoding it takes about {needed / GB:.0f} GB of memory, "
-            f"and {available / GB:.0f} GB are free; shorten or split it"
+            f"encoding {source_tokens} tokens takes about {needed / GB:.0f} GB of memory, and {available / GB:.0f} "
+            "GB are free",
+            "prompt",
+            "shorten or split it",
         )
 
 
@@ -79,8 +83,10 @@ def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_b
     available = available_memory()
     if needed > available:
         raise InputError(
-            f"max_tokens {max_tokens}: strict passes reserve about {needed / GB:.0f} GB for the KV cache on this "
-            f"device, and {available / GB:.0f} GB are free; choose fewer, or passes that are not strict"
+            f"for {max_tokens} tokens, strict passes reserve about {needed / GB:.0f} GB for the KV cache on this "
+            f"device, and {available / GB:.0f} GB are free",
+            "max_tokens",
+            ("choose fewer, or passes without ", Name("strict")),
         )
 
 

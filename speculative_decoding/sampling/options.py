@@ -6,14 +6,14 @@ Python keywords, command-line flags, fields of input files and bodies of request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args
 
-from ..errors import InputError
+from ..errors import InputError, Name, UnknownOption, Words, words, written
 from .values import Bool, Int, ListOf, Number, Text, Union, Value, annotations_of
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ class OptionSpec(NamedTuple):
     """What an option accepts, its help, and whether the rows of a batch may differ in it."""
 
     type: Value
-    help: str
+    help: Words
     per_row: bool
 
 
@@ -44,27 +44,27 @@ ALIASES = {  # former names, accepted wherever options are read
     "target_language": "tgt_lang",
     "prefix": "decoder_prefix",
 }
-OTHER_NAMES = {  # names in other libraries and of our flags, for suggestions; "" has no equivalent
-    "num_beam_groups": "",
-    "diversity_penalty": "",
-    "beam_size": "num_beams",
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "min_length": "min_tokens",
-    "forced_bos_token_id": "tgt_lang",
-    "temp": "temperature",
-    "do_sample": "temperature",
-    "sampling": "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves",
-    "num_assistant_tokens": "num_draft_tokens",
-    "output_prefix": "decoder_prefix",
-    "eos_token_id": "eos_token_ids",
-    "stop_strings": "stop",
-    "assistant_confidence_threshold": "num_draft_tokens",
+OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and of our flags, and the options to suggest
+    "num_beam_groups": (),
+    "diversity_penalty": (),
+    "beam_size": ("num_beams",),
+    "max_new_tokens": ("max_tokens",),
+    "max_length": ("max_tokens",),
+    "min_new_tokens": ("min_tokens",),
+    "min_length": ("min_tokens",),
+    "forced_bos_token_id": ("tgt_lang",),
+    "temp": ("temperature",),
+    "do_sample": ("temperature",),
+    "sampling": ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
+    "num_assistant_tokens": ("num_draft_tokens",),
+    "output_prefix": ("decoder_prefix",),
+    "eos_token_id": ("eos_token_ids",),
+    "stop_strings": ("stop",),
+    "assistant_confidence_threshold": ("num_draft_tokens",),
 }
-REMOVED = {  # removed options and their replacements
-    "confidence_threshold": "num_draft_tokens auto",
-    "min_ngram_size": "max_ngram_size alone",
+REMOVED: Mapping[str, Words] = {  # removed options and their replacements
+    "confidence_threshold": (Name("num_draft_tokens"), " auto"),
+    "min_ngram_size": (Name("max_ngram_size"), " alone"),
 }
 
 
@@ -73,7 +73,7 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ALIASES.get(name, name): value for name, value in values.items()}
     if len(renamed) < len(values):
         former = next(name for name in values if name in ALIASES and ALIASES[name] in values)
-        raise InputError(f"{ALIASES[former]} is given twice, also as {former}; leave one of them out")
+        raise InputError(f"is given twice, also as {former}", ALIASES[former], "leave one of them out")
     return renamed
 
 
@@ -117,8 +117,11 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Int(0, MAX_SEED),
-        "seed of the random numbers; reproduces a text if acceptance is coupled, or if drafter is none or model and "
-        "num_draft_tokens a number (other drafts depend on measured times and earlier prompts, and so does the sample)",
+        (
+            *("seed of the random numbers; reproduces a text if ", Name("acceptance"), " is coupled, or if "),
+            *(Name("drafter"), " is none or model and ", Name("num_draft_tokens")),
+            " a number (other drafts depend on measured times and earlier prompts, and so does the sample)",
+        ),
     ] = 0
     max_tokens: Annotated[int, Int(1, MAX_TOKENS), "maximum number of tokens"] = 100
     src_lang: Annotated[
@@ -143,8 +146,10 @@ class GenerationOptions:
     early_stopping: Annotated[
         bool | str | None,
         Union((Bool(), Text(("never",)))),
-        "stop the search when num_beams outputs are finished (true), a better one is unlikely (false), or a better one "
-        "is impossible (never) (default: from generation_config.json, else false)",
+        (
+            *("stop the search when ", Name("num_beams"), " outputs are finished (true), a better one is unlikely "),
+            "(false), or a better one is impossible (never) (default: from generation_config.json, else false)",
+        ),
     ] = None
     num_return_sequences: Annotated[int, Int(1, 1024), "return the N best beams, or N samples"] = 1
     drafter: Annotated[
@@ -190,23 +195,33 @@ class GenerationOptions:
             if value is not None or default(name) is not None:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InputError(f"min_tokens must be <= max_tokens ({self.max_tokens}), not {self.min_tokens}; change one")
+            raise InputError(
+                ("must be <= ", Name("max_tokens"), f" ({self.max_tokens}), not {self.min_tokens}"),
+                "min_tokens",
+                "change one",
+            )
         if self.acceptance != "rejection" and self.delta:
-            raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+            raise InputError(
+                ("relaxes ", Name("acceptance"), f" rejection only, not {self.acceptance}"),
+                "delta",
+                "leave one of them out",
+            )
         if self.num_beams > 1:
             self._check_beam_search()
         elif self.num_return_sequences > 1 and self.is_greedy:
             count = self.num_return_sequences
             raise InputError(
-                f"num_return_sequences {count} would return one text {count} times at temperature 0; give num_beams >= "
-                f"{count}, or a temperature above 0"
+                (f"{count} would return one text {count} times at ", Name("temperature"), " 0"),
+                "num_return_sequences",
+                ("give ", Name("num_beams"), f" >= {count}, or a ", Name("temperature"), " above 0"),
             )
 
     def _check_beam_search(self) -> None:
         if self.num_return_sequences > self.num_beams:
             raise InputError(
-                f"num_return_sequences must be <= num_beams ({self.num_beams}), not {self.num_return_sequences}; "
-                "change one of them"
+                ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),
+                "num_return_sequences",
+                "change one of them",
             )
         # Beam search samples and drafts nothing, and transformers does not define it with stop strings.
         for name in ("temperature", "drafter", "num_draft_tokens", "delta", "stop", "strict", "logprobs"):
@@ -214,8 +229,9 @@ class GenerationOptions:
             is_off = value == "none" if name == "drafter" else value is False
             if value != default(name) and not is_off:
                 raise InputError(
-                    f"{name} {short_repr(value)} cannot be combined with num_beams {self.num_beams}; "
-                    "leave one of them out"
+                    (f"{short_repr(value)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
+                    name,
+                    "leave one of them out",
                 )
 
     @property
@@ -246,7 +262,7 @@ class GenerationOptions:
         overrides = current_names(overrides)
         for name in overrides:
             if name not in option_specs():
-                raise InputError(unknown_option(name))
+                raise unknown_option(name)
         changed = {}
         for name, value in overrides.items():
             current = getattr(self, name)
@@ -259,7 +275,7 @@ class GenerationOptions:
         overrides = current_names(overrides)
         for name in overrides:
             if name in option_specs() and not option_specs()[name].per_row:
-                raise InputError(f"{name} is the same for all rows of a batch; give it for all of them")
+                raise InputError("is the same for all rows of a batch", name, "give it for all of them")
         return self.override(overrides)
 
     def with_values(self, **values: Any) -> GenerationOptions:
@@ -269,35 +285,36 @@ class GenerationOptions:
             object.__setattr__(changed, name, value)
         return changed
 
-    def without_effect(self, names: Iterable[str], drafter: str | None = None) -> str | None:
-        """A line about the first of these options that has no effect, or None.
+    def without_effect(self, names: Iterable[str], drafter: str | None = None) -> InputError | None:
+        """The error of the first of these options that has no effect, or None.
 
         drafter: the default drafter of the models, for options that do not choose one.
         """
         drafter = self.drafter or drafter
         for name in current_names(dict.fromkeys(names)):
             if getattr(self, name) != default(name) and (reason := self._why_without_effect(name, drafter)):
-                return f"{name} has no effect {reason}; leave one of them out"
+                return InputError(("has no effect ", *reason), name, "leave one of them out")
         return None
 
     def require_effect(self, names: Iterable[str], drafter: str | None = None) -> None:
         """Raise `InputError` if one of these options has no effect. drafter: see `without_effect`."""
-        if message := self.without_effect(names, drafter):
-            raise InputError(message)
+        if error := self.without_effect(names, drafter):
+            raise error
 
-    def _why_without_effect(self, name: str, drafter: object) -> str:
-        """Words that follow "has no effect", or "" for an option that has one."""
+    def _why_without_effect(self, name: str, drafter: object) -> tuple[str, ...]:
+        """`Words` that follow "has no effect", or () for an option that has one."""
         if self.num_beams == 1 and name in ("length_penalty", "early_stopping"):
-            return "with num_beams 1"
+            return ("with ", Name("num_beams"), " 1")
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
-            return "at temperature 0"
+            return ("at ", Name("temperature"), " 0")
         if drafter == "none" and name in ("num_draft_tokens", "delta"):
-            return "" if name == "num_draft_tokens" and self.num_draft_tokens == 0 else "with drafter none"
+            is_off = name == "num_draft_tokens" and self.num_draft_tokens == 0
+            return () if is_off else ("with ", Name("drafter"), " none")
         if self.num_draft_tokens == 0 and name in ("drafter", "delta") and drafter != "none":
-            return "with num_draft_tokens 0"
+            return ("with ", Name("num_draft_tokens"), " 0")
         if name == "max_ngram_size" and isinstance(drafter, str) and drafter not in ("ngram", "auto"):
-            return f"with drafter {drafter}, only with ngram and auto"
-        return ""
+            return ("with ", Name("drafter"), f" {drafter}, only with ngram and auto")
+        return ()
 
 
 @cache
@@ -320,7 +337,7 @@ def validate(name: str, type_: Value, value: Any) -> Any:
     try:
         return type_.accept(value)
     except (ValueError, TypeError):
-        raise InputError(f"{name} {refusal(type_, value)}") from None
+        raise InputError(refusal(type_, value), name) from None
 
 
 def refusal(type_: Value, value: Any) -> str:
@@ -339,18 +356,28 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def unknown_option(name: str) -> str:
-    """A message about an unknown option, with a suggestion."""
+def unknown_option(name: str) -> UnknownOption:
+    """The error for an option that does not exist, with a suggestion."""
     if name in REMOVED:
-        return f"there is no option {name!r} any more; use {REMOVED[name]}"
-    similar = get_close_matches(str(name), option_specs(), 1)
-    suggestion = OTHER_NAMES.get(name, similar[0] if similar else "")
-    if suggestion:
-        return f"there is no option {name!r}; did you mean {suggestion}?"
-    return f"there is no option {name!r}; there are {', '.join(option_specs())}"
+        return UnknownOption("was removed", name, ("use ", *words(REMOVED[name])))
+    return UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
+
+
+def suggested_option(name: str, known: Collection[str]) -> Words:
+    """A way out for an unknown option: those of the known ones that may have been meant."""
+    similar = get_close_matches(str(name), known, 1)
+    meant = OTHER_NAMES.get(name, similar)
+    if meant and all(each in known for each in meant):
+        return ("did you mean ", *listed(meant), "?")
+    return ("there are ", *listed(known))
+
+
+def listed(names: Iterable[str]) -> tuple[str, ...]:
+    """Option names, separated by commas."""
+    return tuple(part for name in names for part in (", ", Name(name)))[1:]
 
 
 GenerationOptions.__init__ = accepts_aliases(GenerationOptions.__init__)  # type: ignore[method-assign]
 GenerationOptions.__doc__ = "\n".join(
-    [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {spec.help}." for name, spec in option_specs().items())]
+    [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {written(spec.help)}." for name, spec in option_specs().items())]
 )

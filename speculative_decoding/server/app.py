@@ -124,7 +124,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     if request.path_params["name"] != settings.model:
-        raise ServerError(404, f"no such model (expected {settings.model!r})", "model", "model_not_found")
+        raise ServerError(404, f"model: no such model (expected {settings.model!r})", "model", "model_not_found")
     return JSONResponse(model_fields(settings))
 
 

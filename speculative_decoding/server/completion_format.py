@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, UnknownOption
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, current_names, option_specs, validate
+from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
 from ..sampling.values import Bool, Int, ListOf, Text, Union
 from .errors import ServerError
@@ -43,6 +43,12 @@ IGNORED = (
 )
 
 
+FIELDS = (
+    *("prompt", "model", "n", "stream", "stream_options", "rounds"),
+    *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
+)
+
+
 @dataclass(frozen=True)
 class CompletionRequest:
     """The fields of a request."""
@@ -59,12 +65,12 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
     fields = {name: value for name, value in fields.items() if name not in IGNORED}
     requested_model = fields.pop("model", model)
     if requested_model != model:
-        message = f"model {str(requested_model)[:80]!r} does not exist (expected {model!r})"
+        message = f"model: {str(requested_model)[:80]!r} does not exist (expected {model!r})"
         raise ServerError(404, message, "model", "model_not_found")
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = fields.pop(name, neutral)
         if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
-            raise ServerError(400, f"{name} must be {json.dumps(neutral)}: {reason}", name, "unsupported_value")
+            raise ServerError(400, f"{name}: must be {json.dumps(neutral)}: {reason}", name, "unsupported_value")
 
     stream_options = fields.pop("stream_options", {})
     try:
@@ -76,18 +82,23 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
         if "max_tokens" in fields:
             validate("max_tokens", Int(1, service.limits.max_output_tokens), fields["max_tokens"])
         options = parse_options(fields, service.options)
+    except UnknownOption as error:
+        name = str(error.field)
+        if name in OTHER_NAMES or name in REMOVED:
+            raise ServerError.of(error) from None
+        raise ServerError.unknown_field(name, FIELDS) from None
     except InputError as error:
         raise ServerError.of(error) from None
 
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     max_prompts = service.limits.max_prompts
     if not 1 <= len(texts) * n <= max_prompts:
-        message = f"prompt and n must ask for 1 to {max_prompts} texts, not {len(texts) * n}"
+        message = f"prompt: prompt and n must ask for 1 to {max_prompts} texts, not {len(texts) * n}"
         raise ServerError(400, message, "prompt")
     if n > 1 and options.is_greedy:
-        raise ServerError(400, "n must be 1 at temperature 0, where all choices are the same", "n")
+        raise ServerError(400, "n: must be 1 at temperature 0, where all choices are the same", "n")
     if rounds and not stream:
-        raise ServerError(400, "rounds has no effect without stream; leave it out", "rounds")
+        raise ServerError(400, "rounds: has no effect without stream; leave it out", "rounds")
 
     seeds = [sample_seed(options.seed, number) for number in range(n)]
     prompts = [(text, replace(options, seed=seed)) for text in texts for seed in seeds]
@@ -96,12 +107,12 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
 
 def parse_include_usage(stream_options: Any, stream: bool) -> bool:
     if not isinstance(stream_options, dict) or not stream_options.keys() <= {"include_usage"}:
-        raise ServerError(400, 'stream_options must be an object with only "include_usage"', "stream_options")
+        raise ServerError(400, 'stream_options: must be an object with only "include_usage"', "stream_options")
     if stream_options and not stream:
-        raise ServerError(400, "stream_options has no effect without stream; leave it out", "stream_options")
+        raise ServerError(400, "stream_options: has no effect without stream; leave it out", "stream_options")
     include_usage = stream_options.get("include_usage", False)
     if not isinstance(include_usage, bool):
-        raise ServerError(400, "stream_options.include_usage must be true or false", "stream_options")
+        raise ServerError(400, "stream_options.include_usage: must be true or false", "stream_options")
     return include_usage
 
 
@@ -109,17 +120,17 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
     """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
     fields = current_names(fields)
     if "num_return_sequences" in fields:
-        message = "num_return_sequences is not a field of this API; use n"
+        message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")
     for name in fields:
         if name in option_specs() and not option_specs()[name].per_row:
-            message = f"{name} is set when the server starts; leave it out"
+            message = f"{name}: is set when the server starts; leave it out"
             raise ServerError(400, message, name, "unsupported_value")
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
     if "logprobs" in fields and not isinstance(fields["logprobs"], bool):
         if validate("logprobs", Int(0), fields["logprobs"]) > 0:
-            message = "logprobs must be 0: only the logprobs of the generated tokens are available"
+            message = "logprobs: must be 0: only the logprobs of the generated tokens are available"
             raise ServerError(400, message, "logprobs", "unsupported_value")
         fields["logprobs"] = True
     fields.setdefault("seed", secrets.randbelow(MAX_SEED + 1))

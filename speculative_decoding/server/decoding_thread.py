@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..distributed import ShardedModel
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
-from ..errors import InputError
+from ..errors import InputError, written
 from ..models.audio import AudioFrames
 from ..session import Session
 from .client_request import Call, Served
@@ -126,7 +126,7 @@ class DecodingThread:
                 warm_up(session, self._limits.slots)
                 note = session.planner.exactness_note(session.options_with({}), self._limits.slots)
                 if note:
-                    LOG.warning(note)
+                    LOG.warning(written(note))
                 self._call_on_loop([partial(on_ready, session)])
                 error = self._decode(session)
         except InputError as input_error:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
-from ..errors import InputError
-from ..sampling.options import option_specs
-from ..speech.options import transcription_specs
+from ..errors import InputError, UnknownOption
 
 FAILED = "the server failed while decoding this request; see its log"
-FIELDS = {
-    *("prompt", "model", "n", "stream", "rounds", "q", "source", "target", "file"),
-    *option_specs(),
-    *transcription_specs(),
-}
 
 
 class ServerError(Exception):
@@ -45,15 +38,23 @@ class ServerError(Exception):
         self.headers = headers
 
     @classmethod
-    def of(cls, error: InputError) -> ServerError:
-        """Convert the error of an option or prompt. Its message begins with the name or "there is no option 'NAME'"."""
-        message = str(error)
-        unknown = re.match(r"(?:there is|transcriptions have) no option '(\w+)'", message)
-        if unknown:
-            return cls(400, message, unknown[1], "unknown_field")
-        words = re.findall(r"\w+", message)
-        param = words[0] if words and words[0] in FIELDS else None
-        return cls(400, message, param, "invalid_value")
+    def of(cls, error: InputError, name: Callable[[str], str] = str, subject: str | None = None) -> ServerError:
+        """Convert the error of an option, prompt or file.
+
+        Args:
+            error: The error.
+            name: Returns the API's name of an option.
+            subject: The field that an error without one is about.
+        """
+        param = subject if error.field is None else name(error.field)[:80]
+        code = "unknown_field" if isinstance(error, UnknownOption) else "invalid_value"
+        return cls(400, error.message(name), param, code)
+
+    @classmethod
+    def unknown_field(cls, name: str, known: Collection[str]) -> ServerError:
+        similar = get_close_matches(name, known, 1)
+        hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(known)}"
+        return cls(400, f"{name[:80]}: unknown field; {hint}", name[:80], "unknown_field")
 
     @property
     def content(self) -> dict[str, Any]:

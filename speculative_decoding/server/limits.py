@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated as A
 
 from ..decoding.prompt import TOKEN_CHARACTERS
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
@@ -34,8 +34,15 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_prompts > self.slots + self.queue:
             raise InputError(
-                f"--max-prompts {self.max_prompts}: must be at most --slots plus --queue ({self.slots + self.queue}); "
-                "lower it, or raise --queue"
+                (
+                    "must be at most ",
+                    Name("slots"),
+                    " plus ",
+                    Name("queue"),
+                    f" ({self.slots + self.queue}), not {self.max_prompts}",
+                ),
+                "max_prompts",
+                ("lower it, or raise ", Name("queue")),
             )
 
     def check(self, prompt: str, options: GenerationOptions) -> None:
@@ -45,16 +52,17 @@ class Limits:
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
             if len(values) > self.max_stops:
-                raise ServerError(400, f"{name} must have at most {self.max_stops} entries here", name)
+                raise ServerError(400, f"{name}: must have at most {self.max_stops} entries here", name)
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in options.stop):
-            raise ServerError(400, f"stop strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
+            raise ServerError(400, f"stop: strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
 
     def check_length(self, name: str, text: str) -> None:
         """Refuse texts that certainly exceed the token limit, because tokenizing them would take long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
             raise ServerError(
                 400,
-                f"{name} has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; shorten or split it",
+                f"{name}: has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; "
+                "shorten or split it",
                 name,
             )
 
@@ -62,6 +70,6 @@ class Limits:
         if count > self.max_prompt_tokens:
             raise ServerError(
                 400,
-                f"{name} has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it",
+                f"{name}: has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it",
                 name,
             )

@@ -18,8 +18,14 @@ from ..speech.scheduler import TranscriptionEvent
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
 from .client_request import Call, Served
-from .errors import ServerError
+from .errors import FAILED, ServerError
 from .limits import Limits
+
+FIELD_NAMES = {  # fields of the API for options with another name
+    "audio": "file",
+    "initial_prompt": "prompt",
+    "word_timestamps": "timestamp_granularities[]",
+}
 
 
 class RecordingUpdate(NamedTuple):
@@ -122,8 +128,15 @@ class RecordingWork:
         return calls
 
 
+def field_name(option: str) -> str:
+    """Return the field of the API for an option of a transcription."""
+    return FIELD_NAMES.get(option, option)
+
+
 def of_recording(error: Exception) -> ServerError:
     """Convert the error of a recording, naming the fields of the API."""
     if isinstance(error, ArithmeticError):
         return ServerError(500, str(error), code="not_finite")
-    return ServerError.of(InputError(str(error).replace("initial_prompt", "prompt")))
+    if isinstance(error, InputError):
+        return ServerError.of(error, field_name, "file")
+    return ServerError(500, FAILED)

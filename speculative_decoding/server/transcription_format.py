@@ -24,6 +24,7 @@ from ..speech.segments import Segment
 from ..speech.transcription import Transcription
 from .errors import ServerError
 from .multipart import Part
+from .recordings import field_name
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 MEDIA_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -83,14 +84,14 @@ def parse_transcription_request(
     content, granularities, fields = parse_fields(parts)
     requested = fields.pop("model", model)
     if requested != model:
-        message = f"model {requested[:80]!r} does not exist (expected {model!r})"
+        message = f"model: {requested[:80]!r} does not exist (expected {model!r})"
         raise ServerError(404, message, "model", "model_not_found")
     response_format = fields.pop("response_format", "json")
     stream = fields.pop("stream", False)
     if stream and response_format != "json":
-        raise ServerError(400, f"stream must be false with response_format {response_format}; use json", "stream")
+        raise ServerError(400, f"stream: must be false with response_format {response_format}; use json", "stream")
     if granularities and response_format != "verbose_json":
-        message = f"timestamp_granularities has no effect with response_format {response_format}; use verbose_json"
+        message = f"timestamp_granularities: has no effect with response_format {response_format}; use verbose_json"
         raise ServerError(400, message, "timestamp_granularities")
 
     options = fields | {"task": task, "word_timestamps": "word" in granularities}
@@ -103,7 +104,7 @@ def parse_transcription_request(
         language_code(audio, own)
         defaults.override_for_row(decoding)
     except InputError as error:
-        raise ServerError.of(error) from None
+        raise ServerError.of(error, field_name) from None
     return TranscriptionRequest(content, options, response_format, granularities or ["segment"], stream)
 
 
@@ -115,9 +116,9 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
     for part in parts:
         name = part.name.removesuffix("[]")
         if name in fields or (name == "file" and content is not None):
-            raise ServerError(400, f"{name} is given twice", name)
+            raise ServerError(400, f"{name[:80]}: is given twice", name)
         if part.is_file != (name == "file"):
-            raise ServerError(400, f"{name[:80]} must {'not ' if part.is_file else ''}be a file", name[:80])
+            raise ServerError(400, f"{name[:80]}: must {'not ' if part.is_file else ''}be a file", name[:80])
         if name == "file":
             content = part.content
         elif name == "timestamp_granularities":
@@ -125,25 +126,25 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
         else:
             fields[name] = parse_value(name, part.content)
     if content is None:
-        raise ServerError(400, "file is missing; send a recording", "file")
+        raise ServerError(400, "file: is missing; send a recording", "file")
     return content, granularities, fields
 
 
 def parse_value(name: str, content: bytes) -> Any:
     """Parse the text of a field. Raises `ServerError` that names it."""
     if name in UNSUPPORTED:
-        raise ServerError(400, f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
+        raise ServerError(400, f"{name}: is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
     if name in OTHER_OPTIONS:
-        raise ServerError(400, f"{name} is not a field of this API; {OTHER_OPTIONS[name]}", name, "unsupported_value")
+        raise ServerError(400, f"{name}: is not a field of this API; {OTHER_OPTIONS[name]}", name, "unsupported_value")
     if name not in FIELDS:
-        raise ServerError(400, f"there is no field {name[:80]!r}", name[:80], "unknown_field")
+        raise ServerError.unknown_field(name, [each for each in FIELDS if each not in OTHER_OPTIONS])
     try:
         text = content.decode()
         return FIELDS[name].parse(text)
     except UnicodeDecodeError:
-        raise ServerError(400, f"{name} is not UTF-8", name, "invalid_value") from None
+        raise ServerError(400, f"{name}: is not UTF-8", name, "invalid_value") from None
     except (ValueError, TypeError, OverflowError):
-        raise ServerError(400, f"{name} {refusal(FIELDS[name], text)}", name, "invalid_value") from None
+        raise ServerError(400, f"{name}: {refusal(FIELDS[name], text)}", name, "invalid_value") from None
 
 
 def transcription_response(request: TranscriptionRequest, result: Transcription) -> Response:

@@ -18,7 +18,7 @@ from ..speech.transcription import Transcription
 from .bodies import EventStream, cancel_on_disconnect, read_body
 from .errors import ServerError
 from .multipart import parse_multipart
-from .recordings import ServedRecording
+from .recordings import ServedRecording, field_name
 from .service import Service
 from .transcription_format import (
     delta_event,
@@ -43,7 +43,7 @@ class Upload:
     def blocks(self) -> Iterator[Samples]:
         for block in self._audio.blocks():
             if not self.is_wanted:
-                raise InputError("file: no longer wanted")
+                raise InputError("no longer wanted", "file")
             yield block
 
 
@@ -68,7 +68,7 @@ async def transcribe(request: Request, task: str) -> Response:
         model = request.app.state.settings.model
         wanted = parse_transcription_request(parts, task, model, audio, service.options)
         if len(wanted.content) > limits.max_audio:
-            raise ServerError(413, f"file must have at most {limits.max_audio} bytes", "file", "body_too_large")
+            raise ServerError(413, f"file: must have at most {limits.max_audio} bytes", "file", "body_too_large")
         if "initial_prompt" in wanted.options:
             request.scope["prompts"] = [wanted.options["initial_prompt"]]
 
@@ -76,7 +76,7 @@ async def transcribe(request: Request, task: str) -> Response:
         try:
             recording = await cancel_on_disconnect(request.receive, opening, limits.max_seconds)
         except TimeoutError:
-            raise ServerError(504, f"file was not decoded within {limits.max_seconds:g} s", code="timeout") from None
+            raise ServerError(504, f"file: was not decoded within {limits.max_seconds:g} s", code="timeout") from None
         item = ServedRecording(recording, wanted.options)
         if not wanted.stream:
             result = await cancel_on_disconnect(request.receive, complete(service, item))
@@ -94,7 +94,7 @@ async def open_recording(content: bytes, num_mel_bins: int, max_seconds: float) 
     try:
         return await loop.run_in_executor(OPENING, MelSpectrogram, upload, num_mel_bins, max_seconds)
     except InputError as error:
-        raise ServerError.of(error) from None
+        raise ServerError.of(error, field_name, "file") from None
     except asyncio.CancelledError:
         upload.is_wanted = False
         raise

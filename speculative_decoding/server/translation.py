@@ -46,7 +46,8 @@ def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixe
         match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
         if match is None:
             raise InputError(
-                f"--translate {flag!r}: must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: '"
+                f"must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: ', not {flag!r}",
+                "translate",
             )
         prefixes[match[1], match[2]] = match[3]
     return prefixes
@@ -69,7 +70,7 @@ def translation_prompt(
         return prefixes[source, target] + text, {}
     if not session.tokenizer.languages:
         pairs = ", ".join(":".join(pair) for pair in sorted(prefixes)) or "none"
-        raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}")
+        raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}", "target")
     for name, code in (("source", source), ("target", target)):
         language_token(session.tokenizer, name, code)
     return text, {"src_lang": source, "tgt_lang": target}
@@ -93,11 +94,11 @@ def parse_translation_request(
     """Return the prompts of a request with their options. Raises `ServerError` that names the field."""
     for name in fields:
         if name not in FIELDS:
-            raise ServerError(400, f"there is no field {name[:80]!r} (expected {', '.join(FIELDS)})", name)
+            raise ServerError.unknown_field(name, FIELDS)
     if fields.get("format", "text") != "text":
-        raise ServerError(400, "format must be text: markup is not supported", "format")
+        raise ServerError(400, "format: must be text: markup is not supported", "format")
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
-        raise ServerError(400, "alternatives must be 0: only one translation is made", "alternatives")
+        raise ServerError(400, "alternatives: must be 0: only one translation is made", "alternatives")
     try:
         q = validate("q", Union((Text(), ListOf(Text()))), fields.get("q", ""))
         source = validate("source", Text(), fields.get("source", ""))
@@ -105,9 +106,9 @@ def parse_translation_request(
         texts = [q] if isinstance(q, str) else list(q)
         max_prompts = service.limits.max_prompts
         if not 1 <= len(texts) <= max_prompts:
-            raise InputError(f"q must have 1 to {max_prompts} texts, not {len(texts)}")
+            raise InputError(f"must have 1 to {max_prompts} texts, not {len(texts)}", "q")
         if source == "auto":
-            raise InputError("source must be a language: automatic detection is not supported")
+            raise InputError("must be a language: automatic detection is not supported", "source")
         defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
         prompts = [translation_prompt(service.session, prefixes, text, source, target) for text in texts]
         return [(prompt, defaults.override_for_row(options)) for prompt, options in prompts]
@@ -122,7 +123,7 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
         for prompt in client.items:
             if prompt.finish_reason == "length":
                 limit = prompt.options.max_tokens
-                message = f"text {prompt.index + 1} of q has a translation of over {limit} tokens; split it"
+                message = f"q: text {prompt.index + 1} has a translation of over {limit} tokens; split it"
                 raise ServerError(400, message, "q")
         return [prompt.text for prompt in client.items]
 

@@ -58,8 +58,10 @@ class AudioArray:
         samples = self.samples
         if samples.ndim != 1 or samples.dtype.kind != "f":
             raise InputError(
-                f"audio: must be float samples in one dimension, at 16 kHz and from -1 to 1 (got {samples.dtype} of "
-                f"shape {samples.shape}); mix channels down, and {SCALE}"
+                f"must be float samples in one dimension, at 16 kHz and from -1 to 1 (got {samples.dtype} of shape "
+                f"{samples.shape})",
+                "audio",
+                f"mix channels down, and {SCALE}",
             )
 
     def blocks(self) -> Iterator[Samples]:
@@ -70,7 +72,7 @@ class AudioArray:
             if not is_valid.all():
                 index = int(is_valid.argmin())
                 raise InputError(
-                    f"audio: samples must be from -1 to 1 (got {block[index]:g} at sample {start + index}); {SCALE}"
+                    f"samples must be from -1 to 1 (got {block[index]:g} at sample {start + index})", "audio", SCALE
                 )
             yield block
 
@@ -115,7 +117,7 @@ def open_source(audio: str | os.PathLike[str] | NDArray[np.floating]) -> AudioSo
     if isinstance(audio, np.ndarray):
         return AudioArray(audio)
     if not isinstance(audio, str | os.PathLike):
-        raise InputError(f"audio: must be a path or a numpy array of samples, not {short_repr(audio)}")
+        raise InputError(f"must be a path or a numpy array of samples, not {short_repr(audio)}", "audio")
     return AudioFile(Path(audio))
 
 

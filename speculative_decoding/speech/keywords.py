@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from ..errors import InputError
+from ..errors import UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.keywords import keyword_parameters
-from ..sampling.options import OTHER_NAMES, current_names
+from ..sampling.options import current_names, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
 P = ParamSpec("P")
@@ -93,9 +92,7 @@ def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         elif name in DECODING:
             decoding[name] = value
         else:
-            similar = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
-            meant = f"did you mean {similar}?" if similar in known else f"there are {', '.join(known)}"
-            raise InputError(f"transcriptions have no option {name!r}; {meant}")
+            raise UnknownOption("transcriptions have no such option", name, suggested_option(name, known))
     return own, decoding
 
 

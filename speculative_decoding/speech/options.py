@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, get_args
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..sampling.options import OptionSpec, validate
 from ..sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union, annotations_of
 
@@ -28,13 +28,15 @@ class TranscriptionOptions:
     initial_prompt: Annotated[
         str | None, OrNone(Text(may_be_empty=True)), "text before the first window, such as names with their spelling"
     ] = None
-    carry_initial_prompt: Annotated[bool, Bool(), "put initial_prompt before every window"] = False
+    carry_initial_prompt: Annotated[bool, Bool(), ("put ", Name("initial_prompt"), " before every window")] = False
     condition_on_previous_text: Annotated[bool, Bool(), "put the text so far before each window"] = True
     temperature: Annotated[
         float | Sequence[float],
         Union((Number(1e-10, 1e10, or_zero=True), ListOf(Number(1e-10, 1e10, or_zero=True)))),
-        "sampling temperatures that are tried in turn, until a window passes compression_ratio_threshold and "
-        "logprob_threshold",
+        (
+            "sampling temperatures that are tried in turn, until a window passes ",
+            *(Name("compression_ratio_threshold"), " and ", Name("logprob_threshold")),
+        ),
     ] = TEMPERATURES
     compression_ratio_threshold: Annotated[
         float | None,
@@ -47,12 +49,18 @@ class TranscriptionOptions:
     no_speech_threshold: Annotated[
         float | None,
         OrNone(Number(0, 1)),
-        "skip a window without speech with more than this probability, unless its text passes logprob_threshold",
+        (
+            "skip a window without speech with more than this probability, unless its text passes ",
+            Name("logprob_threshold"),
+        ),
     ] = 0.6
     hallucination_silence_threshold: Annotated[
         float | None,
         OrNone(Number(0)),
-        "skip silence longer than X seconds around text that was probably not spoken (requires word_timestamps)",
+        (
+            "skip silence longer than X seconds around text that was probably not spoken (requires ",
+            *(Name("word_timestamps"), ")"),
+        ),
     ] = None
     clip_timestamps: Annotated[
         str | Sequence[float],
@@ -71,9 +79,11 @@ class TranscriptionOptions:
         for name, spec in transcription_specs().items():
             object.__setattr__(self, name, validate(name, spec.type, getattr(self, name)))
         if not self.temperatures:
-            raise InputError("temperature is empty; give a number, or several in increasing order")
+            raise InputError("is empty", "temperature", "give a number, or several in increasing order")
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
-            raise InputError("hallucination_silence_threshold has no effect without word_timestamps; turn them on")
+            raise InputError(
+                ("has no effect without ", Name("word_timestamps")), "hallucination_silence_threshold", "turn them on"
+            )
         self.clips(0)
 
     @property
@@ -87,7 +97,9 @@ class TranscriptionOptions:
             try:
                 seconds = ListOf(Number(0)).accept([float(each) for each in seconds.split(",") if seconds])
             except ValueError:
-                raise InputError(f"clip_timestamps must be numbers with commas, not {self.clip_timestamps!r}") from None
+                raise InputError(
+                    f"must be numbers with commas, not {self.clip_timestamps!r}", "clip_timestamps"
+                ) from None
         points = [min(round(each * 100), num_frames) for each in seconds] or [0]
         if len(points) % 2:
             points.append(num_frames)

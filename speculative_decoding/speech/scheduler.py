@@ -211,19 +211,26 @@ def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> s
         InputError: The model cannot transcribe with these options.
     """
     if audio is None:
-        raise InputError("audio: this model reads text and cannot transcribe; load a speech model, such as Whisper")
+        raise InputError("this model reads text and cannot transcribe", "audio", "load a speech model, such as Whisper")
     code = None if options.language is None else options.language.lower()
     if not audio.is_multilingual:
         if options.task == "translate":
-            raise InputError("task translate: this model knows English only; leave it out, or use a multilingual model")
+            raise InputError(
+                "this model knows English only, and cannot translate",
+                "task",
+                "leave it out, or use a multilingual model",
+            )
         if code not in (None, "en", "english"):
             raise InputError(
-                f"language {short_repr(options.language)}: this model knows English only; use a multilingual model"
+                f"this model knows English only, not {short_repr(options.language)}",
+                "language",
+                "use a multilingual model",
             )
         return "en"
     if code is None or code in audio.languages:
         return code
     raise InputError(
-        f"language {short_repr(options.language)}: unknown; choose one of the {len(audio.languages)} languages of this "
-        f"model: {', '.join(sorted(audio.languages))}"
+        f"{short_repr(options.language)} is unknown",
+        "language",
+        f"choose one of the {len(audio.languages)} languages of this model: {', '.join(sorted(audio.languages))}",
     )

@@ -35,7 +35,7 @@ class SpeechText:
         if "<|" in text:  # the search takes longer than encoding
             for token, piece in self._tokenizer.vocabulary.pieces.items():
                 if token >= self.audio.end and piece in text:
-                    raise InputError(f"{name} contains the special token {piece}; remove it")
+                    raise InputError(f"contains the special token {piece}", name, "remove it")
         return self._tokens_of(text)
 
     def _tokens_of(self, text: str) -> list[int]:

@@ -57,8 +57,10 @@ def read_manifest(path: Path) -> list[Recording]:
             recordings.append(Recording(path.parent / entry["audio"], str(entry["language"]), spoken))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"--audio-manifest {path}: line {number} is no transcript ({error!r}); write "
-                '{"audio": FILE, "language": CODE, "segments": [{"start": SECONDS, "end": SECONDS, "text": TEXT}, ...]}'
+                f"{path}: line {number} is no transcript ({error!r})",
+                "audio_manifest",
+                'write {"audio": FILE, "language": CODE, "segments": [{"start": SECONDS, "end": SECONDS, "text": '
+                "TEXT}, ...]}",
             ) from error
     return recordings
 
@@ -106,7 +108,7 @@ class WindowMaker:
     def _prefix(self, language: str, is_timed: bool, previous: Sequence[int], rng: np.random.Generator) -> list[int]:
         audio = self.text.audio
         if audio.is_multilingual and language not in audio.languages:
-            raise InputError(f"--audio-manifest: {language!r} is no language of this model; use a code such as en")
+            raise InputError(f"{language!r} is no language of this model", "audio_manifest", "use a code such as en")
         prefix = audio.start_tokens(language)
         if not is_timed:
             prefix.append(audio.no_timestamps)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..loading.atomic_io import atomic_write
 from .outputs import Example
 from .teacher import TEACHER_BATCH, TEACHER_POSITIONS, Teacher, TeacherTargets
@@ -120,5 +120,8 @@ def read_done(state_file: Path, facts: dict[str, Any]) -> int:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{state_file}: damaged ({error}); delete its folder to compute it again") from error
     if state != facts:
-        raise InputError(f"{state_file.parent}: holds features of other outputs; delete it, or name another --output")
+        raise InputError(
+            f"{state_file.parent}: holds features of other outputs",
+            way_out=("delete it, or name another ", Name("output")),
+        )
     return done

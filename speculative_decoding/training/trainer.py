@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.stats import GenerationStats
 from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
-from ..errors import CheckpointError, InputError, writing
+from ..errors import CheckpointError, InputError, Name, writing
 from ..loading.atomic_io import sync
 from ..session import Session
 from .batches import Sampler
@@ -147,7 +147,7 @@ class Trainer:
             self.history.append([self.step, self._progress, loss, agreement, measured])
 
             if not math.isfinite(loss):
-                raise InputError(f"--learning-rate: the loss is {loss} in step {self.step}; choose a smaller rate")
+                raise InputError(f"the loss is {loss} in step {self.step}", "learning_rate", "choose a smaller rate")
             if self.processes.is_first and (time.monotonic() - last_save > SAVE_SECONDS or is_end):
                 self.save()
                 last_save = time.monotonic()
@@ -203,7 +203,7 @@ class Trainer:
             leaves: Any = tree_flatten(tree)
             arrays += [(f"{name}.{path}", storable(array)) for path, array in leaves]
         partial = self.checkpoint.with_suffix(".partial")
-        with writing("training", self.checkpoint, "free disk space, then continue with --resume"):
+        with writing("training", self.checkpoint, ("free disk space, then continue with ", Name("resume"))):
             try:
                 write_npz(partial, arrays)
                 sync(partial)

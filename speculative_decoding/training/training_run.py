@@ -22,7 +22,7 @@ from ..decoding.stats import GenerationStats
 from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..draft_length.costs import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
-from ..errors import InputError, writing
+from ..errors import InputError, Name, writing
 from ..loading import manifest
 from ..loading.atomic_io import atomic_directory, atomic_write
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
@@ -48,7 +48,7 @@ from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 
 FORMAT = 4  # of the work folder
-WAY_OUT = "free disk space, or name another --output"
+WAY_OUT = ("free disk space, or name another ", Name("output"))
 FREQUENT = 512  # ids that a head may propose for any source
 FREQUENT_SPEECH = 3072  # audio suggests no other ids
 Progress = Callable[[int], None]
@@ -100,7 +100,10 @@ class TrainingRun:
         with self.processes.first_before_others():
             if path.exists():
                 if self.processes.is_first and not resume:
-                    raise InputError(f"{self.work}: holds an unfinished training; continue with --resume, or delete it")
+                    raise InputError(
+                        f"{self.work}: holds an unfinished training",
+                        way_out=("continue with ", Name("resume"), ", or delete it"),
+                    )
                 require_same_settings(path, settings)
             elif self.processes.is_first:
                 with writing("training", self.work, WAY_OUT):
@@ -108,7 +111,11 @@ class TrainingRun:
                     atomic_write(path, json.dumps(settings, indent=2) + "\n")
             else:
                 raise InputError(
-                    f"{path}: not found; all processes of a training need the same --output on a shared disk"
+                    (
+                        f"{path}: not found; all processes of a training need the same ",
+                        Name("output"),
+                        " on a shared disk",
+                    )
                 )
 
     def write_outputs(self, progress: Progress) -> None:
@@ -126,8 +133,10 @@ class TrainingRun:
                 )
                 outputs = [*decoded.values()]
         if len(outputs) < self.options.batch_size:
-            name = "--audio-manifest: too few windows" if recordings else "--prompts: too few prompts could be decoded"
-            raise InputError(f"{name} (got {len(outputs)}, need {self.options.batch_size}); add more")
+            name, what = (
+                ("audio_manifest", "too few windows") if recordings else ("prompts", "too few prompts could be decoded")
+            )
+            raise InputError(f"{what} (got {len(outputs)}, need {self.options.batch_size})", name, "add more")
         self.examples = sorted(outputs, key=lambda each: len(each.output) + len(each.source))
 
     @cached_property
@@ -234,7 +243,7 @@ class TrainingRun:
         """
         student = self.student
         dtype = DTYPES[self.options.dtype]
-        with writing("--output", output, WAY_OUT):
+        with writing(Name("output"), output, WAY_OUT):
             if isinstance(student, HeadStudent):
                 acceptance = total_stats(self.held_out_stats).acceptance_by_position
                 head = student.draft().with_acceptance(acceptance)
@@ -254,8 +263,9 @@ def require_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     for name in [*settings, *saved]:
         if saved.get(name) != settings.get(name):
             raise InputError(
-                f"{path}: --resume needs the options that this training was started with "
-                f"({name} is {settings.get(name)!r}, was {saved.get(name)!r})"
+                f"{path}: needs the options that this training was started with ({name} is {settings.get(name)!r}, "
+                f"was {saved.get(name)!r})",
+                "resume",
             )
 
 

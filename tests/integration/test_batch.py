@@ -270,13 +270,13 @@ def test_draft_lengths_do_not_change_the_output(drafter: str) -> None:
 
 def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
     bad: dict[int, tuple[Any, str]] = {
-        1: ("  ", "prompt is empty"),
+        1: ("  ", "prompt: is empty"),
         2: ({"prompt": "b", "top_p": 3.0}, "top_p"),
         3: ({"prompt": "b", "max_tokens": 0}, "max_tokens"),
-        4: ({"prompt": "b", "strict": True}, "strict is the same for all rows"),
+        4: ({"prompt": "b", "strict": True}, "strict: is the same for all rows"),
         5: ({"prompt": "b", "tempreature": 1.0}, "did you mean temperature"),
-        6: ({"max_tokens": 3}, "prompt is empty"),
-        7: (None, "prompt must be text, not None"),
+        6: ({"max_tokens": 3}, "prompt: is empty"),
+        7: (None, "prompt: must be text, not None"),
     }
     rows: list[Any] = ["abc", *(row for row, _ in bad.values()), "cab"]
     found = {each.index: each for each in batch_generate(TARGET, Letters(), rows, slots=2)}
@@ -291,7 +291,7 @@ def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"slots": 0}, "slots must be a whole number >= 1"),
+        ({"slots": 0}, "slots: must be a whole number >= 1"),
         ({"drafter": NgramDrafter()}, "given by name"),
         ({"drafter": "model"}, "needs a draft model"),
         ({"draft_model": DRAFT, "delta": 2.0}, "delta"),
@@ -327,7 +327,7 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
     assert [each.text for each in session.generate(PROMPTS, max_tokens=9)] == [
         session.generate(prompt, max_tokens=9).text for prompt in PROMPTS
     ]
-    with pytest.raises(InputError, match="prompt 1: prompt is empty"):
+    with pytest.raises(InputError, match="prompt 1: prompt: is empty"):
         session.generate(["abc", ""])
 
 

@@ -89,9 +89,9 @@ def test_draft_and_verify_times_are_shown_with_show_draft_and_trace(tmp_path: Pa
 def test_the_prompt_may_be_a_positional_argument(main_py) -> None:  # type: ignore[no-untyped-def]
     assert main_py(PROMPT)[:2] == main_py("--prompt", PROMPT)[:2]
     status, _, error = main_py(PROMPT, "--prompt", PROMPT)
-    assert status == 2 and "--prompt: cannot be combined with a positional prompt" in error
+    assert status == 2 and "prompt: cannot be combined with a positional prompt" in error
     status, _, error = main_py(PROMPT, "--input", "x")
-    assert status == 2 and "--prompt cannot be combined with --input" in error
+    assert status == 2 and "prompt: cannot be combined with --input" in error
 
 
 def test_the_users_own_prompts_print_once_that_the_bundled_target_is_a_demonstration(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -299,47 +299,47 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--acceptance", "typical"], "--acceptance: must be one of rejection, block, coupled, not 'typical'"),
         (
             ["--temperature", "1", "--acceptance", "block", "--delta", "0.1"],
-            "--delta relaxes --acceptance rejection only, not block",
+            "--delta: relaxes --acceptance rejection only, not block",
         ),
-        (["--top-k", "5"], "--top-k has no effect at --temperature 0; leave one of them out"),
-        (["--top-p", "0.5"], "--top-p has no effect at --temperature 0"),
-        (["--min-p", "0.5"], "--min-p has no effect at --temperature 0"),
-        (["--acceptance", "coupled"], "--acceptance has no effect at --temperature 0"),
-        (["--drafter", "none", "--num-draft", "3"], "--num-draft has no effect with --drafter none"),
-        (["--regular-decode", "--delta", "0.5"], "--delta has no effect with --drafter none"),
+        (["--top-k", "5"], "--top-k: has no effect at --temperature 0; leave one of them out"),
+        (["--top-p", "0.5"], "--top-p: has no effect at --temperature 0"),
+        (["--min-p", "0.5"], "--min-p: has no effect at --temperature 0"),
+        (["--acceptance", "coupled"], "--acceptance: has no effect at --temperature 0"),
+        (["--drafter", "none", "--num-draft", "3"], "--num-draft: has no effect with --drafter none"),
+        (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
         (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
         (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
         (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
-        (["--eos-token-id", "99999"], "main.py: error: --eos-token-id must be between 0 and"),
-        (["--target-language", "xx"], "main.py: error: --target-language 'xx' has no effect"),
+        (["--eos-token-id", "99999"], "main.py: error: --eos-token-id: must be between 0 and"),
+        (["--target-language", "xx"], "main.py: error: --target-language: 'xx' has no effect"),
         (
             ["--verify", "--temperature", "1"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
-        (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
-        (["--compare", "--num-draft", "0"], "--compare compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--baseline cannot be combined with --compare"),
-        (["--compare", "--verify"], "--verify cannot be combined with --compare"),
-        (["--interactive"], "--prompt cannot be combined with --interactive"),
+        (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),
+        (["--compare", "--num-draft", "0"], "--compare: compares with and without a draft"),
+        (["--compare", "--regular-decode"], "--baseline: cannot be combined with --compare"),
+        (["--compare", "--verify"], "--verify: cannot be combined with --compare"),
+        (["--interactive"], "prompt: cannot be combined with --interactive"),
         (
             ["--show-draft", "He go home."],
-            "text, rounds, not 'He go home.'; put a prompt before this flag, or use --prompt",
+            "must be one of text, rounds; put a prompt before this flag, or use --prompt",
         ),
-        (["--trace", "/nonexistent/t.jsonl"], "--trace /nonexistent/t.jsonl: cannot be written"),
-        (["--verify", "--drafter", "none"], "--verify compares with and without a draft"),
+        (["--trace", "/nonexistent/t.jsonl"], "--trace: /nonexistent/t.jsonl cannot be written"),
+        (["--verify", "--drafter", "none"], "--verify: compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),
         (["--gamma", "5"], "--gamma"),
-        (["--prompt", "  "], "--prompt '  ': is empty"),
+        (["--prompt", "  "], "prompt: is empty"),
         (["--prompt", "word " * 600], "trained on at most 512"),
         (
             ["--model", "no-such-model"],
             "--model: model 'no-such-model' is neither a folder nor a name in models/ (t5-web-docs, ",
         ),
         (["--model", "t5-web-docs", "--draft-model", "nowhere"], "--draft-model: model 'nowhere'"),
-        (["--stats-json", "/nonexistent/folder/s.json"], "--stats-json /nonexistent/folder/s.json"),
+        (["--stats-json", "/nonexistent/folder/s.json"], "--stats-json: /nonexistent/folder/s.json"),
     ],
 )
 def test_invalid_arguments_are_a_one_line_error_with_status_2(
@@ -351,6 +351,32 @@ def test_invalid_arguments_are_a_one_line_error_with_status_2(
     status, err = in_process(capsys, *arguments)
     lines = [line for line in err.splitlines() if not line.startswith("target ")]  # the line that names the models
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
+
+
+SECRET = "translate English to German: my password is fish"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-drafts", "4", SECRET], "--num-drafts: unknown option; did you mean --num-draft?"),
+        (["--num-draft-tokens=4", SECRET], "--num-draft-tokens: unknown option; did you mean --num-draft?"),
+        (["--max-new-tokens", "4", SECRET], "--max-new-tokens: unknown option; did you mean --max-tokens?"),
+        (["--tgt-lang", "de", SECRET], "--tgt-lang: unknown option; did you mean --target-language?"),
+        (["--temprature", SECRET, SECRET], "--temprature: unknown option; did you mean --temperature?"),
+        (["--zzz", SECRET], "--zzz: unknown option"),
+        (["--draft-modle=t5", SECRET, f"- {SECRET}"], "--draft-modle: unknown option; did you mean --draft-model?"),
+        (SECRET.split(), "unexpected argument; put a text with spaces in quotes, and give each argument once"),
+        (["--prompt", "a", SECRET], "prompt: cannot be combined with a positional prompt; leave one of them out"),
+        (["--show-draft", SECRET], "argument --show-draft: must be one of text, rounds; put a prompt before this flag"),
+    ],
+)
+def test_a_mistyped_flag_is_named_with_the_nearest_one_and_nothing_else_is_repeated(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, err = in_process(capsys, *arguments)
+    assert status == 2 and len(err.splitlines()) == 1 and err.startswith(f"main.py: error: {message}")
+    assert "password" not in err and "fish" not in err
 
 
 @pytest.fixture
@@ -460,7 +486,7 @@ def test_a_full_disk_is_a_one_line_error(
     for name in ("--stats-json", "--trace"):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, str(full)]) == 2
-        assert f"main.py: error: {name} {full}: cannot be written (No space left" in capfd.readouterr().err
+        assert f"main.py: error: {name}: {full} cannot be written (No space left" in capfd.readouterr().err
 
 
 def test_a_job_of_an_earlier_version_can_be_resumed(

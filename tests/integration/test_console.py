@@ -125,7 +125,7 @@ def test_mistakes_are_reported_and_the_console_continues(
     for words in (
         "did you mean /max-tokens?",
         "/help lists all commands",
-        "error: /eos-token-id must be between 0 and 8191, not 9999",
+        "error: /eos-token-id: must be between 0 and 8191, not 9999",
         "usage: /max-tokens N",
         "trained on at most 512",
     ):
@@ -207,9 +207,9 @@ def test_every_switch_turns_on_and_off(talk) -> None:  # type: ignore[no-untyped
 
 def test_delta_is_lossy_and_requires_the_rejection_rule(talk) -> None:  # type: ignore[no-untyped-def]
     assert "LOSSY" in talk("/delta 1", GERMAN)[1]
-    with pytest.raises(ValueError, match="relaxes acceptance rejection only"):
+    with pytest.raises(ValueError, match="/delta: relaxes /acceptance rejection only"):
         talk("/acceptance block")
-    with pytest.raises(ValueError, match="acceptance has no effect at temperature 0"):
+    with pytest.raises(ValueError, match="^/acceptance: has no effect at /temperature 0"):
         talk("/delta 0", "/acceptance coupled")
     sampled = talk("/temperature 1", "/acceptance coupled", GERMAN)[0]
     assert talk("/baseline", GERMAN)[0] == sampled
@@ -315,12 +315,14 @@ def test_models_are_replaced_or_kept_on_an_error() -> None:
         answer(state, "/max-tokens 7")
         answer(state, "/model t5-web-docs-draft")
         assert state.config.describe() == "target models/t5-web-docs-draft, drafts copied from the text"
-        with pytest.raises(ValueError, match="drafter 'model' needs a draft model"):
+        with pytest.raises(ValueError, match="/drafter: model needs a draft model"):
             answer(state, "/drafter model")
         answer(state, "/draft-model t5-web-docs-draft")
         assert both in state.config.describe() and state.modes == ["speculative"] and state.options.max_tokens == 7
         answer(state, "/drafter model")
-        with pytest.raises(ValueError, match="--drafter model has no effect without a draft model"):
+        with pytest.raises(
+            ValueError, match="^/model: /drafter: model has no effect without a draft model; name one with /draft-model"
+        ):
             answer(state, "/model t5-web-docs")
         assert "draft models/t5-web-docs-draft" in state.config.describe()
 
@@ -352,11 +354,11 @@ def test_an_ngram_store_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--prompt", "x"], "--prompt cannot be combined with --interactive"),
-        (["--compare"], "--compare cannot be combined with --interactive"),
-        (["--verify"], "--verify cannot be combined with --interactive"),
-        (["--stats-json", "x.json"], "--stats-json cannot be combined with --interactive"),
-        (["--input", "x.txt"], "--interactive cannot be combined with --input"),
+        (["--prompt", "x"], "prompt: cannot be combined with --interactive"),
+        (["--compare"], "--compare: cannot be combined with --interactive"),
+        (["--verify"], "--verify: cannot be combined with --interactive"),
+        (["--stats-json", "x.json"], "--stats-json: cannot be combined with --interactive"),
+        (["--input", "x.txt"], "--interactive: cannot be combined with --input"),
     ],
 )
 def test_options_without_effect_in_the_console_are_refused(

@@ -184,17 +184,17 @@ def test_weights_that_do_not_fit_in_memory_are_not_loaded(
 
 
 REFUSED = [
-    ("--json has no effect without --doctor", "--json", "x.json"),
-    ("--prompt cannot be combined with --doctor", "--doctor", "--prompt", "x"),
-    ("--input cannot be combined with --doctor", "--doctor", "--input", "x"),
-    ("--interactive cannot be combined with --doctor", "--doctor", "--interactive"),
-    ("--compare cannot be combined with --doctor", "--doctor", "--compare"),
-    ("--verify cannot be combined with --doctor", "--doctor", "--verify"),
-    ("--trace cannot be combined with --doctor", "--doctor", "--trace", "x"),
-    ("--temperature cannot be combined with --doctor", "--doctor", "--temperature", "1"),
-    ("--num-draft cannot be combined with --doctor", "--doctor", "--num-draft", "3"),
-    ("--json /nowhere/x.json: cannot be written", "--doctor", "--json", "/nowhere/x.json"),
-    ("--json .: cannot be written", "--doctor", "--json", "."),
+    ("--json: has no effect without --doctor", "--json", "x.json"),
+    ("prompt: cannot be combined with --doctor", "--doctor", "--prompt", "x"),
+    ("--input: cannot be combined with --doctor", "--doctor", "--input", "x"),
+    ("--interactive: cannot be combined with --doctor", "--doctor", "--interactive"),
+    ("--compare: cannot be combined with --doctor", "--doctor", "--compare"),
+    ("--verify: cannot be combined with --doctor", "--doctor", "--verify"),
+    ("--trace: cannot be combined with --doctor", "--doctor", "--trace", "x"),
+    ("--temperature: cannot be combined with --doctor", "--doctor", "--temperature", "1"),
+    ("--num-draft: cannot be combined with --doctor", "--doctor", "--num-draft", "3"),
+    ("--json: /nowhere/x.json cannot be written", "--doctor", "--json", "/nowhere/x.json"),
+    ("--json: . cannot be written", "--doctor", "--json", "."),
 ]
 
 

@@ -326,9 +326,9 @@ def test_invalid_prompt_is_refused_and_others_continue() -> None:
     client = Client(slots=2)
     client.submit("abc")
     client.step()
-    with pytest.raises(InputError, match="prompt is empty"):
+    with pytest.raises(InputError, match="prompt: is empty"):
         client.submit(" ")
-    with pytest.raises(InputError, match="eos_token_ids must be between 0 and 23"):
+    with pytest.raises(InputError, match="eos_token_ids: must be between 0 and 23"):
         client.submit("b", eos_token_ids=(99,))
     client.submit("cab")
     client.finish()

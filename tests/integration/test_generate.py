@@ -407,7 +407,7 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
     lenient = generate(TARGET, Letters(), "abc", delta=1.0, **MODEL_OF_5)
     assert exact.stats.lossless and not lenient.stats.lossless
     assert lenient.stats.acceptance_rate > exact.stats.acceptance_rate
-    with pytest.warns(UserWarning, match="delta has no effect with drafter none"):
+    with pytest.warns(UserWarning, match="delta: has no effect with drafter none"):
         generate(TARGET, Letters(), "abc", delta=1.0, drafter="none")
     undrafted = run(TARGET, SOURCES[0], delta=1.0)  # without drafts, delta changes nothing
     assert tokens_of(undrafted) == BASELINE[0] and not any(event.total_variation for event in undrafted)

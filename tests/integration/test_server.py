@@ -162,43 +162,46 @@ def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) ->
 
 
 INVALID_FIELDS: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": ""}, "prompt", "prompt is empty"),
+    ({"prompt": ""}, "prompt", "prompt: is empty"),
     ({"prompt": []}, "prompt", "1 to 6 texts"),
     ({"prompt": ["a"] * 7}, "prompt", "1 to 6 texts, not 7"),
     ({"prompt": ["a"] * 2, "n": 4, "temperature": 1}, "prompt", "not 8"),
-    ({"prompt": [1, 2]}, "prompt", "prompt must be text"),
+    ({"prompt": [1, 2]}, "prompt", "prompt: must be text"),
     ({"prompt": "ab cd " * 150}, "prompt", "at most 200"),
     ({"prompt": "a" * 13_000}, "prompt", "13000 characters"),
     ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200"),
-    ({"n": 2}, "n", "n must be 1 at temperature 0"),
+    ({"n": 2}, "n", "n: must be 1 at temperature 0"),
     ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "use n"),
     ({"num_beams": 2}, "num_beams", "is set when the server starts"),
-    ({"n": True}, "n", "n must be a whole number"),
+    ({"n": True}, "n", "n: must be a whole number"),
     ({"max_tokens": 101}, "max_tokens", "1 to 100, not 101"),
     ({"max_tokens": 10**9}, "max_tokens", "1 to 100, not 1000000000"),
     ({"max_tokens": "9"}, "max_tokens", "whole number, 1 to 100, not '9'"),
-    ({"temperature": -1}, "temperature", "temperature must be"),
+    ({"temperature": -1}, "temperature", "temperature: must be"),
     ({"top_p": 0.5}, "top_p", "no effect at temperature 0"),
     ({"stop": ["a"] * 4}, "stop", "at most 3"),
     ({"stop": "a" * 257}, "stop", "256 characters"),
-    ({"stop": 3}, "stop", "stop must be"),
+    ({"stop": 3}, "stop", "stop: must be"),
     ({"eos_token_ids": [1, 2, 3, 4]}, "eos_token_ids", "at most 3"),
     ({"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
-    ({"logprobs": 1}, "logprobs", "logprobs must be 0"),
-    ({"logprobs": "yes"}, "logprobs", "logprobs must be"),
-    ({"echo": True}, "echo", "echo must be false"),
-    ({"best_of": 2}, "best_of", "best_of must be 1"),
-    ({"suffix": "x"}, "suffix", 'suffix must be ""'),
+    ({"logprobs": 1}, "logprobs", "logprobs: must be 0"),
+    ({"logprobs": "yes"}, "logprobs", "logprobs: must be"),
+    ({"echo": True}, "echo", "echo: must be false"),
+    ({"best_of": 2}, "best_of", "best_of: must be 1"),
+    ({"suffix": "x"}, "suffix", 'suffix: must be ""'),
     ({"presence_penalty": 0.5}, "presence_penalty", "repetition_penalty"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
     ({"stream_options": {"x": 1}, "stream": True}, "stream_options", "include_usage"),
     ({"rounds": True}, "rounds", "without stream"),
-    ({"stream": 1}, "stream", "stream must be true or false"),
+    ({"stream": 1}, "stream", "stream: must be true or false"),
     ({"drafter": "none"}, "drafter", "when the server starts"),
-    ({"users": "me"}, "users", "there is no option 'users'"),
+    ({"promt": "a"}, "promt", "promt: unknown field; did you mean prompt?"),
+    ({"num_drafts": 4}, "num_drafts", "num_drafts: unknown field; did you mean num_draft_tokens?"),
+    ({"max_new_tokens": 4}, "max_new_tokens", "max_new_tokens: unknown option; did you mean max_tokens?"),
+    ({"users": "me"}, "users", "users: unknown field; there are prompt, model"),
     ({"max_new_tokens": 9}, "max_new_tokens", "did you mean max_tokens"),
     ({"tgt_lang": "deu_Latn"}, "tgt_lang", "no languages"),
-    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", "num_draft_tokens must be"),
+    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", "num_draft_tokens: must be"),
 ]
 
 
@@ -239,7 +242,7 @@ def test_former_field_names_are_accepted(server: Serving, session: Session) -> N
 def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
     import openai
 
-    with pytest.raises(openai.BadRequestError, match="max_tokens must be a whole number, 1 to 100") as wrong:
+    with pytest.raises(openai.BadRequestError, match="max_tokens: must be a whole number, 1 to 100") as wrong:
         create(client, max_tokens=1000, stream=True)
     assert wrong.value.param == "max_tokens" and wrong.value.type == "invalid_request_error"
     for name in ("gpt-4", "../t5-web-docs", "/etc/passwd"):
@@ -254,7 +257,7 @@ def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serv
 
 
 MALFORMED_BODIES: list[tuple[bytes, str, int, str]] = [
-    (b"", "application/json", 400, "prompt is empty"),
+    (b"", "application/json", 400, "prompt: is empty"),
     (b"{", "application/json", 400, "not JSON"),
     (b"[]", "application/json", 400, "must be a JSON object, not []"),
     (b'{"prompt": "\xff"}', "application/json", 400, "not UTF-8"),
@@ -343,14 +346,14 @@ def test_a_form_that_is_not_utf8_is_refused(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"format": "html"}, "format must be text"),
+        ({"format": "html"}, "format: must be text"),
         ({"source": "auto"}, "automatic detection is not supported"),
         ({"target": "fr"}, "must be a supported pair (en:de)"),
-        ({"target": None}, "target must be"),
-        ({"q": ""}, "q must be"),
+        ({"target": None}, "target: must be"),
+        ({"q": ""}, "q: must be"),
         ({"q": ["a"] * 7}, "1 to 6 texts"),
-        ({"alternatives": 3}, "alternatives must be 0"),
-        ({"detect": True}, "there is no field 'detect'"),
+        ({"alternatives": 3}, "alternatives: must be 0"),
+        ({"detect": True}, "detect: unknown field"),
         ({"q": "word " * 400}, "at most 200"),
         ({"q": "The first value, the second value, the third value, the fourth value. " * 7}, "over 100 tokens"),
     ],
@@ -371,13 +374,13 @@ def test_languages_of_models_with_and_without_language_tokens() -> None:
     }
     languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
     assert translation_prompt(session, {}, "a", "eng_Latn", "deu_Latn") == ("a", languages)
-    with pytest.raises(InputError, match="source 'eng_latn': unknown language; did you mean .*eng_Latn"):
+    with pytest.raises(InputError, match="source: 'eng_latn' is an unknown language; did you mean .*eng_Latn"):
         translation_prompt(session, {}, "a", "eng_latn", "deu_Latn")
     tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
     found = translation_prefixes({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
     assert found == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
     for wrong in ("ende=x", "en:de", "=x"):
-        with pytest.raises(InputError, match="--translate"):
+        with pytest.raises(InputError, match="^translate: must be SOURCE:TARGET=PREFIX"):
             translation_prefixes({}, [wrong])
     assert translation_prompt(session, PAIRS, "a", "en", "de")[0].endswith("German: a")
 

@@ -178,13 +178,14 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"task": "translate"}, "task", "/v1/audio/translations"),
     ({"clip_timestamps": "1,2"}, "clip_timestamps", "not a field"),
     ({"sample_len": "0"}, "sample_len", "must be"),
-    ({"num_beams": "2"}, "num_beams", "there is no field"),
-    ({"stop": "a"}, "stop", "no option 'stop'"),
-    ({"hallucination_silence_threshold": "1"}, "hallucination_silence_threshold", "word_timestamps"),
+    ({"num_beams": "2"}, "num_beams", "unknown field"),
+    ({"stop": "a"}, "stop", "transcriptions have no such option"),
+    ({"hallucination_silence_threshold": "1"}, "hallucination_silence_threshold", "without timestamp_granularities[]"),
     ({"prompt": "x" * 4000}, "prompt", "4000 characters"),
     ({"prompt": "<|en|>"}, "prompt", "special token"),
     ({"language": ["de", "en"]}, "language", "given twice"),
-    ({"colour": "red"}, "colour", "there is no field"),
+    ({"langage": "en"}, "langage", "langage: unknown field; did you mean language?"),
+    ({"colour": "red"}, "colour", "unknown field"),
 ]
 
 
@@ -202,7 +203,7 @@ FILES: list[tuple[bytes, int, str]] = [
     (b"not audio at all", 400, "file: "),
     (wav(np.zeros(0, np.float32)), 400, "file: no sound"),
     (wav(noise(0, 1.72)), 400, "file: longer than 1.7 seconds"),
-    (b"\0" * 60_001, 413, "file must have at most 60000 bytes"),
+    (b"\0" * 60_001, 413, "file: must have at most 60000 bytes"),
     (b"\0" * 90_000, 413, "the body must have at most 80000 bytes"),
 ]
 
@@ -227,12 +228,12 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     (FORM, b"--bx\r\n\r\nabc\r\n--b--", 400, "no content"),
     (FORM, b"--b\r\nA: b\r\n\r\nabc\r\n--b--", 400, "no name"),
     (FORM, b'--b\r\nContent-Disposition: form-data; name="\xff"\r\n\r\na\r\n--b--', 400, "not UTF-8"),
-    (FORM, b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n\xff\r\n--b--', 400, "prompt is not UTF-8"),
-    (FORM, b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--b--', 400, "file must be a file"),
-    (FORM, FILE.replace(b'"file"', b'"prompt"') + b"a\r\n--b--", 400, "prompt must not be a file"),
-    (FORM, FILE + b"a\r\n" + FILE + b"a\r\n--b--", 400, "file is given twice"),
+    (FORM, b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n\xff\r\n--b--', 400, "prompt: is not UTF-8"),
+    (FORM, b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--b--', 400, "file: must be a file"),
+    (FORM, FILE.replace(b'"file"', b'"prompt"') + b"a\r\n--b--", 400, "prompt: must not be a file"),
+    (FORM, FILE + b"a\r\n" + FILE + b"a\r\n--b--", 400, "file: is given twice"),
     (FORM, (FILE + b"a\r\n") * 102 + b"--b--", 400, "over 100 fields"),
-    (FORM, b"--b--", 400, "file is missing"),
+    (FORM, b"--b--", 400, "file: is missing"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         assert not messages  # no blocked resource and no failed script
         page.fill("#prompt", "   ")
         page.click("#generate")
-        shown(page, "problem", "prompt is empty")
+        shown(page, "problem", "prompt: is empty")
         for label in page.query_selector_all("textarea, input"):
             assert label.evaluate("each => each.labels.length === 1")
         page.set_viewport_size({"width": 320, "height": 600})

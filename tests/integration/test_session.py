@@ -41,7 +41,7 @@ def test_a_prompt_may_be_a_list_of_source_tokens(session: Session, baseline: lis
     tokens = session.tokenizer.encode(PROMPT)
     assert session.generate(tokens).tokens == baseline
     assert [each.token for each in session.stream(tokens)] == baseline
-    with pytest.raises(InputError, match="tokens of the prompt must be between 0 and"):
+    with pytest.raises(InputError, match="prompt: its tokens must be between 0 and"):
         session.generate([10**6])
 
 
@@ -57,9 +57,9 @@ def test_batch_keeps_the_order_of_prompts_and_batch_as_completed_does_not(sessio
 
 
 def test_options_without_effect_give_a_warning(session: Session, baseline: list[int]) -> None:
-    with pytest.warns(UserWarning, match="^top_k has no effect at temperature 0; leave one of them out$"):
+    with pytest.warns(UserWarning, match="^top_k: has no effect at temperature 0; leave one of them out$"):
         assert session.generate(PROMPT, top_k=5).tokens == baseline
-    with pytest.warns(UserWarning, match="^top_p has no effect at temperature 0; leave one of them out$"):
+    with pytest.warns(UserWarning, match="^top_p: has no effect at temperature 0; leave one of them out$"):
         list(session.batch([{"prompt": PROMPT, "top_p": 0.5, "max_tokens": 2}]))
 
 
@@ -116,7 +116,7 @@ def test_a_target_in_8_bits_drafts_for_the_target(baseline: list[int]) -> None:
 
 
 def test_a_quantized_target_cannot_be_its_own_draft() -> None:
-    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantized; leave out quantize=4"):
+    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantized; leave out quantize 4"):
         load(TARGET, draft="self-8bit", quantize=4)
 
 
@@ -140,7 +140,7 @@ def test_num_draft_tokens_may_be_a_number_or_a_schedule(session: Session) -> Non
     assert all(isinstance(length, FixedLength) for length in lengths(3))
     one, again, other = lengths("auto")  # one adaptive length per number of rows
     assert one is again and one is not other
-    with pytest.raises(InputError, match="num_draft_tokens must be .*, not 'many'"):
+    with pytest.raises(InputError, match="num_draft_tokens: must be .*, not 'many'"):
         lengths("many")
 
 
@@ -169,8 +169,8 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
 @pytest.mark.parametrize(
     ("drafter", "named"),
     [
-        ("model", "drafter 'model' needs a draft model"),
-        ("copy", "drafter must be one of model, ngram, auto, none"),
+        ("model", "drafter: model needs a draft model"),
+        ("copy", "drafter: must be one of model, ngram, auto, none"),
         (7, "an object with begin and propose, not 7"),
     ],
 )

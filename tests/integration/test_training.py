@@ -595,11 +595,11 @@ def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
     [
         ({"steps": ""}, "--minutes and --steps: give exactly one of them"),
         ({"minutes": "1"}, "--minutes and --steps: give exactly one of them"),
-        ({"kind": "model"}, "--kind model: needs a small model"),
+        ({"kind": "model"}, "--kind: model needs a small model"),
         ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
         (
             {"draft_model": "models/t5-web-docs-draft"},
-            "t5-web-docs-draft: wrong kind (got a model, expected a draft head); name another",
+            "t5-web-docs-draft is of the wrong kind (got a model, expected a draft head); name another",
         ),
         ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
         (
@@ -608,7 +608,7 @@ def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
         ),
         ({"model": ""}, "--model and --output: both are required"),
         ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
-        ({"prompts": "nowhere.txt"}, "nowhere.txt: not readable"),
+        ({"prompts": "nowhere.txt"}, "--prompts: nowhere.txt is not readable"),
         ({"held_out": "40", "max_tokens": "2"}, ""),
     ],
     ids=str,

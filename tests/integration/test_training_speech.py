@@ -180,7 +180,7 @@ def test_sources_that_do_not_fit_are_refused(command: Callable[..., tuple[int, s
     for arguments, expected in (
         (("text", "manifest"), "--audio-manifest: "),
         (("speech", "prompts"), "--prompts: "),
-        (("speech", "manifest", "--kind", "model", "--draft-model", "speech"), "--kind model: only a draft head"),
+        (("speech", "manifest", "--kind", "model", "--draft-model", "speech"), "--kind: only a draft head"),
     ):
         status, err = command(*arguments)
         assert status == 2 and expected in err and err.count("\n") == 1

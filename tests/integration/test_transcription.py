@@ -263,17 +263,17 @@ def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"language": "xx"}, "language 'xx': unknown; choose one of the 2 languages of this model: de, en"),
-        ({"tempreature": 0}, "transcriptions have no option 'tempreature'; did you mean temperature?"),
-        ({"beam_size": 5}, "transcriptions have no option 'beam_size'; did you mean num_beams?"),
-        ({"temperature": []}, "temperature is empty; give a number, or several in increasing order"),
-        ({"task": "sing"}, "task must be one of transcribe, translate, not 'sing'"),
+        ({"language": "xx"}, "language: 'xx' is unknown; choose one of the 2 languages of this model: de, en"),
+        ({"tempreature": 0}, "tempreature: transcriptions have no such option; did you mean temperature?"),
+        ({"beam_size": 5}, "beam_size: transcriptions have no such option; did you mean num_beams?"),
+        ({"temperature": []}, "temperature: is empty; give a number, or several in increasing order"),
+        ({"task": "sing"}, "task: must be one of transcribe, translate, not 'sing'"),
         (
             {"hallucination_silence_threshold": 2.0},
-            "hallucination_silence_threshold has no effect without word_timestamps; turn them on",
+            "hallucination_silence_threshold: has no effect without word_timestamps; turn them on",
         ),
-        ({"initial_prompt": "a <|en|>"}, "initial_prompt contains the special token <|en|>; remove it"),
-        ({"clip_timestamps": "1,x"}, "clip_timestamps must be numbers with commas, not '1,x'"),
+        ({"initial_prompt": "a <|en|>"}, "initial_prompt: contains the special token <|en|>; remove it"),
+        ({"clip_timestamps": "1,x"}, "clip_timestamps: must be numbers with commas, not '1,x'"),
     ],
 )
 def test_unsuitable_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -334,7 +334,10 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
         options = {name: value for name, value in rows[number].items() if name not in ("audio", "num_draft_tokens")}
         check_equal(found[number], transcribe(rows[number]["audio"], **options))
     errors = {event.number: str(event.error) for event in events if event.error}
-    assert "no option 'clip_timestamp'; did you mean clip_timestamps?" in errors[2] and "num_beams" in errors[3]
+    assert (
+        "clip_timestamp: transcriptions have no such option; did you mean clip_timestamps?" in errors[2]
+        and "num_beams" in errors[3]
+    )
 
     scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):

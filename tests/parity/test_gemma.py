@@ -143,7 +143,7 @@ def test_prompt_with_an_image_is_refused_in_one_line() -> None:
     raw = config_of("t5gemma2")
     model = models.build(raw | {"encoder": raw["encoder"] | {"boi_token_index": 7}})
     assert encode_prompt(model, Numbers(), "5 6 8") == [5, 6, 8]
-    with pytest.raises(InputError, match=r"prompt contains an image placeholder \(token 7\); remove it"):
+    with pytest.raises(InputError, match=r"prompt: contains an image placeholder \(token 7\); remove it"):
         encode_prompt(model, Numbers(), "5 7 8")
 
 

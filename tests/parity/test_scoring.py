@@ -83,13 +83,13 @@ def test_score_of_an_output_matches_its_logprobs() -> None:
 
 def test_invalid_targets_are_refused() -> None:
     model = tiny_model()
-    with pytest.raises(InputError, match="target is empty"):
+    with pytest.raises(InputError, match="target: is empty"):
         score(model, Numbers(), "5 1", [])
-    with pytest.raises(InputError, match="target must be between 0 and 23, not 24"):
+    with pytest.raises(InputError, match="target: must be between 0 and 23, not 24"):
         score(model, Numbers(), "5 1", [24])
-    with pytest.raises(InputError, match="decoder_prefix must be between 0 and 23, not 24"):
+    with pytest.raises(InputError, match="decoder_prefix: must be between 0 and 23, not 24"):
         generate(model, Numbers(), "5 1", decoder_prefix=[24])
-    with pytest.raises(InputError, match="decoder_prefix must not contain 1, which ends an output"):
+    with pytest.raises(InputError, match="decoder_prefix: must not contain 1, which ends an output"):
         generate(model, Numbers(), "5 1", decoder_prefix=[4, 1])
-    with pytest.raises(InputError, match="prompt is empty"):
+    with pytest.raises(InputError, match="prompt: is empty"):
         encode(model, Numbers(), " ")

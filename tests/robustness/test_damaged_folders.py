@@ -131,7 +131,7 @@ def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: di
     """The ids come from the post-processor or the pieces, and reach a prompt, a decoder prefix and a scored text."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     session = load(folder)
-    with pytest.raises(InputError, match=f"tokens of the prompt must be between 0 and {VOCAB - 1}, not"):
+    with pytest.raises(InputError, match=f"prompt: its tokens must be between 0 and {VOCAB - 1}, not"):
         session.generate("the q", max_tokens=2)
     with pytest.raises(InputError, match=r"must be between 0"):
         session.generate("the", decoder_prefix="q", max_tokens=2)

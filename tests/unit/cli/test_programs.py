@@ -29,5 +29,13 @@ def test_commands_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFixt
         assert ended.value.code == 0 and f"usage: speculative-decoding {name} " in capsys.readouterr().out
     assert programs.main(["dance"]) == 2
     assert capsys.readouterr().err == (
-        "speculative-decoding: error: 'dance': unknown command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
+        "speculative-decoding: error: the first argument must be one of "
+        + ", ".join(programs.COMMANDS)
+        + "; for a prompt, generate\n"
     )
+    for given, message in (
+        ("tranlate this: fish", "the first argument must be one"),
+        ("transcrib", "did you mean transcribe?"),
+    ):
+        assert programs.main([given]) == 2
+        assert message in (err := capsys.readouterr().err) and "fish" not in err

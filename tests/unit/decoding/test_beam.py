@@ -219,15 +219,15 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
     [
         (
             {"num_return_sequences": 2},
-            "num_return_sequences 2 would return one text 2 times at temperature 0; give num_beams >= 2",
+            "num_return_sequences: 2 would return one text 2 times at temperature 0; give num_beams >= 2",
         ),
-        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences must be <= num_beams (2), not 3"),
-        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "drafter": "model"}, "drafter 'model' cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens 3 cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "strict": True}, "strict true cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "logprobs": True}, "logprobs true cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences: must be <= num_beams (2), not 3"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature: 0.5 cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "drafter": "model"}, "drafter: 'model' cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens: 3 cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "stop": ["a"]}, "stop: ('a',) cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "strict": True}, "strict: true cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "logprobs": True}, "logprobs: true cannot be combined with num_beams 2"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:
@@ -239,9 +239,9 @@ def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], na
 @pytest.mark.parametrize(("name", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
 def test_options_of_beam_search_without_beams_are_warnings(name: str, value: Any) -> None:
     options = GenerationOptions(**{name: value})
-    with pytest.raises(InputError, match=f"^{name} has no effect with num_beams 1"):
+    with pytest.raises(InputError, match=f"^{name}: has no effect with num_beams 1"):
         options.require_effect([name])
-    with pytest.warns(UserWarning, match=f"^{name} has no effect with num_beams 1"):
+    with pytest.warns(UserWarning, match=f"^{name}: has no effect with num_beams 1"):
         SESSION.generate(PROMPTS[0], **{name: value})
 
 
@@ -253,7 +253,7 @@ def test_stream_yields_only_the_best_output_at_its_end() -> None:
     assert "".join(each.text for each in found) == best.text and best.score is not None
     assert [len(each.tokens) for each in rounds] == [0] * (len(rounds) - 1) + [len(best.tokens)]
     assert best.stats.target_calls == len(rounds) and best.stats.drafted_tokens == 0
-    with pytest.raises(InputError, match="^num_return_sequences 2: a stream has one output; use generate or batch$"):
+    with pytest.raises(InputError, match="^num_return_sequences: 2 outputs cannot be streamed; use generate or batch$"):
         SESSION.stream(PROMPTS[0], num_beams=3, num_return_sequences=2)
 
 
@@ -305,16 +305,16 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
     for more, said in (
         (
             ["--draft-model", "t5-web-docs-draft"],
-            "--draft-model t5-web-docs-draft: has no effect with --num-beams 3",
+            "--draft-model: t5-web-docs-draft has no effect with --num-beams 3",
         ),
-        (["--drafter", "auto"], "--drafter 'auto' cannot be combined with --num-beams 3"),
+        (["--drafter", "auto"], "--drafter: 'auto' cannot be combined with --num-beams 3"),
         (
             ["--num-return-sequences", "2", "--show-draft"],
-            "--show-draft needs a single output (got --num-return-sequences 2)",
+            "--show-draft: needs a single output, not --num-return-sequences 2",
         ),
         (
             ["--interactive", "--num-return-sequences", "2"],
-            "--num-return-sequences cannot be combined with --interactive",
+            "--num-return-sequences: cannot be combined with --interactive",
         ),
     ):
         given = [*prompt, *more] if "--interactive" not in more else more

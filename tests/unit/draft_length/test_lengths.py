@@ -201,7 +201,7 @@ def test_outcomes_longer_than_the_limit_are_accepted() -> None:
 
 
 def test_limit_of_zero_is_refused() -> None:
-    with pytest.raises(InputError, match="max_draft_tokens must be >= 1, not 0"):
+    with pytest.raises(InputError, match="max_draft_tokens: must be >= 1, not 0"):
         AdaptiveLength(lambda rows: FLAT, max_draft_tokens=0)
 
 
@@ -215,5 +215,5 @@ def test_a_fixed_length_is_cut_to_the_tokens_that_fit() -> None:
 
 
 def test_a_negative_length_is_refused() -> None:
-    with pytest.raises(InputError, match=r"num_draft_tokens must be >= 0, not -1"):
+    with pytest.raises(InputError, match=r"num_draft_tokens: must be >= 0, not -1"):
         FixedLength(-1)

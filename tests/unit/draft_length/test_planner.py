@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError, Session
+from speculative_decoding.errors import written
 from speculative_decoding.models.base import EncoderDecoder
 from tests.parity.test_scoring import Numbers
 from tests.support.fake_probe import FakeProbe
@@ -39,14 +40,15 @@ def test_a_session_calibrates_once_and_reports_the_price(folder: Path, probes: l
     assert len(probes) == 1 and probes[0].timed
 
     def note(**options: Any) -> str | None:
-        return session.planner.exactness_note(session.options_with(options))
+        found = session.planner.exactness_note(session.options_with(options))
+        return found and written(found)
 
     baseline = note(drafter="none")
     assert baseline and "strict prevents that and costs" in baseline and "%" in baseline
     assert note(strict=True) is None
     assert note(strict=False) is None
     assert note(temperature=1.0) is None  # samples may differ in any case
-    too_many = r"num_draft_tokens: too many for exact passes on this device \(got 20, expected <= 14\)"
+    too_many = "num_draft_tokens: 20 is too many for exact passes on this device, which have up to 14"
     with pytest.raises(InputError, match=too_many):
         session.generate("5 9 3", num_draft_tokens=20, strict=True)
     for schedule in ("auto", 14):  # drafts are cut to the exact passes

@@ -242,9 +242,9 @@ def test_lines_are_counted_by_the_tokens_of_the_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("size", "outputs", "named"),
     [
-        (0, OUTPUTS, "draft_vocab must be >= 1, not 0"),
-        (5, [], "the text has no tokens"),
-        (5, [[1], [1]], "the text has no tokens"),
+        (0, OUTPUTS, "draft_vocab: must be >= 1, not 0"),
+        (5, [], "draft_vocab_text: contains no tokens"),
+        (5, [[1], [1]], "draft_vocab_text: contains no tokens"),
     ],
 )
 def test_invalid_vocabularies_are_named(size: int, outputs: list[list[int]], named: str) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from speculative_decoding import InputError, generate, load
 from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs import Job, choose_format, output, parse_line, read_lines
 from speculative_decoding.jobs import input as job_input
 from speculative_decoding.loading.load import BUNDLED
@@ -108,45 +109,48 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
             b'{"x": ' + b"9" * 5000 + b"}",
             "unsupported JSON (Exceeds the limit (4300 digits) for integer string conversion)",
         ),
-        (b'{"x": NaN, "prompt": "a"}', "field 'x' is not valid JSON (a lone surrogate, NaN or Infinity)"),
-        (b'{"x": 1e999, "prompt": "a"}', "field 'x' is not valid JSON"),
+        (b'{"x": NaN, "prompt": "a"}', "'x': is not valid JSON (a lone surrogate, NaN or Infinity)"),
+        (b'{"x": 1e999, "prompt": "a"}', "'x': is not valid JSON"),
         (b'{"x": "\\ud800", "prompt": "a"}', "lone surrogate"),
         (b'{"prompt": "\\ud800"}', "lone surrogate"),
         (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
-        (b'{"text": "a"}', "field 'text' is also a field of the output"),
-        (b'{"id": 1}', 'has no "prompt"'),
-        (b'{"prompt": 5}', "prompt must be text, not 5"),
-        (b'{"prompt": " "}', "prompt is empty"),
-        (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens must be a whole number, 1 to 1048576, not "5"'),
-        (b'{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number, 1 to 1048576, not true"),
-        (b'{"prompt": "a", "temperature": null}', "temperature must be 0 or a number, 1e-10 to 1e+10, not null"),
-        (b'{"prompt": "a", "stop": "b"}', 'stop must be a list, each text that is not empty, not "b"'),
+        (b'{"text": "a"}', "text: is also a field of the output"),
+        (b'{"id": 1}', "prompt: is missing"),
+        (b'{"prompt": 5}', "prompt: must be text, not 5"),
+        (b'{"prompt": " "}', "prompt: is empty"),
+        (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens: must be a whole number, 1 to 1048576, not "5"'),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens: must be a whole number, 1 to 1048576, not true"),
+        (b'{"prompt": "a", "temperature": null}', "temperature: must be 0 or a number, 1e-10 to 1e+10, not null"),
+        (b'{"prompt": "a", "stop": "b"}', 'stop: must be a list, each text that is not empty, not "b"'),
         (
             b'{"prompt": "a", "eos_token_ids": [1.5]}',
-            "eos_token_ids must be a list, each a whole number >= 0, not [1.5]",
+            "eos_token_ids: must be a list, each a whole number >= 0, not [1.5]",
         ),
-        (b'{"prompt": "a", "num_draft_tokens": 65}', "num_draft_tokens must be a whole number, 0 to 64, not 65"),
+        (b'{"prompt": "a", "num_draft_tokens": 65}', "num_draft_tokens: must be a whole number, 0 to 64, not 65"),
         (
             b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
-            "temperature must be 0 or a number, 1e-10 to",
+            "temperature: must be 0 or a number, 1e-10 to",
         ),
         (
             b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
-            "repetition_penalty must be a number, 1e-10 to",
+            "repetition_penalty: must be a number, 1e-10 to",
         ),
-        (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; use max_tokens, or rename"),
-        (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; use temperature"),
-        (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; use temperature"),
-        (b'{"prompt": "a", "min_ngram_size": 2}', "unknown option 'min_ngram_size'; use max_ngram_size alone"),
-        (b'{"prompt": "a", "num_beam_groups": 4}', "unknown option 'num_beam_groups'; there is no such option"),
-        (b'{"prompt": "a", "num_beams": 4}', "option 'num_beams' applies to all lines; give it on the command line"),
-        (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; use top_k"),
-        (b'{"prompt": "a", "output-prefix": "b"}', "option 'output-prefix' applies to all lines"),
-        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; use max_tokens"),
-        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; use eos_token_ids"),
-        (b'{"prompt": "a", "strict": true}', "option 'strict' applies to all lines"),
-        (b'{"prompt": "a", "decoder_prefix": "b"}', "option 'decoder_prefix' applies to all lines"),
-        (b'{"prompt": "a", "top_p": 2}', "top_p must be a number above 0, at most 1, not 2"),
+        (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
+        (b'{"prompt": "a", "temp": 1}', "temp: unknown option; use temperature"),
+        (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
+        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: unknown option; use max_ngram_size alone"),
+        (
+            b'{"prompt": "a", "num_beam_groups": 4}',
+            "num_beam_groups: unknown option; leave it out, or rename the field",
+        ),
+        (b'{"prompt": "a", "num_beams": 4}', "num_beams: is an option of all lines; give it on the command line"),
+        (b'{"prompt": "a", "--top-k": 4}', "--top-k: unknown option; use top_k"),
+        (b'{"prompt": "a", "output-prefix": "b"}', "output-prefix: is an option of all lines"),
+        (b'{"prompt": "a", "maxTokens": 5}', "maxTokens: unknown option; use max_tokens"),
+        (b'{"prompt": "a", "eos-token-id": 5}', "eos-token-id: unknown option; use eos_token_ids"),
+        (b'{"prompt": "a", "strict": true}', "strict: is an option of all lines"),
+        (b'{"prompt": "a", "decoder_prefix": "b"}', "decoder_prefix: is an option of all lines"),
+        (b'{"prompt": "a", "top_p": 2}', "top_p: must be a number above 0, at most 1, not 2"),
         (b'{"prompt": "too long"}', "too long"),
     ],
 )
@@ -312,12 +316,12 @@ def test_long_prompts_are_refused_before_tokenization(
     monkeypatch.setattr("speculative_decoding.models.memory_budget.available_memory", lambda: 24 * 10**9)
     content = LONG + b'\n{"prompt": "grammar: He go."}'
     long, short = lines_of(capfd, tmp_path / "in.jsonl", content)
-    assert long["error"].startswith("prompt has 8000000 characters, but the model was trained on at most 512 tokens")
+    assert long["error"].startswith("prompt: has 8000000 characters, but the model was trained on at most 512 tokens")
     assert short["text"] == "He go."
     content += b'\n{"prompt": "%s"}' % (b"word " * 30_000)
     long, short, middle = lines_of(capfd, tmp_path / "in.jsonl", content, "--allow-long-prompt")
     assert long["error"] == (
-        "prompt of 156250 tokens: encoding it takes about 3906 GB of memory, and 24 GB are free; shorten or split it"
+        "prompt: encoding 156250 tokens takes about 3906 GB of memory, and 24 GB are free; shorten or split it"
     )
     assert "takes about 144 GB of memory, and 24 GB are free" in middle["error"] and short["text"] == "He go."
     assert max(seen) < 200_000
@@ -489,7 +493,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
             )()
 
     with pytest.raises(
-        InputError, match=r"\(No space left on device\); the records written so far are kept; continue with --resume"
+        InputError, match=r"\(No space left on device\); the records written so far are kept; continue with resume"
     ):
         run_job(tmp_path / "out", INPUT, after_row=fill)
     assert (tmp_path / "whole").read_bytes().startswith((tmp_path / "out").read_bytes())
@@ -532,7 +536,7 @@ def test_resuming_refuses_changed_files_and_settings(tmp_path: Path) -> None:
         left = path.read_bytes()
         with pytest.raises(InputError, match=match) as error:
             run_job(path, content, resume=True, **more)
-        assert "--force" in str(error.value) and "\n" not in str(error.value)
+        assert "--force" in error.value.message(flag) and "\n" not in str(error.value)
         assert path.read_bytes() == left
 
     for number in (1, done):
@@ -579,7 +583,7 @@ def test_unfinished_lines_may_change_before_resuming(tmp_path: Path) -> None:
 
 def test_an_existing_output_is_kept_without_resume_or_force(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
-    with pytest.raises(InputError, match="already exists; continue it with --resume, or replace it with --force"):
+    with pytest.raises(InputError, match="already exists; continue it with resume, or replace it with force"):
         run_job(tmp_path / "out", INPUT)
     with pytest.raises(InputError, match="not a regular file"):
         run_job(tmp_path, INPUT)
@@ -738,27 +742,27 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--output", "x"], "--output has no effect without --input; give both"),
-        (["--resume"], "--resume has no effect without --output"),
-        (["--slots", "3"], "--slots has no effect without --input"),
-        (["--max-memory", "3"], "--max-memory has no effect without --input"),
-        (["--input", "-", "--prompt", "x"], "--prompt cannot be combined with --input; leave"),
-        (["--input", "-", "--verify"], "--verify cannot be combined with --input; leave"),
-        (["--input", "-", "--resume"], "--resume has no effect without --output"),
-        (["--input", "-", "--force"], "--force has no effect without --output"),
+        (["--output", "x"], "--output: has no effect without --input; give both"),
+        (["--resume"], "--resume: has no effect without --output"),
+        (["--slots", "3"], "--slots: has no effect without --input"),
+        (["--max-memory", "3"], "--max-memory: has no effect without --input"),
+        (["--input", "-", "--prompt", "x"], "prompt: cannot be combined with --input; leave"),
+        (["--input", "-", "--verify"], "--verify: cannot be combined with --input; leave"),
+        (["--input", "-", "--resume"], "--resume: has no effect without --output"),
+        (["--input", "-", "--force"], "--force: has no effect without --output"),
         (["--input", "-", "--output", "x", "--force", "--resume"], "leave one of them out"),
         (["--input", "-", "--slots", "0"], "--slots: must be a whole number >= 1"),
         (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
-        (["--input", "/nowhere"], "--input /nowhere: No such file or directory"),
-        (["--input", "/"], "--input /: not a regular file; name a file"),
-        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is already used by --input; name"),
+        (["--input", "/nowhere"], "--input: /nowhere: No such file or directory"),
+        (["--input", "/"], "--input: /: not a regular file; name a file"),
+        (["--input", "README.md", "--output", "./README.md"], "--output: README.md is already used by --input; name"),
         (
             ["--input", "x.job", "--output", "x"],
-            "--output's journal x.job: is already used by --input; name another",
+            "--output: x.job is already used by --input; name another",
         ),
         (
             ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
-            "--output LICENSE: is already used by",
+            "--output: LICENSE is already used by",
         ),
         (
             ["--input", "README.md", "--stats-json", "-"],
@@ -770,7 +774,7 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
         ),
         (
             ["--input", "README.md", "--output", "LICENSE"],
-            "--output LICENSE: already exists; continue it with --resume",
+            "--output: LICENSE already exists; continue it with --resume",
         ),
     ],
 )

@@ -246,7 +246,7 @@ def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path) 
 
 def test_an_existing_folder_is_replaced_only_with_force(source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out")
-    with pytest.raises(InputError, match="--force"):
+    with pytest.raises(InputError, match="or replace it with force"):
         convert(str(source), output)
     convert(str(source), output, Storage("float32"), force=True)
     assert checkpoints.read(output).info("shared.weight").dtype == mx.float32
@@ -331,6 +331,6 @@ def test_the_source_a_link_and_a_file_are_never_replaced(tmp_path: Path) -> None
 
 def test_an_empty_folder_is_replaced_with_force(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match="already exists; name another folder, or replace it with --force"):
+    with pytest.raises(InputError, match="already exists; name another folder, or replace it with force"):
         convert(str(BUNDLED_DRAFT), tmp_path / "out")
     assert manifest.verify(convert(str(BUNDLED_DRAFT), tmp_path / "out", force=True))

@@ -117,7 +117,7 @@ def test_a_prefix_follows_the_forced_token() -> None:
 def test_a_scored_text_follows_the_forced_token() -> None:
     assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
     assert score(BARE, Multilingual(), "abc", [3], src_lang="fra_Latn", tgt_lang="deu_Latn").tokens == [3]
-    with pytest.raises(InputError, match="^tgt_lang is missing"):
+    with pytest.raises(InputError, match="^tgt_lang: is missing"):
         score(BARE, Multilingual(), "abc", "bc")
 
 
@@ -244,16 +244,16 @@ def test_rows_of_a_batch_have_different_languages() -> None:
         (
             Multilingual(),
             {},
-            "^tgt_lang is missing; choose one of the 3 languages of this model: deu_Latn, eng_Latn, fra",
+            "^tgt_lang: is missing; choose one of the 3 languages of this model: deu_Latn, eng_Latn, fra",
         ),
         (
             Multilingual(),
             {"tgt_lang": "deu"},
-            "^tgt_lang 'deu': unknown language; did you mean deu_Latn.* This model has",
+            "^tgt_lang: 'deu' is an unknown language; did you mean deu_Latn.* This model has",
         ),
-        (Multilingual(), {"tgt_lang": "deu_Latn", "src_lang": "xx"}, "^src_lang 'xx': unknown language"),
-        (Letters(), {"tgt_lang": "de"}, "^tgt_lang 'de' has no effect: this model has no languages"),
-        (Letters(), {"src_lang": "de"}, "^src_lang 'de' has no effect: this model has no languages"),
+        (Multilingual(), {"tgt_lang": "deu_Latn", "src_lang": "xx"}, "^src_lang: 'xx' is an unknown language"),
+        (Letters(), {"tgt_lang": "de"}, "^tgt_lang: 'de' has no effect: this model has no languages"),
+        (Letters(), {"src_lang": "de"}, "^src_lang: 'de' has no effect: this model has no languages"),
     ],
 )
 def test_a_wrong_or_missing_language_is_reported_with_the_choices(

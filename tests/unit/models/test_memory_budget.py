@@ -143,6 +143,8 @@ def test_outputs_whose_kv_cache_cannot_be_reserved_are_refused(monkeypatch: pyte
     drafter = model_drafter(model, model)
     engine = Engine(model, Letters(), drafter, slots=2, widths=replace(EXACT, reserved=8))
     engine.submit("abc", GenerationOptions(max_tokens=9), length)
-    with pytest.raises(InputError, match=r"^max_tokens 1048576: strict passes reserve about \d GB .* 0 GB are free"):
+    with pytest.raises(
+        InputError, match=r"^max_tokens: for 1048576 tokens, strict passes reserve about \d GB .* 0 GB are free"
+    ):
         engine.submit("abc", long, length)
     Engine(model, Letters(), drafter, slots=2, widths=EXACT).submit("abc", long, length)

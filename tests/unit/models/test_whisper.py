@@ -92,10 +92,10 @@ REFUSED = [
     (MODEL, "hello", "prompt: this model transcribes speech"),
     (MODEL, [3, 4], "prompt: this model transcribes speech"),
     (tiny_model(), audio_frames(), "audio: this model reads text"),
-    (MODEL, audio_frames(0, 31), r"audio frames: unsupported shape \(got \(62, 6\)"),
+    (MODEL, audio_frames(0, 31), r"audio: unsupported shape of audio frames \(got \(62, 6\)"),
     (MODEL, audio_frames(0, 10, 7), r"at most 60 frames with 6 mel bands"),
-    (MODEL, AudioFrames(mx.zeros((0, 6))), "audio frames: unsupported shape"),
-    (MODEL, AudioFrames(mx.zeros((3, 6))), "audio frames: unsupported shape"),
+    (MODEL, AudioFrames(mx.zeros((0, 6))), "audio: unsupported shape of audio frames"),
+    (MODEL, AudioFrames(mx.zeros((3, 6))), "audio: unsupported shape of audio frames"),
 ]
 
 

@@ -1,0 +1,61 @@
+"""Errors as records: each front end shows its own name for the options that they mention."""
+
+import copy
+import pickle
+
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError
+from speculative_decoding.cli.flags import main_parser, transcribe_parser
+from speculative_decoding.errors import Name, UnknownOption
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.recordings import field_name
+from speculative_decoding.speech.options import TranscriptionOptions
+
+TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
+
+
+def caught(call: object) -> InputError:
+    with pytest.raises(InputError) as error:
+        call()  # type: ignore[operator]
+    return error.value
+
+
+def test_a_message_has_the_names_of_its_front_end() -> None:
+    error = caught(lambda: GenerationOptions(num_return_sequences=3))
+    assert error.field == "num_return_sequences"
+    expected = "{}: 3 would return one text 3 times at {} 0; give {} >= 3, or a {} above 0"
+    assert str(error) == expected.format("num_return_sequences", "temperature", "num_beams", "temperature")
+    flags = ["--num-return-sequences", "--temperature", "--num-beams", "--temperature"]
+    assert error.message(main_parser().name_of) == expected.format(*flags)
+
+
+def test_only_marked_names_are_replaced() -> None:
+    error = InputError((TRICKY, " without ", Name("word_timestamps")), "stop", TRICKY)
+    assert error.message(str.upper) == f"STOP: {TRICKY} without WORD_TIMESTAMPS; {TRICKY}"
+    assert error.at("line 3").message(str.upper) == f"line 3: STOP: {TRICKY} without WORD_TIMESTAMPS; {TRICKY}"
+    assert InputError(TRICKY).message(str.upper) == TRICKY
+
+
+def test_a_command_line_names_a_flag_only_if_it_has_it() -> None:
+    main, transcribe = main_parser().name_of, transcribe_parser("transcribe").name_of
+    assert main("audio") == "--audio" and transcribe("audio") == "audio"  # a positional argument there
+    assert main("prompt") == "prompt" and main("on_round") == "on_round"  # prompts are also read from standard input
+    assert main("max_memory_gb") == "--max-memory" and main("src_lang") == "--source-language"
+
+
+def test_the_server_names_its_own_fields() -> None:
+    error = caught(lambda: TranscriptionOptions(hallucination_silence_threshold=1.0))
+    found = ServerError.of(error, field_name)
+    assert found.param == "hallucination_silence_threshold" and "without timestamp_granularities[]" in found.message
+    found = ServerError.of(InputError("initial_prompt is in this text", "initial_prompt"), field_name)
+    assert found.param == "prompt" and found.message == "prompt: initial_prompt is in this text"
+    unknown = ServerError.of(caught(lambda: GenerationOptions().override({"temprature": 1})))
+    assert (unknown.param, unknown.code) == ("temprature", "unknown_field")
+    assert ServerError.of(InputError("top_k is the first word")).param is None
+
+
+def test_an_error_can_be_sent_to_another_process() -> None:
+    for error in (InputError(("a ", Name("b")), "c", "d"), UnknownOption("e", "f")):
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(other) is type(error) and other.message(str.upper) == error.message(str.upper)
