@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -106,10 +106,8 @@ def parse_multipart(content_type: str, body: bytes) -> list[Part]:
         raise invalid("a boundary is followed by too many spaces")
 
     reader = PartsReader()
-    callbacks = {name: getattr(reader, name) for name in dir(reader) if name.startswith("on_")}
-    parser = MultipartParser(
-        boundary, callbacks, max_header_count=MAX_HEADERS, max_header_size=MAX_HEADER_BYTES  # type: ignore[arg-type]
-    )
+    callbacks: Any = {name: getattr(reader, name) for name in dir(reader) if name.startswith("on_")}
+    parser = MultipartParser(boundary, callbacks, max_header_count=MAX_HEADERS, max_header_size=MAX_HEADER_BYTES)
     try:
         parser.write(body)
     except FormParserError as error:
