@@ -1,8 +1,8 @@
 """Damages audio files at random and reads them: `python -m tools.fuzz_audio --count 1000`.
 
 Each file is decoded to its log-mel frames, or refused in one line. PyAV decodes untrusted bytes in C, so a worker
-process reads the files; a file that ends it, or takes too long or too much memory, is a failure. Prints one line, and one per failure.
-File i depends only on the seed and i. Needs PyAV.
+process reads the files; a file that ends it, or takes too long or too much memory, is a failure. Prints one line, and
+one per failure. File i depends only on the seed and i. Needs PyAV.
 """
 
 from __future__ import annotations
