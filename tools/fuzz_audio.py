@@ -1,8 +1,8 @@
 """Damages audio files at random and reads them: `python -m tools.fuzz_audio --count 1000`.
 
 Each file is decoded to its log-mel frames, or refused in one line. PyAV decodes untrusted bytes in C, so a worker
-process reads the files; a file that ends it, or takes too long, is a failure. Prints one line, and one per failure.
-File i depends only on the seed and i. Needs PyAV.
+process reads the files; a file that ends it, or takes too long or too much memory, is a failure. Prints one line, and
+one per failure. File i depends only on the seed and i. Needs PyAV.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.support.audio import CODECS, sound, write_audio
 
 SHAPES = [(16000, 1), (48000, 2), (16000, 8)]  # rate, channels
 SECONDS = 20.0  # until a file counts as a hang
+MAX_MEGABYTES = 600.0  # of the worker
 
 
 def originals(folder: Path) -> list[bytes]:
@@ -127,6 +128,11 @@ def main() -> int:
                 found = [f"FAILED: {'ended with status' if is_ready else 'hang, killed with'} {worker.wait()}"]
                 worker = start_worker()
             slowest, memory = max(slowest, time.monotonic() - start), max(memory, float(used or 0))
+            if float(used or 0) > MAX_MEGABYTES:
+                found = [f"FAILED: {used} MB"]
+                worker.kill()
+                worker.wait()
+                worker = start_worker()
             for reader, result in zip(("PyAV", "plain WAV"), found, strict=False):
                 results[f"{reader}: {result.partition(':')[0]}"] += 1
                 if result.startswith("FAILED"):

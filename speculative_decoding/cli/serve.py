@@ -29,7 +29,7 @@ from .parser import File, Parser, add_flags, flags_from
 from .run_config import RunConfig, run_config_from
 
 PROGRAM = "python -m speculative_decoding.serve"
-EXTRA = ("starlette", "uvicorn", "prometheus_client")
+EXTRA = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 TRUSTED_PROXY = "address of a proxy, to which --max-connections does not apply; may be repeated"

@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +25,8 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import read_json_object
 from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
-from ..sampling.options import current_names
+from ..sampling.options import current_names, validate
+from ..sampling.values import Int, Text
 from .input import InputLine, read_lines
 
 VERSION = 2
@@ -38,6 +41,18 @@ class ResumePoint:
     lines: int = 0  # finished
     size: int = 0  # bytes of their records
     input_sha256: str = ""  # InputLine.digest of the last one
+
+    def checked(self) -> ResumePoint:
+        """Return this point. Raises `InputError` if it cannot be one, because its file is damaged."""
+        for name, type_ in (
+            ("lines", Int(0, sys.maxsize)),
+            ("size", Int(0)),
+            ("input_sha256", Text(may_be_empty=True)),
+        ):
+            validate(name, type_, getattr(self, name))
+        if re.fullmatch("[0-9a-f]{64}" if self.lines else "", self.input_sha256) is None:
+            raise InputError(f"input_sha256 is not the digest of {self.lines} lines")
+        return self
 
 
 class ResumableOutput:
@@ -114,11 +129,16 @@ class ResumableOutput:
         start = file.tell() if file.seekable() else None
         lines = read_lines(file)
         digests = {0: ""}
-        for line in islice(lines, journaled.lines):
-            if line.number in (self.written.lines, journaled.lines):
-                digests[line.number] = line.digest.hex()
-        if digests.get(journaled.lines) != journaled.input_sha256:
-            problem = f"the first {journaled.lines} lines of {name} have changed since {self.path} was written"
+        number = 0
+        for number, line in enumerate(islice(lines, journaled.lines), 1):
+            if number in (self.written.lines, journaled.lines):
+                digests[number] = line.digest.hex()
+        journal = journal_path(self.path)
+        if number < journaled.lines:
+            problem = f"{journal} lists {journaled.lines} finished lines, but {name} has {number}"
+            raise cannot_resume(problem, "restore the one that has changed")
+        if digests[journaled.lines] != journaled.input_sha256:
+            problem = f"the first {number} lines of {name} have changed since {self.path} was written, or {journal} has"
             raise cannot_resume(problem, "restore them")
         if self.written.lines == journaled.lines:
             return lines
@@ -195,14 +215,14 @@ class ResumableOutput:
                 try:
                     fields = json.loads(record)
                     is_record = fields["line"] == lines
-                except (ValueError, TypeError, KeyError):
+                except (ValueError, TypeError, KeyError, RecursionError):
                     is_record = False
                 if not is_record:
                     raise cannot_resume(f"{self.path} has changed: line {lines} is not the record of that line")
                 self.errors += "error" in fields
         if lines == journaled.lines and size != journaled.size:
-            problem = f"{self.path} has changed: its first {lines} lines have {size} bytes (expected {journaled.size})"
-            raise cannot_resume(problem)
+            problem = f"{self.path} or its journal has changed: the first {lines} lines have {size} bytes"
+            raise cannot_resume(f"{problem} (expected {journaled.size})")
         self._journaled = journaled
         self.written = journaled if lines == journaled.lines else ResumePoint(lines, size)
 
@@ -222,10 +242,11 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         previous = current_names(content.pop("settings"))
         removed = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # options of earlier versions, with their defaults
         previous = {name: value for name, value in previous.items() if removed.get(name) != value}
-        point = ResumePoint(**content) if version == VERSION else None
+        point = ResumePoint(**content).checked() if version == VERSION else None
         changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
-        raise cannot_resume(f"{path} cannot be read") from error
+        reason = f" ({error})" if isinstance(error, InputError) else ""
+        raise cannot_resume(f"{path} is damaged and cannot be read{reason}") from error
     if point is None:
         raise cannot_resume(f"{path} was written by another version", "finish the job with that version")
     if changed:

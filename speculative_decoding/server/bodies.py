@@ -23,6 +23,11 @@ BODY_SECONDS = 30.0  # to receive a body
 Result = TypeVar("Result")
 
 
+def media_type(request: Request) -> str:
+    """Return the Content-Type without parameters, in lower case."""
+    return str(request.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
 async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = False) -> dict[str, Any]:
     """Read a JSON object without its null fields, which count as missing. Raises `ServerError`.
 
@@ -31,7 +36,7 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
         max_bytes: Largest body.
         accept_form: Accept a form too. A field that is given several times becomes a list.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = media_type(request)
     if content_type != JSON and not (accept_form and content_type == FORM):
         raise ServerError(415, f"Content-Type must be {JSON}, not {content_type[:80]!r}")
     body = await read_body(request, max_bytes)

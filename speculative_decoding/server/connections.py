@@ -105,6 +105,8 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._of_address[self.address] -= 1
+        if not self._of_address[self.address]:
+            del self._of_address[self.address]
         super().connection_lost(exc)
 
     @property

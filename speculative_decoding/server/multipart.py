@@ -1,14 +1,28 @@
-"""Reads forms with a file (multipart/form-data, RFC 7578), whose body has been received within its limit."""
+"""Reads forms with a file (multipart/form-data, RFC 7578) with python-multipart, in memory.
+
+The body has been received within its limit. Its parts are counted before they are parsed, and their headers are
+limited, so the time to parse it grows with its size only.
+"""
 
 from __future__ import annotations
 
-from email.message import Message
-from email.parser import HeaderParser
-from typing import NamedTuple
+import logging
+import re
+from typing import Any, NamedTuple
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
 
 from .errors import ServerError
 
 MAX_PARTS = 100
+MAX_HEADERS = 8  # of a part
+MAX_HEADER_BYTES = 2048  # of each
+MAX_CONTENT_TYPE = 1024  # characters of the request's own header
+MAX_PADDING = 80  # spaces after a boundary, which the parser reads one by one
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a malformed form is an error of its client
 
 
 class Part(NamedTuple):
@@ -19,34 +33,88 @@ class Part(NamedTuple):
     content: bytes
 
 
+class PartsReader:
+    """Receives what the parser finds.
+
+    Attributes:
+        parts: The complete fields.
+        is_complete: Whether the end of the form was found.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.is_complete = False
+        self._header = b""
+        self._value = b""
+        self._disposition = b""
+        self._name = ""
+        self._is_file = False
+        self._content: list[bytes] = []
+
+    def on_part_begin(self) -> None:
+        self._disposition = b""
+        self._content = []
+
+    def on_header_begin(self) -> None:
+        self._header = self._value = b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+
+    def on_headers_finished(self) -> None:
+        # The parser drops `filename*`, which RFC 7578 forbids, and which some clients send for names beyond ASCII
+        kind, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
+        if kind != b"form-data" or b"name" not in fields:
+            raise invalid("a field has no name")
+        try:
+            self._name = fields[b"name"].decode()
+        except UnicodeDecodeError:
+            raise invalid("the name of a field is not UTF-8") from None
+        self._is_file = b"filename" in fields
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._content.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        self.parts.append(Part(self._name, self._is_file, b"".join(self._content)))
+
+    def on_end(self) -> None:
+        self.is_complete = True
+
+
 def parse_multipart(content_type: str, body: bytes) -> list[Part]:
     """Split a body into its fields. Raises `ServerError`."""
-    message = Message()
-    message["Content-Type"] = content_type
-    if message.get_content_type() != "multipart/form-data":
+    if len(content_type) > MAX_CONTENT_TYPE:
+        raise invalid("its Content-Type is too long")
+    kind, fields = parse_options_header(content_type.encode("latin-1", "replace"))
+    if kind != b"multipart/form-data":
         raise ServerError(415, f"Content-Type must be multipart/form-data, not {content_type[:80]!r}")
-    boundary = message.get_boundary() or ""
+    boundary = fields.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70 or not boundary.isascii():
         raise invalid("its Content-Type has no boundary")
-    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), MAX_PARTS + 2)
-    if not parts or not parts[-1].startswith(b"--"):
-        raise invalid(f"it has over {MAX_PARTS} fields" if len(parts) > MAX_PARTS + 1 else "its end is missing")
-    return [parse_part(part) for part in parts[:-1]]
+    delimiter = b"--" + boundary
+    if body.count(b"\r\n" + delimiter) + body.startswith(delimiter) > MAX_PARTS + 1:
+        raise invalid(f"it has over {MAX_PARTS} fields")
+    if re.search(re.escape(b"\r\n" + delimiter) + rb"[ \t]{%d}" % (MAX_PADDING + 1), body):
+        raise invalid("a boundary is followed by too many spaces")
 
-
-def parse_part(part: bytes) -> Part:
-    padding, _, rest = part.partition(b"\r\n")
-    head, is_complete, content = rest.partition(b"\r\n\r\n")
-    if padding.strip() or not is_complete:
-        raise invalid("a field has no content")
+    reader = PartsReader()
+    callbacks: Any = {name: getattr(reader, name) for name in dir(reader) if name.startswith("on_")}
+    parser = MultipartParser(boundary, callbacks, max_header_count=MAX_HEADERS, max_header_size=MAX_HEADER_BYTES)
     try:
-        headers = HeaderParser().parsestr(head.decode())
-    except UnicodeDecodeError:
-        raise invalid("the name of a field is not UTF-8") from None
-    name = headers.get_param("name", header="content-disposition")
-    if headers.get_content_disposition() != "form-data" or not isinstance(name, str):
-        raise invalid("a field has no name")
-    return Part(name, headers.get_filename() is not None, content)
+        parser.write(body)
+    except FormParserError as error:
+        raise invalid(str(error)[:200]) from None
+    if not reader.is_complete:
+        raise invalid("its end is missing")
+    return reader.parts
 
 
 def invalid(reason: str) -> ServerError:

@@ -97,8 +97,8 @@ class PromptWork:
         return [*self._active.values()]
 
     def submit(self, prompt: ServedPrompt) -> Call:
-        length = self._session.planner.draft_length(prompt.options, self._limits.slots)
         try:
+            length = self._session.planner.draft_length(prompt.options, self._limits.slots)
             request = self._engine.submit(prompt.prompt, prompt.options, length)
         except InputError as error:
             return partial(prompt.client.fail, ServerError.of(error))

@@ -16,7 +16,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import ListOf, Text, Union
 from ..session import Session
-from .bodies import FORM, cancel_on_disconnect, read_fields
+from .bodies import FORM, cancel_on_disconnect, media_type, read_fields
 from .errors import ServerError
 from .guard import require_token
 from .prompts import served_prompts
@@ -81,7 +81,7 @@ async def translate(request: Request) -> Response:
     service.require_text()
     fields = await read_fields(request, service.limits.max_body, accept_form=True)
     require_token(request.scope, str(fields.get("api_key", "")))
-    is_form = request.headers["content-type"].startswith(FORM)
+    is_form = media_type(request) == FORM
     prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
     request.scope["prompts"] = [text for text, _ in prompts]
     texts = await cancel_on_disconnect(request.receive, translate_all(service, prompts))

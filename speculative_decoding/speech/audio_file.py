@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 SAMPLE_RATE = 16000
 BLOCK_SAMPLES = 10 * SAMPLE_RATE
 MAX_SAMPLE = 8.0  # loud sound may exceed 1; larger samples were not scaled
+RATES = range(1000, 384_001)  # Hz
+MAX_SAMPLE_RATE = 192_000 * 8  # samples per second of all channels, which bounds the time to decode a second
+MAX_FRAME_SECONDS = 60.0  # decoded at once, and held in memory
+MAX_FRAME_SAMPLES = 1 << 22  # of all channels
+MAX_DECODED_SAMPLES = 1 << 25  # of a channel; the decoder allocates no larger frame
+FREE_PACKETS = 10_000
+MAX_PACKETS_PER_SECOND = 4000  # packets and frames, each of which takes time however short it is
+CHANGE_COST = 20  # a change of the format needs a new resampler, which takes the time of so many packets
+CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
 INSTALL = 'pip install "speculative-decoding[speech]"'
 
@@ -148,7 +157,7 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
         options = {"protocol_whitelist": "none"}
         with av.open(file, "r", metadata_errors="replace", container_options=options) as container:
             for frame in chain(decoded_frames(container, name), [None]):
-                before, setup = setup, frame and (frame.format.name, frame.layout.name, frame.sample_rate)
+                before, setup = setup, frame and setup_of(frame)
                 if before not in (None, setup):  # a change, or the end
                     yield from (each.to_ndarray()[0] for each in resampler.resample(None) if each is not None)
                     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
@@ -169,18 +178,28 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
         raise InputError(f"{name}: contains no audio; name a file with sound")
     if stream.codec_context is None:
         raise InputError(f"{name}: PyAV cannot decode its audio; convert it to WAV or FLAC")
+    stream.codec_context.options |= {"max_samples": str(MAX_DECODED_SAMPLES)}
     damage = None
     seconds = 0.0
+    packets = 0
+    setup: tuple[str, str, int] | None = None
     try:
         for packet in container.demux(stream):
+            packets += 1
             try:
                 frames: Sequence[Any] = packet.decode()  # of an audio stream
             except av.FFmpegError as error:
                 damage = error
-                continue
+                frames = ()
             for frame in frames:
+                require_usual(frame, name)
+                before, setup = setup, setup_of(frame)
+                packets += 1 if before in (None, setup) else CHANGE_COST
                 seconds += frame.samples / frame.sample_rate
                 yield frame
+            if packets > FREE_PACKETS + MAX_PACKETS_PER_SECOND * seconds:
+                problem = f"its packets hold too little sound ({seconds:.2f} seconds in the first {packets})"
+                raise InputError(f"{name}: {problem}", way_out=CONVERT)
     except av.FFmpegError as error:  # the file cannot be read any further
         damage = error
     announced = float((stream.duration or 0) * (stream.time_base or 0))
@@ -190,6 +209,25 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
         warn(f"{name}: damaged parts are skipped ({reason(damage)})")
     elif seconds < 0.95 * announced - 0.1:
         warn(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
+
+
+def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
+    """What a resampler is made for."""
+    return frame.format.name, frame.layout.name, frame.sample_rate
+
+
+def require_usual(frame: AudioFrame, name: str) -> None:
+    """Refuse a frame that is costly to resample. Each is checked, because rate and channels may change in a file."""
+    rate, channels = frame.sample_rate, frame.layout.nb_channels
+    if rate not in RATES:
+        problem = f"sampled at {rate} Hz (expected {RATES[0]} to {RATES[-1]} Hz)"
+    elif rate * channels > MAX_SAMPLE_RATE:
+        problem = f"has {channels} channels at {rate} Hz (at most {MAX_SAMPLE_RATE} samples per second in all)"
+    elif frame.samples > MAX_FRAME_SECONDS * rate or frame.samples * channels > MAX_FRAME_SAMPLES:
+        problem = f"has a frame of {frame.samples / rate:.0f} seconds with {channels} channels at {rate} Hz"
+    else:
+        return
+    raise InputError(f"{name}: {problem}", way_out=CONVERT)
 
 
 def decode_wav(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:

@@ -336,6 +336,16 @@ def test_libretranslate_client_translates(server: Serving, session: Session) -> 
     assert answer.json()["translatedText"][0] == expected and len(answer.json()["translatedText"]) == 2
 
 
+def test_the_type_of_a_form_is_not_case_sensitive(server: Serving) -> None:
+    with server.client() as client:
+        form = client.post(
+            "/translate",
+            content=b"q=The+end.&source=en&target=de&alternatives=0",
+            headers={"Content-Type": "Application/X-WWW-Form-URLEncoded; charset=utf-8"},
+        )
+    assert form.json() == server.post("/translate", q="The end.", source="en", target="de").json()
+
+
 def test_a_form_that_is_not_utf8_is_refused(server: Serving) -> None:
     with server.client() as client:
         for body in (b"q=The+end.%ff&source=en&target=de", b"q=The+end.\xff&source=en&target=de"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from resource import RLIM_INFINITY
@@ -129,6 +130,14 @@ def test_connections_of_one_address_are_limited(
         assert is_closed(clients[3]) and "127.0.0.1 has 3 connections" in caplog.text
         clients[0].sendall(HEALTH)
         assert "200 OK" in response(clients[0])
+
+
+def test_addresses_without_connections_are_forgotten(server: Serving) -> None:
+    """Otherwise the server remembers every address of a client that has many, as IPv6 gives them."""
+    assert is_healthy(server)
+    eventually(lambda: not server.server.server_state.connections)
+    counts: Counter[str] = server.server.config.http.args[2]  # type: ignore[union-attr]
+    assert not counts, counts
 
 
 def test_a_new_connection_costs_the_same_however_many_are_open(

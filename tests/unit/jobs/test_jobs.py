@@ -542,7 +542,7 @@ def test_resuming_refuses_changed_files_and_settings(tmp_path: Path) -> None:
     for number in (1, done):
         refused("have changed since", b"\n".join([*lines[: number - 1], b"other", *lines[number:]]))
     refused("have changed since", b"\n".join(lines[1:]))
-    refused("have changed since", b"\n".join(lines[: done - 1]))
+    refused(f"lists {done} finished lines, but input has {done - 1}", b"\n".join(lines[: done - 1]))
     refused("temperature was 0.0, is 1.0", settings=SETTINGS | {"temperature": 1.0})
     refused("top_k was null, is 5", settings=SETTINGS | {"top_k": 5})
     first, second, *rest = before.splitlines(keepends=True)
@@ -558,6 +558,46 @@ def test_resuming_refuses_changed_files_and_settings(tmp_path: Path) -> None:
     refused("has no journal")
     run_job(path, INPUT, force=True)
     assert len(path.read_bytes().splitlines()) == 40
+
+
+def damages(journal: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield damaged journals, and what is said about them."""
+    for value in (-1, "3", 3.0, True, None, [3], {}, 1 << 63, 10**400, float("inf"), float("nan")):
+        yield journal | {"lines": value}, "out.job is damaged .*lines must be a whole number, 0 to"
+    for value in (-1, "3", 3.5, None, {}):
+        yield journal | {"size": value}, "out.job is damaged .*size must be a whole number >= 0"
+    for value in (3, None, "", "x" * 64, journal["input_sha256"][1:]):
+        yield journal | {"input_sha256": value}, "out.job is damaged .*input_sha256"
+    for value in (None, 3, [], "abc"):
+        yield journal | {"settings": value}, "out.job is damaged and cannot be read"
+    yield (
+        {name: value for name, value in journal.items() if name != "lines"},
+        "out.job is damaged .*the digest of 0 lines",
+    )
+    yield journal | {"colour": 3}, "out.job is damaged and cannot be read"
+    lines = journal["lines"]
+    yield journal | {"lines": 10_000}, "out.job lists 10000 finished lines, but input has 40"
+    yield journal | {"lines": sys.maxsize}, f"out.job lists {sys.maxsize} finished lines, but input has 40"
+    yield journal | {"lines": lines + 1}, f"the first {lines + 1} lines of input have changed .*, or .*out.job has"
+    yield journal | {"lines": lines - 1}, "out or its journal has changed"
+    yield journal | {"size": journal["size"] + 1}, "out or its journal has changed"
+    yield journal | {"size": 10**400}, "out or its journal has changed"
+    yield journal | {"input_sha256": "0" * 64}, f"the first {lines} lines of input have changed .*, or .*out.job has"
+
+
+def test_a_damaged_journal_is_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    left = interrupted(path)
+    for changed, message in damages(json.loads(output.journal_path(path).read_text())):
+        output.journal_path(path).write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=message) as error:
+            run_job(path, INPUT, resume=True)
+        assert "--force" in str(error.value) and len(str(error.value)) < 700, changed
+        assert path.read_bytes() == left
+    path.write_bytes(b"[" * 100_000 + b"\n" + left.partition(b"\n")[2])
+    output.journal_path(path).write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="line 1 is not the record"):
+        run_job(path, INPUT, resume=True)
 
 
 def test_lost_records_can_be_redone_only_from_a_seekable_input(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
 import wave
 from collections.abc import Callable
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -208,3 +211,94 @@ def test_other_files_without_pyav_name_the_extra(
 ) -> None:
     monkeypatch.setattr(audio_file, "find_spec", lambda name: None)
     require_one_line(make, message, tmp_path / "a.wav")
+
+
+def flac(rate: int, samples: int, channels: int = 1) -> bytes:
+    """Return silence, whose frames of up to 65,535 samples have a few bytes each."""
+    import av
+
+    layout = {1: "mono", 8: "7.1"}[channels]
+    file = io.BytesIO()
+    with av.open(file, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=rate, options={"strict": "experimental"})
+        stream.layout = layout
+        stream.codec_context.options |= {"frame_size": "65535"}
+        for start in range(0, samples, 4096):
+            size = min(4096, samples - start)
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, size * channels), np.int16), "s16", layout)
+            frame.sample_rate, frame.pts, frame.time_base = rate, start, Fraction(1, rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def matroska(rate: int, samples: int, per_packet: int) -> bytes:
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("pcm_u8", rate=rate)
+        stream.layout = "mono"
+        for start in range(0, samples, per_packet):
+            frame = av.AudioFrame.from_ndarray(np.full((1, per_packet), 128, np.uint8), "u8", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = rate, start, Fraction(1, rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def frames(content: bytes) -> bytes:
+    """Return a FLAC file without its headers, so that its frames can follow those of another file."""
+    return content[content.index(b"\xff\xf8") :]
+
+
+def aiff(rate: int) -> bytes:
+    mantissa, exponent = np.frexp(float(rate))
+    extended = struct.pack(">HQ", int(exponent) + 16382, int(float(mantissa) * 2.0**64))
+    common = struct.pack(">hIh", 1, 999, 16) + extended
+    chunks = b"AIFFCOMM" + struct.pack(">I", 18) + common + b"SSND" + struct.pack(">III", 8 + 1998, 0, 0) + bytes(1998)
+    return b"FORM" + struct.pack(">I", len(chunks)) + chunks
+
+
+def au(rate: int) -> bytes:
+    return b".snd" + struct.pack(">IIIII", 24, 2000, 3, rate, 1) + bytes(2000)
+
+
+COSTLY: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "FLAC, 1 Hz": (lambda path: written(flac(1, 999))(path), "sampled at 1 Hz .expected 1000 to 384000"),
+    "FLAC, 999 Hz": (lambda path: written(flac(999, 9999))(path), "sampled at 999 Hz"),
+    "FLAC, 8 channels": (lambda path: written(flac(655350, 9999, 8))(path), "sampled at 655350 Hz"),
+    "FLAC, 8 fast channels": (lambda path: written(flac(192080, 9999, 8))(path), "8 channels at 192080 Hz .at most"),
+    "WAV, 1 Hz": (lambda path: write_wav(path, bytes(2000), rate=1), "sampled at 1 Hz"),
+    "WAV, 2 GHz": (lambda path: write_wav(path, bytes(99_999), rate=2**31 - 1), "sampled at 2147483647 Hz"),
+    "WAV, 255 channels": (lambda path: write_wav(path, bytes(99_960), channels=255), "255 channels at 16000 Hz"),
+    "AIFF, 2 Hz": (lambda path: written(aiff(2))(path), "sampled at 2 Hz"),
+    "AU, 1 Hz": (lambda path: written(au(1))(path), "sampled at 1 Hz"),
+    "another rate later": (
+        lambda path: written(flac(16000, 16000) + frames(flac(18, 70000)))(path),
+        "sampled at 18 Hz",
+    ),
+    "a long frame": (lambda path: written(matroska(8000, 500_000, 500_000))(path), "a frame of 62 seconds"),
+    "a large frame": (lambda path: written(matroska(96000, 5_000_000, 5_000_000))(path), "a frame of 52 seconds"),
+    "short packets": (lambda path: written(matroska(48000, 60_000, 6))(path), "too little sound .* in the first 13334"),
+    "many changes": (
+        lambda path: written(flac(16000, 4608) + (frames(flac(8000, 16)) + frames(flac(16000, 16))) * 400)(path),
+        "too little sound",
+    ),
+}
+
+
+@needs_av
+@pytest.mark.parametrize(("make", "message"), COSTLY.values(), ids=COSTLY)
+def test_a_file_that_costs_more_than_its_sound_is_one_line(
+    make: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
+    require_one_line(make, message, tmp_path / "a")
+
+
+@needs_av
+@pytest.mark.parametrize(("rate", "channels"), [(1000, 1), (8000, 1), (384000, 1), (192000, 8)])
+def test_unusual_rates_are_read(rate: int, channels: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.flac"
+    path.write_bytes(flac(rate, 2 * rate, channels))
+    assert abs(samples_of(path).size - 32000) < 100

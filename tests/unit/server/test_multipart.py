@@ -1,0 +1,69 @@
+"""Forms: every field as it was sent, and one line for forms that would take long to read."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculative_decoding.server import multipart
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.multipart import Part, parse_multipart
+
+FORM = "multipart/form-data; boundary=b"
+NAMED = b'Content-Disposition: form-data; name="a"'
+
+
+def part(headers: bytes = NAMED, content: bytes = b"x", padding: bytes = b"") -> bytes:
+    return b"--b" + padding + b"\r\n" + headers + b"\r\n\r\n" + content + b"\r\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"\r\n", b"--b", b"\r\n--", b"\r\n\r\n--b-", b"\r", bytes(range(256)) * 300])
+def test_content_is_what_was_sent(content: bytes) -> None:
+    body = part(content=content) + part(b'content-disposition: form-data; filename="../f.wav"; name="file"') + b"--b--"
+    assert parse_multipart(FORM, body) == [Part("a", False, content), Part("file", True, b"x")]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (b'name="a; filename=b"', Part("a; filename=b", False, b"x")),
+        (b'name="\xc3\xa9"; filename="\xc3\xa9"', Part("é", True, b"x")),
+        (b"name=file; filename*=utf-8''%c3%a9.wav", Part("file", True, b"x")),
+        (b'name="file"; filename=""', Part("file", True, b"x")),
+    ],
+)
+def test_names_are_read_as_clients_write_them(header: bytes, expected: Part) -> None:
+    assert parse_multipart(FORM, part(b"Content-Disposition: form-data; " + header) + b"--b--") == [expected]
+
+
+def test_spaces_after_a_boundary_and_text_after_the_end_are_ignored() -> None:
+    assert parse_multipart(FORM, part() + part(padding=b" \t ") + b"--b--\r\n--bend") == [Part("a", False, b"x")] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (part(NAMED + b";a=1" * 200_000), "Maximum header size exceeded"),
+        (part(NAMED + b"\r\n" + b"a" * 100_000 + b": b"), "Maximum header size exceeded"),
+        (part(NAMED + b"\r\nA: b" * 100), "Maximum header count exceeded"),
+        (part() + part(padding=b" " * 100_000), "too many spaces"),
+        (part(content=b"\r\n--bx" * 1000), "over 100 fields"),
+        (part() * 101, "over 100 fields"),
+        (part(NAMED + b"\r\n: b"), "0-length header"),
+        (part()[:-1], "its end is missing"),
+    ],
+)
+def test_forms_that_take_long_are_refused(body: bytes, words: str) -> None:
+    """The standard library's parser takes 11 s for the first one, quadratic in its size."""
+    with pytest.raises(ServerError, match=words) as error:
+        parse_multipart(FORM, body + b"--b--")
+    assert error.value.status == 400
+
+
+def test_a_long_content_type_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipart, "parse_options_header", lambda value: pytest.fail("read"))
+    with pytest.raises(ServerError, match="Content-Type is too long"):
+        parse_multipart(FORM + ";a=1" * 300, b"")
+
+
+def test_as_many_fields_as_allowed_are_read() -> None:
+    assert len(parse_multipart(FORM, part() * multipart.MAX_PARTS + b"--b--")) == multipart.MAX_PARTS
