@@ -46,9 +46,10 @@ def verify_parser(program: str) -> Parser:
 def require_comparable(options: GenerationOptions, subject: str) -> None:
     """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
+        cause = f"--acceptance {options.acceptance}" if options.acceptance else f"--delta {options.delta:g}"
         raise InputError(
             f"{subject}: independent samples differ (got --temperature {options.temperature:g}, expected 0); "
-            "use --temperature 0 or --acceptance coupled"
+            f"use --temperature 0, or leave out {cause}"
         )
 
 

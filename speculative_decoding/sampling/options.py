@@ -117,8 +117,7 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Int(0, MAX_SEED),
-        "seed of the random numbers; reproduces a text if acceptance is coupled, or if drafter is none or model and "
-        "num_draft_tokens a number (other drafts depend on measured times and earlier prompts, and so does the sample)",
+        "seed of the random numbers; the same seed gives the same text, with any draft and without one",
     ] = 0
     max_tokens: Annotated[int, Int(1, MAX_TOKENS), "maximum number of tokens"] = 100
     src_lang: Annotated[
@@ -160,11 +159,11 @@ class GenerationOptions:
         f"draft tokens per round, 0 to {MAX_DRAFT_TOKENS}; auto picks the fastest number from costs and acceptance",
     ] = "auto"
     acceptance: Annotated[
-        str,
+        str | None,
         Text(ACCEPTANCE),
-        "acceptance rule for sampling; all are lossless: rejection is the original, block accepts slightly more, and "
-        "the output of coupled depends on the seed only, not on drafts",
-    ] = "rejection"
+        "acceptance rule for sampling; all are lossless, but with rejection and block the text for a seed also depends "
+        "on the drafts (default: coupled; with a delta above 0, rejection)",
+    ] = None
     delta: Annotated[float, Number(0, 1), "accept more draft tokens by this much; above 0 the output is lossy"] = 0.0
     max_ngram_size: Annotated[int, Int(1), "longest n-gram to look up", FOR_ALL_ROWS] = 16
     strict: Annotated[
@@ -191,8 +190,8 @@ class GenerationOptions:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens must be <= max_tokens ({self.max_tokens}), not {self.min_tokens}; change one")
-        if self.acceptance != "rejection" and self.delta:
-            raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+        if self.rule != "rejection" and self.delta:
+            raise InputError(f"delta relaxes acceptance rejection only, not {self.rule}; leave one of them out")
         if self.num_beams > 1:
             self._check_beam_search()
         elif self.num_return_sequences > 1 and self.is_greedy:
@@ -223,6 +222,11 @@ class GenerationOptions:
         return self.temperature == 0
 
     @property
+    def rule(self) -> str:
+        """The acceptance rule above temperature 0."""
+        return self.acceptance or ("rejection" if self.delta else "coupled")
+
+    @property
     def num_samples(self) -> int:
         """The number of outputs that are decoded independently of each other."""
         return self.num_return_sequences if self.num_beams == 1 else 1
@@ -239,7 +243,7 @@ class GenerationOptions:
     @property
     def is_comparable(self) -> bool:
         """Whether runs with different drafts, or with none, return the same tokens."""
-        return self.is_greedy or self.acceptance == "coupled"
+        return self.is_greedy or self.rule == "coupled"
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """These options with other values for some of them. Raises `InputError` for names and values."""

@@ -40,7 +40,7 @@ FIRST: dict[str, Any] = {  # keep the first text of each window
 
 
 def session(drafter: str = "model") -> Session:
-    options = GenerationOptions(drafter=drafter, num_draft_tokens=3, acceptance="coupled", temperature=1)
+    options = GenerationOptions(drafter=drafter, num_draft_tokens=3, temperature=1)
     return Session(TARGET, Letters(), DRAFT if drafter == "model" else None, options)
 
 

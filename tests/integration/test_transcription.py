@@ -65,7 +65,6 @@ def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcri
 def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
     draft = tiny_head(MODEL) if drafter == "head" else None if drafter == "ngram" else DRAFT
     options = {"temperature": temperature, "logprob_threshold": -0.5, "word_timestamps": True}
-    options |= {"acceptance": "coupled"} if temperature else {}
     if temperature not in FALLBACKS:
         FALLBACKS[temperature] = transcribe(own=session(), **options)
     baseline = FALLBACKS[temperature]
@@ -110,7 +109,7 @@ def rounded(segment: Segment) -> Segment:
     return replace(segment, start=round(segment.start, 6), end=round(segment.end, 6), words=words)
 
 
-@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9), "acceptance": "coupled"}])
+@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9)}])
 def test_recordings_that_are_transcribed_together_equal_single_ones(options: dict[str, Any]) -> None:
     alone = [transcribe(audio, **options) for audio in RECORDINGS]
     for slots in (2, 8):
@@ -325,7 +324,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
         {"audio": RECORDINGS[1], "task": "translate", "num_draft_tokens": 3},
         {"audio": RECORDINGS[1], "clip_timestamp": "3"},
         {"audio": RECORDINGS[1], "num_beams": 2},
-        {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3, "acceptance": "coupled"},
+        {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3},
     ]
     own = session(draft_model=DRAFT)
     events = [*own.transcribe_batch(rows, slots=2, drafter="model", **GREEDY)]

@@ -256,10 +256,10 @@ DELTAS = [0.0, 0.2, 0.0, 0.7, 0.05, 1.0]
 KINDS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{"seed": i, "repetition_penalty": penalty} for i, penalty in enumerate((1.0, 3.0, 0.4, 1.0, 5.0, 0.2))],
     "lenient": [{"seed": i, "delta": delta, "repetition_penalty": 1 + delta} for i, delta in enumerate(DELTAS)],
-    "rejection": SAMPLED,
-    "relaxed": [own | {"delta": delta} for own, delta in zip(SAMPLED, DELTAS, strict=True)],
+    "rejection": [own | {"acceptance": "rejection"} for own in SAMPLED],
+    "relaxed": [own | {"delta": delta, "acceptance": "rejection"} for own, delta in zip(SAMPLED, DELTAS, strict=True)],
     "block": [own | {"acceptance": "block"} for own in SAMPLED],
-    "coupled": [own | {"acceptance": "coupled"} for own in SAMPLED],
+    "coupled": SAMPLED,
 }
 KINDS = {
     name: [({"temperature": 1.0} if name not in ("greedy", "lenient") else {}) | own for own in rows]
