@@ -143,6 +143,7 @@ def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:
         (1, {"temperature": 0.8, "seed": 9}),
         (3, {"logprob_threshold": -0.1, "seed": 5}),
         (2, {}),
+        (0, {"logprob_threshold": -0.1, "compression_ratio_threshold": 2.4}),
     ]
     with ThreadPoolExecutor(6) as pool:
         found = [*pool.map(lambda one: post(server, one[0], **one[1]).json()["text"], requests)]
