@@ -61,12 +61,12 @@ def speculative_decode(
 def choose(logits: mx.array, position: int, temperature: float, seed: int) -> int:
     """(V,) logits -> the most likely token at temperature 0, else a sample.
 
-    The arg-max of log-probabilities plus Gumbel noise is a sample. The noise depends only on the seed and the position,
-    so the target chooses the same token with any draft (Daliri et al. 2024). The draft model gets the same noise, so
-    both often choose the same token.
+    The arg-max of log-probabilities plus Gumbel noise is a sample; a constant does not change it. The noise depends
+    only on the seed and the position, so the target chooses the same token with any draft (Daliri et al. 2024). The
+    draft model gets the same noise, so both often choose the same token.
     """
     if temperature == 0:
         return int(mx.argmax(logits))
     logits = logits.astype(mx.float32) / temperature
     noise = gumbel(random_keys([(seed, position, Use.COUPLED)]), logits.size)[0]
-    return int(mx.argmax(logits - mx.logsumexp(logits) + noise))
+    return int(mx.argmax(logits - logits.max() + noise))

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
+from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
@@ -218,7 +218,7 @@ class DraftSampler:
         if all(is_greedy):
             return mx.argmax(scores(logits, options, history), axis=-1)
 
-        log_q = logprobs(logits, options, history)
+        log_q = shifted_logprobs(logits, options, history)
         noisy = log_q + self._noise()[:, None]
         if any(is_greedy):
             noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
@@ -226,7 +226,7 @@ class DraftSampler:
         if not all(self._is_certain):
             is_certain = mx.array(self._is_certain)[:, None, None]
             point_mass = mx.arange(logits.shape[-1]) == new[..., None]
-            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.exp(log_q)))
+            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
         return new
 
     def _noise(self) -> mx.array:

@@ -251,7 +251,7 @@ def in_batches(
 ) -> Counter[tuple[int, ...]]:
     """Return the outputs of batches whose rows have different seeds and draft lengths (0 to 2), so offsets differ.
 
-    names: the acceptance rules of the rows, in turn; None is the default.
+    names: the acceptance rules of the rows, in turn.
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, rows):
@@ -306,7 +306,7 @@ def same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def noise_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def lenient_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target takes the draft's token if it is among its two best."""
     decide = Coupled.decide
 
@@ -318,15 +318,6 @@ def noise_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
         return decide(self, draft, mx.concatenate([pushed, logits[:, draft.num_tokens :]], axis=1), rows)
 
     monkeypatch.setattr(Coupled, "decide", lenient)
-
-
-@pytest.mark.parametrize("plant", [same_noise_everywhere, noise_of_the_draft, neighbors_logits])
-def test_planted_faults_of_the_default_rule_are_detected(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises(AssertionError, match=BROKEN):
-        check_counts(in_batches([None], "model", 900), exact_distribution(OPTIONS[1]), 900)
 
 
 MARIAN = {"model_type": "marian", "d_model": 16, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": EOS}
@@ -384,8 +375,8 @@ def test_options_change_the_distribution() -> None:
 
 
 def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acceptance, model):
-        monkeypatch.setattr(module, "logprobs", lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
+    for module, name in ((acceptance, "logprobs"), (model, "shifted_logprobs")):
+        monkeypatch.setattr(module, name, lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
 
 
 def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,6 +473,23 @@ def test_planted_faults_are_detected(
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
         check_distribution(options | {"acceptance": rule}, 900)
+
+
+@pytest.mark.parametrize(
+    ("plant", "options"),
+    [
+        (same_noise_everywhere, OPTIONS[1]),
+        (lenient_with_the_draft, OPTIONS[1]),
+        (neighbors_logits, OPTIONS[1]),
+        (history_one_token_too_short, REPEATS),
+    ],
+)
+def test_planted_faults_are_detected_with_the_default_rule(
+    plant: Callable[[pytest.MonkeyPatch], None], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_distribution(options, 900)
 
 
 def test_lossy_rule_changes_the_distribution() -> None:
