@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..errors import InputError, Name
 from ..jobs import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
 from ..jobs.job import DecodeRows, RecordingResult
 from ..jobs.messages import parse_batch_result
+from ..jobs.output import recorded_setting
 from ..loading import manifest
 from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
@@ -49,6 +50,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             require_recordings(config.options, files, processes)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
+        config = with_recorded_rule(config, files)
         settings = record_settings(config, pair, file_format)
 
         lines = read_lines(file)
@@ -167,6 +169,7 @@ def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dic
     options = asdict(config.options) | asdict(config.flags)
     del options["recalibrate"]
     options["strict"] = bool(options["strict"])  # earlier versions stored it as a bool
+    options["acceptance"] = config.options.rule
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": config.drafter,
@@ -175,6 +178,18 @@ def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dic
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
         "input_format": file_format,
     }
+
+
+def with_recorded_rule(config: RunConfig, files: Files) -> RunConfig:
+    """Return the configuration with the acceptance rule of an unfinished output, if no rule was chosen for either.
+
+    The default of earlier versions, which they recorded, was rejection.
+    """
+    if files.output is None or not files.resume or config.options.acceptance is not None:
+        return config
+    if recorded_setting(files.output, "acceptance") != "rejection":
+        return config
+    return replace(config, options=config.options.with_values(acceptance="rejection"))
 
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:

@@ -183,7 +183,7 @@ class Coupled(Greedy):
 
 def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
     """The rule for a request. At temperature 0 all exact rules are `Greedy`."""
-    return Greedy if options.is_greedy else RULES[options.acceptance]
+    return Greedy if options.is_greedy else RULES[options.rule]
 
 
 def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
+from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
@@ -136,8 +136,8 @@ class BatchModelDrafter(BatchDrafter):
 class DraftSampler:
     """Chooses the tokens of one draft, one position at a time for all rows, with each row's options and noise.
 
-    Above temperature 0, tokens are sampled from the draft's own distribution. With acceptance "coupled" they use the
-    noise that the target uses at the same position; such a token has probability 1.
+    Above temperature 0, tokens are sampled from the draft's own distribution, with the noise that the target uses at
+    the same position; such a token has probability 1. With another acceptance rule, the noise is independent.
     """
 
     def __init__(self, draft_requests: Sequence[DraftRequest], slots: int, head: OutputHead) -> None:
@@ -153,7 +153,7 @@ class DraftSampler:
         self._is_certain = [options.is_comparable for options in self._options]
 
         is_greedy = all(options.is_greedy for options in self._options)
-        if not is_greedy:
+        if not all(self._is_certain):
             places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
@@ -214,18 +214,19 @@ class DraftSampler:
         """(B, 1, V) -> (B, 1)."""
         options = self._options
         history = history_of(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
-        greedy_scores = scores(logits, options, history)
-        if all(own.is_greedy for own in options):
-            return mx.argmax(greedy_scores, axis=-1)
+        is_greedy = [own.is_greedy for own in options]
+        if all(is_greedy):
+            return mx.argmax(scores(logits, options, history), axis=-1)
 
-        log_q = logprobs(logits, options, history)
+        log_q = shifted_logprobs(logits, options, history)
         noisy = log_q + self._noise()[:, None]
-        is_greedy = mx.array([own.is_greedy for own in options])[:, None, None]
-        new = mx.argmax(mx.where(is_greedy, greedy_scores, noisy), axis=-1)
+        if any(is_greedy):
+            noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
+        new = mx.argmax(noisy, axis=-1)
         if not all(self._is_certain):
             is_certain = mx.array(self._is_certain)[:, None, None]
             point_mass = mx.arange(logits.shape[-1]) == new[..., None]
-            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.exp(log_q)))
+            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
         return new
 
     def _noise(self) -> mx.array:
@@ -234,8 +235,10 @@ class DraftSampler:
         places = [
             (request.options.seed, len(request.decoder_tokens) + count, Use.COUPLED) for request in self._requests
         ]
-        is_coupled = mx.array([own.acceptance == "coupled" for own in self._options])[:, None]
-        return gumbel(mx.where(is_coupled, random_keys(places), self._keys[:, count]), self._head.vocab_size)
+        keys = random_keys(places)
+        if not all(self._is_certain):
+            keys = mx.where(mx.array(self._is_certain)[:, None], keys, self._keys[:, count])
+        return gumbel(keys, self._head.vocab_size)
 
 
 def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:

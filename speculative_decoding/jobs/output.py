@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -255,6 +255,13 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         problem = f"{output} was written with other settings ({name} was {before}, is {now})"
         raise cannot_resume(problem, "give the same settings")
     return point
+
+
+def recorded_setting(output: Path, name: str) -> Any:
+    """Return a setting in the journal of an output; None without a readable journal, which `read_journal` reports."""
+    with suppress(InputError, OSError, TypeError, KeyError, AttributeError):
+        return read_json_object(journal_path(output))["settings"].get(name)
+    return None
 
 
 def cannot_resume(problem: str, way_out: Words = "restore it") -> InputError:

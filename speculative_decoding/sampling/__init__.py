@@ -1,7 +1,14 @@
 """Options of decoding, and the distribution that tokens are sampled from. Knows neither models nor drafts."""
 
 from .constraints import Constraints, History
-from .distribution import leaves_logits_unchanged, logprobs, perturbed_logprobs, scores, token_logprobs
+from .distribution import (
+    leaves_logits_unchanged,
+    logprobs,
+    perturbed_logprobs,
+    scores,
+    shifted_logprobs,
+    token_logprobs,
+)
 from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
 from .random import Use
 
@@ -17,5 +24,6 @@ __all__ = [
     "logprobs",
     "perturbed_logprobs",
     "scores",
+    "shifted_logprobs",
     "token_logprobs",
 ]

@@ -37,6 +37,12 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
 
     A row at temperature 0 is not sampled; its log-probabilities are those at temperature 1.
     """
+    x = shifted_logprobs(logits, rows, history)
+    return x - mx.logsumexp(x, axis=-1, keepdims=True)
+
+
+def shifted_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """The same up to a constant for each position, so that the largest is 0. The sum in `logprobs` takes longer."""
     temperatures = mx.array([row.temperature or 1.0 for row in rows])[:, None, None]
     x = scores(logits, rows, history).astype(mx.float32) / temperatures
     if any(row.top_k for row in rows):
@@ -45,13 +51,14 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
         x = keep_top_p(x, column(rows, "top_p"))
     if any(row.min_p for row in rows):
         x = keep_min_p(x, column(rows, "min_p"))
-    return x - mx.logsumexp(x, axis=-1, keepdims=True)
+    return x - x.max(axis=-1, keepdims=True)
 
 
 def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
 
-    The noise depends only on the seed and the position, so draft and target get the same noise at each position.
+    The noise depends only on the seed and the position, so draft and target get the same noise at each position. The
+    log-probabilities are those of `shifted_logprobs`.
     """
     length = logits.shape[1]
     draws = [
@@ -60,7 +67,7 @@ def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], hist
         for position in positions
     ]
     noise = gumbel(random_keys(draws), logits.shape[-1]).reshape(logits.shape)
-    return logprobs(logits, rows, history) + noise
+    return shifted_logprobs(logits, rows, history) + noise
 
 
 def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:

@@ -37,7 +37,7 @@ class OptionKeywords(TypedDict, total=False):
     num_return_sequences: int
     drafter: str | Any | None
     num_draft_tokens: int | str | Any
-    acceptance: str
+    acceptance: str | None
     delta: float
     max_ngram_size: int
     strict: bool | None

@@ -117,11 +117,7 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Int(0, MAX_SEED),
-        (
-            *("seed of the random numbers; reproduces a text if ", Name("acceptance"), " is coupled, or if "),
-            *(Name("drafter"), " is none or model and ", Name("num_draft_tokens")),
-            " a number (other drafts depend on measured times and earlier prompts, and so does the sample)",
-        ),
+        "seed of the random numbers; the same seed gives the same text, with any draft and without one",
     ] = 0
     max_tokens: Annotated[int, Int(1, MAX_TOKENS), "maximum number of tokens"] = 100
     src_lang: Annotated[
@@ -165,11 +161,11 @@ class GenerationOptions:
         f"draft tokens per round, 0 to {MAX_DRAFT_TOKENS}; auto picks the fastest number from costs and acceptance",
     ] = "auto"
     acceptance: Annotated[
-        str,
+        str | None,
         Text(ACCEPTANCE),
-        "acceptance rule for sampling; all are lossless: rejection is the original, block accepts slightly more, and "
-        "the output of coupled depends on the seed only, not on drafts",
-    ] = "rejection"
+        "acceptance rule for sampling; all are lossless, but with rejection and block the text for a seed also depends "
+        "on the drafts (default: coupled; with a delta above 0, rejection)",
+    ] = None
     delta: Annotated[float, Number(0, 1), "accept more draft tokens by this much; above 0 the output is lossy"] = 0.0
     max_ngram_size: Annotated[int, Int(1), "longest n-gram to look up", FOR_ALL_ROWS] = 16
     strict: Annotated[
@@ -200,9 +196,9 @@ class GenerationOptions:
                 "min_tokens",
                 "change one",
             )
-        if self.acceptance != "rejection" and self.delta:
+        if self.rule != "rejection" and self.delta:
             raise InputError(
-                ("relaxes ", Name("acceptance"), f" rejection only, not {self.acceptance}"),
+                ("relaxes ", Name("acceptance"), f" rejection only, not {self.rule}"),
                 "delta",
                 "leave one of them out",
             )
@@ -239,6 +235,11 @@ class GenerationOptions:
         return self.temperature == 0
 
     @property
+    def rule(self) -> str:
+        """The acceptance rule above temperature 0."""
+        return self.acceptance or ("rejection" if self.delta else "coupled")
+
+    @property
     def num_samples(self) -> int:
         """The number of outputs that are decoded independently of each other."""
         return self.num_return_sequences if self.num_beams == 1 else 1
@@ -255,7 +256,7 @@ class GenerationOptions:
     @property
     def is_comparable(self) -> bool:
         """Whether runs with different drafts, or with none, return the same tokens."""
-        return self.is_greedy or self.acceptance == "coupled"
+        return self.is_greedy or self.rule == "coupled"
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """These options with other values for some of them. Raises `InputError` for names and values."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from ..decoding.stats import GenerationStats
 from .mel import Frames, MelSpectrogram
-from .scheduler import Scheduler, TranscriptionEvent
+from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment
 from .transcription import Transcription
 
@@ -44,10 +44,17 @@ def transcribe_chunks(
     """
     total = recording.num_frames
     starts = range(0, total, chunk_frames)
-    chunks = (partial(read_chunk, recording, start, min(chunk_frames, total - start)) for start in starts)
     segments: list[Segment] = []
     text = ""
     stats = GenerationStats()
+
+    def read(scheduler: Scheduler, start: int) -> Task:
+        chunk = Chunk(recording.frames(start, min(chunk_frames, total - start)))
+        return Task(chunk, scheduler.options, scheduler.decoding, start)
+
+    def decoded(language: str | None, some: range) -> Iterator[TranscriptionEvent]:
+        scheduler = new_scheduler(language)
+        return scheduler.run(partial(read, scheduler, start) for start in some)
 
     def merged(events: Iterable[TranscriptionEvent], first: int) -> Iterator[TranscriptionEvent]:
         nonlocal text
@@ -65,14 +72,10 @@ def transcribe_chunks(
             yield event._replace(number=0, segments=new, position=position, seconds=recording.seconds, result=result)
 
     language = None
-    for event in merged(new_scheduler(None).run([next(chunks)]), 0):  # first, to find the language
+    for event in merged(decoded(None, starts[:1]), 0):  # first, to find the language
         yield event
         language = event.language
-    yield from merged(new_scheduler(language).run(chunks), 1)
-
-
-def read_chunk(recording: MelSpectrogram, start: int, count: int) -> Chunk:
-    return Chunk(recording.frames(start, count))
+    yield from merged(decoded(language, starts[1:]), 1)
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:

@@ -57,7 +57,7 @@ class TranscriptionKeywords(TypedDict, total=False):
     num_beams: int
     drafter: str | Any | None
     num_draft_tokens: int | str | Any
-    acceptance: str
+    acceptance: str | None
     delta: float
     max_ngram_size: int
     strict: bool | None

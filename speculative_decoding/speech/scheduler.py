@@ -55,11 +55,12 @@ class TranscriptionEvent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A recording, and how to transcribe it."""
+    """A recording, and how to transcribe it. first_frame: where it begins in a longer one, of which it is a part."""
 
     recording: Recording
     options: TranscriptionOptions
     decoding: GenerationOptions  # drafts, sampling, beams
+    first_frame: int = 0
 
 
 @dataclass
@@ -146,7 +147,7 @@ class Scheduler:
         language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
-        requests = WindowRequests(self.model, self._text, language, options, task.decoding)
+        requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame)
         most = requests.max_positions // 2 - 1
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
         one = Running(number, transcriber, requests, transcriber.attempts())

@@ -34,6 +34,7 @@ class WindowRequests:
         language: Of the speech.
         options: How to transcribe.
         decoding: How to decode: drafts, sampling, beams.
+        first_frame: Where the recording begins in a longer one, of which it is a part.
     """
 
     model: EncoderDecoder
@@ -41,6 +42,7 @@ class WindowRequests:
     language: str
     options: TranscriptionOptions
     decoding: GenerationOptions
+    first_frame: int = 0
 
     @property
     def audio(self) -> AudioConfig:
@@ -79,7 +81,8 @@ class WindowRequests:
         positions = self.max_positions
         length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not read
         temperature = attempt.temperature
-        number = 1 + attempt.window.seek * 1000 + round(100 * temperature)
+        # A sample depends on the place of its window and the temperature, not on what else is decoded, or when.
+        number = 1 + (self.first_frame + attempt.window.seek) * 1000 + round(100 * temperature)
         options = self.decoding.with_values(
             temperature=temperature,
             max_tokens=length,

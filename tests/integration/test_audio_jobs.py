@@ -56,6 +56,19 @@ def session() -> Session:
     return Session(speech_model(), Letters(), options=GenerationOptions(drafter="none"))
 
 
+def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_slots(folder: Path) -> None:
+    own = {name: value for name, value in FIRST.items() if name != "temperature"}
+    content = "\n".join(json.dumps({"audio": name, **own}) for name in ("a.wav", "sub/b.wav", "a.wav")).encode()
+    found = []
+    for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
+        chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
+        decode = partial(transcribe_rows, chosen, Files(input=str(folder / "in.jsonl"), slots=slots))
+        run_job(folder / f"out{slots}", content, decode, format="jsonl")
+        records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
+        found.append([(each["text"], each["segments"]) for each in records])
+    assert found[0] == found[1] == found[2] and found[0][0] == found[0][2] != found[0][1]
+
+
 def content() -> bytes:
     return "\n".join(map(json.dumps, LINES)).encode()
 

@@ -77,7 +77,7 @@ def test_batch_row_equals_single_row(drafter: str, slots: int, prompts: int) -> 
 def test_coupled_rows_depend_only_on_their_seeds(drafter: str) -> None:
     for slots, seed in ((2, 0), (8, 1)):
         options = {"temperature": 1.0, "seed": seed, "repetition_penalty": 1.1 if seed else 1.0}
-        check_identity(slots, drafter, acceptance="coupled", max_tokens=12, **options)
+        check_identity(slots, drafter, max_tokens=12, **options)
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
@@ -98,7 +98,7 @@ def test_samples_do_not_depend_on_other_rows(drafter: str, acceptance: str) -> N
 OWN: list[dict[str, Any]] = [
     {},
     {"max_tokens": 3},
-    {"temperature": 1.0, "acceptance": "coupled", "seed": 5},
+    {"temperature": 1.0, "seed": 5},
     {"repetition_penalty": 1.5},
     {"stop": ["b", "d"]},
     {"eos_token_ids": [6, 9]},

@@ -154,7 +154,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ([], ["--verify"], ["--verify", "--acceptance", "coupled", "--temperature", "0.5"]):
+    for more in ([], ["--verify"], ["--verify", "--temperature", "0.5"]):
         assert main_command.main(["--prompt", PROMPT, "--output-prefix", "Diese Methode gibt", *more]) == 0
         out, err = capsys.readouterr()
         assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
@@ -179,7 +179,7 @@ def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def
 def test_verify_reports_identical_output_or_the_first_divergence(capsys: pytest.CaptureFixture[str]) -> None:
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify")
     assert status == 0 and "verify: identical, 8 tokens" in err
-    status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--acceptance", "coupled", "--temperature", "1")
+    status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--temperature", "1")
     assert status == 0 and "verify: identical" in err
     status, err = in_process(capsys, "--prompt", HARDER, "--verify", "--delta", "1", *FIXED)
     assert status == 1 and "verify: first divergence at token" in err and "; logit gap " in err
@@ -191,13 +191,15 @@ def test_verify_tests_every_draft_length(capsys: pytest.CaptureFixture[str], tmp
     arguments = [str(tmp_path / "prompts.txt"), "-m", "12"]
     assert verify_command.main([*arguments, "--num-draft", "0", "2", "5", "--dtype", "bfloat16", "--strict"]) == 0
     assert "3 of 3 identical (24 tokens)" in capsys.readouterr().out
-    coupled = ["--acceptance", "coupled", "--temperature", "1", "--seed", "1", "2", "--num-draft", "1", "4"]
+    coupled = ["--temperature", "1", "--seed", "1", "2", "--num-draft", "1", "4"]
     assert verify_command.main([*arguments, *coupled]) == 0
     assert "4 of 4 identical" in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1", *FIXED]) == 1
     assert "prompt 1, drafter model, num-draft 5, seed 0, slots 1: first divergence at token" in capsys.readouterr().out
-    assert verify_command.main([*arguments, "--temperature", "1"]) == 2
+    for cause in (["--acceptance", "block"], ["--delta", "0.1"]):
+        assert verify_command.main([*arguments, "--temperature", "1", *cause]) == 2
+        assert f"use --temperature 0, or leave out {' '.join(cause)}" in capsys.readouterr().err
 
 
 def test_verify_compares_batches_with_single_prompts(
@@ -316,7 +318,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--eos-token-id", "99999"], "main.py: error: --eos-token-id: must be between 0 and"),
         (["--target-language", "xx"], "main.py: error: --target-language: 'xx' has no effect"),
         (
-            ["--verify", "--temperature", "1"],
+            ["--verify", "--temperature", "1", "--acceptance", "block"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
         (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),

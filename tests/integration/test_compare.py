@@ -44,10 +44,10 @@ def test_a_lossy_text_is_reported_as_different(capsys: pytest.CaptureFixture[str
     assert re.search(r"speculative .* differs at token \d", err) and "LOSSY" in err
 
 
-def test_only_coupled_samples_must_be_identical(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3")
+def test_samples_are_identical_unless_another_rule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3", "--acceptance", "rejection")
     assert "another sample" in err
-    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3", "--acceptance", "coupled")
+    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3")
     assert row(err, "speculative")[-1] == "identical"
 
 

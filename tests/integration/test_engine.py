@@ -31,7 +31,7 @@ BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
     "ngram": lambda: SeparateDrafters(NgramDrafter(min_chance=0.0).fresh, VOCAB),
     "auto": lambda: AutoDrafter(NgramDrafter(min_chance=0.0), model_drafter(TARGET, DRAFT), VOCAB),
 }
-COUPLED = {"temperature": 1.0, "acceptance": "coupled"}
+COUPLED = {"temperature": 1.0}
 
 
 @cache

@@ -188,7 +188,7 @@ def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
     for seed in range(26):
         temperature = 0.7 if seed < 13 else 1.0
         extra = {"top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2} if seed % 2 else {}
-        options = {"temperature": temperature, "seed": seed, "acceptance": "coupled", "max_tokens": 14} | extra
+        options = {"temperature": temperature, "seed": seed, "max_tokens": 14} | extra
         source = SOURCES[seed % len(SOURCES)]
         found.append((source, options, tokens_of(run(TARGET, source, **options))))
     return found
@@ -226,7 +226,7 @@ class Independent(BatchModelDrafter):
 
 def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> None:
     def accepted(kind: type[BatchModelDrafter]) -> int:
-        requests = [(SOURCES[0], options_of(temperature=1.0, seed=seed, acceptance="coupled")) for seed in range(6)]
+        requests = [(SOURCES[0], options_of(temperature=1.0, seed=seed)) for seed in range(6)]
         made = kind(DraftModel(DRAFT), VOCAB)
         return sum(event.accepted for told in together(TARGET, requests, made) for event in told.rounds)
 

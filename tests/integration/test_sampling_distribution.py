@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding import round as loop
+from speculative_decoding.decoding.acceptance import Coupled
 from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.stats import Round
@@ -40,7 +41,8 @@ from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs
+from speculative_decoding.sampling import Constraints, GenerationOptions, History, distribution, logprobs
+from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
 
 VOCAB, LENGTH = 8, 3
@@ -201,8 +203,14 @@ def test_single_requests_follow_the_target_distribution(rule: str) -> None:
     check_distribution(OPTIONS[-1] | {"acceptance": rule}, samples=150, rows=1)
 
 
-def test_coupled_outputs_follow_the_target_distribution() -> None:
-    check_distribution(OPTIONS[-1] | {"acceptance": "coupled"})
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_outputs_follow_the_target_distribution_by_default(options: dict[str, Any]) -> None:
+    assert GenerationOptions(**options).rule == "coupled"
+    check_distribution(options)
+
+
+def test_single_requests_follow_the_target_distribution_by_default() -> None:
+    check_distribution(OPTIONS[-1], samples=150, rows=1)
 
 
 # A draft model that never proposes 0, 5 or 7 (3 and 4 are in the source).
@@ -238,7 +246,9 @@ def test_trimmed_draft_vocabulary_keeps_the_target_distribution(rule: str) -> No
     check_distribution(OPTIONS[1] | {"acceptance": rule}, draft=TRIMMED)
 
 
-def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int = 150) -> Counter[tuple[int, ...]]:
+def in_batches(
+    names: Sequence[str | None], drafter: str, samples: int = 450, rows: int = 150
+) -> Counter[tuple[int, ...]]:
     """Return the outputs of batches whose rows have different seeds and draft lengths (0 to 2), so offsets differ.
 
     names: the acceptance rules of the rows, in turn.
@@ -288,6 +298,28 @@ def test_planted_faults_in_batches_are_detected(
         check_counts(in_batches(names, "model", 900), exact_distribution(OPTIONS[1]), 900)
 
 
+def same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise does not depend on the position."""
+    for module in (distribution, model):
+        monkeypatch.setattr(
+            module, "random_keys", lambda draws: random_keys([(seed, 0, use) for seed, _, use in draws])
+        )
+
+
+def lenient_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target takes the draft's token if it is among its two best."""
+    decide = Coupled.decide
+
+    def lenient(self: Coupled, draft: Draft, logits: mx.array, rows: Sequence[RequestView]) -> Any:
+        likely = mx.argsort(-logits, axis=-1)[:, : draft.num_tokens, :2]
+        keep = (likely == draft.tokens[..., None]).any(axis=-1, keepdims=True)
+        drafted = mx.arange(logits.shape[-1]) == draft.tokens[..., None]
+        pushed = logits[:, : draft.num_tokens] + mx.where(keep & drafted, 50.0, 0.0)
+        return decide(self, draft, mx.concatenate([pushed, logits[:, draft.num_tokens :]], axis=1), rows)
+
+    monkeypatch.setattr(Coupled, "decide", lenient)
+
+
 MARIAN = {"model_type": "marian", "d_model": 16, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": EOS}
 MARIAN |= {"activation_function": "swish", "scale_embedding": True, "vocab_size": VOCAB}
 MARIAN |= {f"{stack}_{of}": 2 for stack in ("encoder", "decoder") for of in ("layers", "attention_heads", "ffn_dim")}
@@ -331,7 +363,7 @@ def report_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_fault_of_a_draft_model_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     report_the_whole_vocabulary(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
-        check_distribution(OPTIONS[1], 900, TRIMMED)
+        check_distribution(OPTIONS[1] | {"acceptance": "rejection"}, 900, TRIMMED)
 
 
 def test_options_change_the_distribution() -> None:
@@ -343,8 +375,8 @@ def test_options_change_the_distribution() -> None:
 
 
 def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acceptance, model):
-        monkeypatch.setattr(module, "logprobs", lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
+    for module, name in ((acceptance, "logprobs"), (model, "shifted_logprobs")):
+        monkeypatch.setattr(module, name, lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
 
 
 def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,6 +473,23 @@ def test_planted_faults_are_detected(
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
         check_distribution(options | {"acceptance": rule}, 900)
+
+
+@pytest.mark.parametrize(
+    ("plant", "options"),
+    [
+        (same_noise_everywhere, OPTIONS[1]),
+        (lenient_with_the_draft, OPTIONS[1]),
+        (neighbors_logits, OPTIONS[1]),
+        (history_one_token_too_short, REPEATS),
+    ],
+)
+def test_planted_faults_are_detected_with_the_default_rule(
+    plant: Callable[[pytest.MonkeyPatch], None], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_distribution(options, 900)
 
 
 def test_lossy_rule_changes_the_distribution() -> None:

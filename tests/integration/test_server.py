@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the import takes a second
     import openai
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
-SAMPLED = {"temperature": 2.0, "acceptance": "coupled", "max_tokens": 8}
+SAMPLED = {"temperature": 2.0, "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")

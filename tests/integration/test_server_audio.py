@@ -40,7 +40,7 @@ FIRST: dict[str, Any] = {  # keep the first text of each window
 
 
 def session(drafter: str = "model") -> Session:
-    options = GenerationOptions(drafter=drafter, num_draft_tokens=3, acceptance="coupled", temperature=1)
+    options = GenerationOptions(drafter=drafter, num_draft_tokens=3, temperature=1)
     return Session(TARGET, Letters(), DRAFT if drafter == "model" else None, options)
 
 
@@ -143,6 +143,7 @@ def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:
         (1, {"temperature": 0.8, "seed": 9}),
         (3, {"logprob_threshold": -0.1, "seed": 5}),
         (2, {}),
+        (0, {"logprob_threshold": -0.1, "compression_ratio_threshold": 2.4}),
     ]
     with ThreadPoolExecutor(6) as pool:
         found = [*pool.map(lambda one: post(server, one[0], **one[1]).json()["text"], requests)]

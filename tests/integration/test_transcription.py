@@ -65,7 +65,6 @@ def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcri
 def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
     draft = tiny_head(MODEL) if drafter == "head" else None if drafter == "ngram" else DRAFT
     options = {"temperature": temperature, "logprob_threshold": -0.5, "word_timestamps": True}
-    options |= {"acceptance": "coupled"} if temperature else {}
     if temperature not in FALLBACKS:
         FALLBACKS[temperature] = transcribe(own=session(), **options)
     baseline = FALLBACKS[temperature]
@@ -75,6 +74,35 @@ def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
     assert len(baseline.segments) > 3
     assert found.stats.drafted_tokens > 0
     check_equal(found, baseline)
+
+
+FALLBACK: dict[str, Any] = {"temperature": (0, 0.4, 0.8), "no_speech_threshold": None, "sample_len": 12, "seed": 3}
+
+
+def test_windows_that_fall_back_have_one_text_in_any_company() -> None:
+    """Without a draft, with every draft and length, after other recordings and beside them, in any order and slot."""
+    recordings = [audio[:15_000] for audio in RECORDINGS]
+    expected = [session().transcribe(audio, drafter="none", **FALLBACK) for audio in recordings]
+    temperatures = [{segment.temperature for segment in each.segments} for each in expected]
+    assert all(max(each) > 0.5 for each in temperatures), temperatures
+    other = session().transcribe(recordings[0], drafter="none", **FALLBACK | {"seed": 4})
+    assert other.text != expected[0].text  # otherwise nothing is sampled
+
+    drafts: list[tuple[Any, dict[str, Any]]] = [
+        (DRAFT, {"drafter": "model", "num_draft_tokens": 2}),
+        (DRAFT, {}),
+        (tiny_head(MODEL), {"num_draft_tokens": 5}),
+        (None, {"drafter": "ngram", "num_draft_tokens": 3}),
+    ]
+    for draft, options in drafts:
+        own = session(draft_model=draft)
+        for number in (1, 0):
+            check_equal(own.transcribe(recordings[number], **FALLBACK | options), expected[number])
+        for slots, order in ((2, [2, 0, 1]), (8, [1, 0])):
+            events = own.transcribe_batch([recordings[number] for number in order], slots=slots, **FALLBACK | options)
+            found = {event.number: event.result for event in events if event.result is not None}
+            for position, number in enumerate(order):
+                check_equal(found[position], expected[number])
 
 
 def check_equal(found: Transcription, expected: Transcription) -> None:
@@ -89,10 +117,11 @@ def check_equal(found: Transcription, expected: Transcription) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int) -> None:
+@pytest.mark.parametrize(("slots", "temperature"), [(1, 0.0), (3, 0.0), (3, (0.0, 0.7))])
+def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int, temperature: Any) -> None:
     """Chunks of 0.6 s, the window of this model."""
     options = GREEDY | {"drafter": "none", "word_timestamps": True, "condition_on_previous_text": False}
+    options |= {"temperature": temperature, "logprob_threshold": -0.5}
     clips = [each / 10 for start in range(0, 30, 6) for each in (start, start + 6)]
     expected = session().transcribe(RECORDINGS[0], clip_timestamps=clips, **options)
     events = [*session().transcribe_chunks(RECORDINGS[0], slots=slots, **options)]
@@ -110,7 +139,7 @@ def rounded(segment: Segment) -> Segment:
     return replace(segment, start=round(segment.start, 6), end=round(segment.end, 6), words=words)
 
 
-@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9), "acceptance": "coupled"}])
+@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9)}])
 def test_recordings_that_are_transcribed_together_equal_single_ones(options: dict[str, Any]) -> None:
     alone = [transcribe(audio, **options) for audio in RECORDINGS]
     for slots in (2, 8):
@@ -325,7 +354,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
         {"audio": RECORDINGS[1], "task": "translate", "num_draft_tokens": 3},
         {"audio": RECORDINGS[1], "clip_timestamp": "3"},
         {"audio": RECORDINGS[1], "num_beams": 2},
-        {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3, "acceptance": "coupled"},
+        {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3},
     ]
     own = session(draft_model=DRAFT)
     events = [*own.transcribe_batch(rows, slots=2, drafter="model", **GREEDY)]

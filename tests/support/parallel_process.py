@@ -38,7 +38,8 @@ from tests.support.tiny import noisy_copy, tiny_head
 from tests.support.together import drafter_of_rows, options_of, together
 
 SOURCES = [[5, 9, 3, 7, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1]]
-COUPLED, REJECTION = {"temperature": 1.0, "acceptance": "coupled", "seed": 4}, {"temperature": 1.0, "seed": 4}
+COUPLED = {"temperature": 1.0, "seed": 4}
+REJECTION = COUPLED | {"acceptance": "rejection"}
 # (drafter, options, slots); few, because two processes are slow
 MODES: list[tuple[str, dict[str, Any], int]] = [
     ("model", {}, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
@@ -29,8 +30,10 @@ from speculative_decoding.decoding.round import commit
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.verification import verify_draft
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import Draft, NoDrafter, RequestView, SeparateDrafters
+from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView, SeparateDrafters
 from speculative_decoding.drafters.base import history_of
+from speculative_decoding.drafters.draft_model import OutputHead
+from speculative_decoding.drafters.model import DraftSampler
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed_logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import NoText
@@ -256,10 +259,10 @@ DELTAS = [0.0, 0.2, 0.0, 0.7, 0.05, 1.0]
 KINDS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{"seed": i, "repetition_penalty": penalty} for i, penalty in enumerate((1.0, 3.0, 0.4, 1.0, 5.0, 0.2))],
     "lenient": [{"seed": i, "delta": delta, "repetition_penalty": 1 + delta} for i, delta in enumerate(DELTAS)],
-    "rejection": SAMPLED,
-    "relaxed": [own | {"delta": delta} for own, delta in zip(SAMPLED, DELTAS, strict=True)],
+    "rejection": [own | {"acceptance": "rejection"} for own in SAMPLED],
+    "relaxed": [own | {"delta": delta, "acceptance": "rejection"} for own, delta in zip(SAMPLED, DELTAS, strict=True)],
     "block": [own | {"acceptance": "block"} for own in SAMPLED],
-    "coupled": [own | {"acceptance": "coupled"} for own in SAMPLED],
+    "coupled": SAMPLED,
 }
 KINDS = {
     name: [({"temperature": 1.0} if name not in ("greedy", "lenient") else {}) | own for own in rows]
@@ -538,3 +541,31 @@ def test_empty_residual_falls_back_to_the_target() -> None:
 def test_every_lossless_rule_is_greedy_at_temperature_0() -> None:
     kinds = [GenerationOptions(temperature=t, acceptance=name) for t in (0.0, 1.0) for name in ACCEPTANCE]
     assert [rule_for([options]) for options in kinds] == [Greedy()] * 3 + [Rejection(), Block(), Coupled()]
+
+
+def num_operations(*arrays: mx.array) -> int:
+    """Return the number of operations that compute some arrays."""
+    dot = io.StringIO()
+    mx.export_to_dot(dot, *arrays)
+    return dot.getvalue().count("shape=rectangle")
+
+
+def test_the_default_rule_computes_less_than_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting and verification of a sample, with any options, and without a draft."""
+    monkeypatch.setattr(mx, "async_eval", lambda *_: None)  # keep the graph
+    head = OutputHead(lambda states: states @ mx.ones((2, WIDE)), None, WIDE)
+    for settings in SAMPLED:
+        counts = []
+        for rule in ("rejection", None):
+            options = GenerationOptions(**{"temperature": 1.0, "acceptance": rule} | settings)
+            row = RequestView(options, [1], past_of(options))
+            sampler = DraftSampler([DraftRequest(row, MOST)], 1, head)
+            while not sampler.is_done:
+                sampler.choose(mx.zeros((1, 2)))
+            found = []
+            for draft in (sampler.draft(), Draft.empty()):
+                result = rule_for([options]).decide(draft, mx.zeros((1, draft.num_tokens + 1, WIDE)), [row])
+                found.append(num_operations(result.accepted, result.next_token))
+            counts.append(found)
+        (drafted, alone), (default_drafted, default_alone) = counts
+        assert default_drafted < drafted and default_alone <= alone

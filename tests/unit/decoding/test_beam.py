@@ -201,7 +201,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         return encode(self, tokens, *rest)
 
     monkeypatch.setattr(type(MODEL), "encode", counting)
-    options: dict[str, Any] = {"temperature": 1.0, "acceptance": "coupled", "max_tokens": 8, "seed": 5}
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8, "seed": 5}
     few, many = (SESSION.generate(PROMPTS[0], num_return_sequences=n, **options) for n in (2, 20))
     assert sum(encoded) == 2
     assert [each.tokens for each in few.sequences] == [each.tokens for each in many.sequences[:2]]

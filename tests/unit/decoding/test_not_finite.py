@@ -29,9 +29,9 @@ MESSAGE = "target: the logits of output token {} are not finite"
 RULES: dict[str, Mapping[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
-    "rejection": {"temperature": 1.0},
+    "rejection": {"temperature": 1.0, "acceptance": "rejection"},
     "block": {"temperature": 1.0, "acceptance": "block"},
-    "coupled": {"temperature": 1.0, "acceptance": "coupled", "seed": 4, "logprobs": True},
+    "coupled": {"temperature": 1.0, "seed": 4, "logprobs": True},
 }
 DRAFTS: dict[str, Mapping[str, Any]] = {
     "none": {"drafter": "none"},

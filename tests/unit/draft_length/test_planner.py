@@ -47,7 +47,8 @@ def test_a_session_calibrates_once_and_reports_the_price(folder: Path, probes: l
     assert baseline and "strict prevents that and costs" in baseline and "%" in baseline
     assert note(strict=True) is None
     assert note(strict=False) is None
-    assert note(temperature=1.0) is None  # samples may differ in any case
+    assert note(temperature=1.0) == note()
+    assert note(temperature=1.0, acceptance="rejection") is None  # samples may differ in any case
     too_many = "num_draft_tokens: 20 is too many for exact passes on this device, which have up to 14"
     with pytest.raises(InputError, match=too_many):
         session.generate("5 9 3", num_draft_tokens=20, strict=True)

@@ -172,7 +172,7 @@ def damaged(target: EncoderDecoder, damage: str) -> DraftHead:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_head_changes_no_output(damage: str) -> None:
-    for options in ({}, {"temperature": 1.0, "acceptance": "coupled"}):
+    for options in ({}, {"temperature": 1.0}):
         for source in SOURCES[:3]:
             rounds = run(TARGET, source, BatchHeadDrafter(damaged(TARGET, damage), TARGET), **options)
             assert tokens_of(rounds) == tokens_of(run(TARGET, source, **options))

@@ -667,7 +667,7 @@ def test_totals_sum_up_the_rows(tmp_path: Path) -> None:
 
 # main.py with the bundled models
 
-SAMPLE = {"temperature": 1.5, "acceptance": "coupled"}  # does not depend on the draft
+SAMPLE = {"temperature": 1.5}  # does not depend on the draft
 PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
 
 
@@ -732,8 +732,6 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
     options = [
         "--temperature",
         "1.5",
-        "--acceptance",
-        "coupled",
         "--max-tokens",
         "12",
         "--slots",
@@ -758,6 +756,32 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     status, _, err = main(capfd, *arguments, "--resume", "--seed", 1)
     assert status == 2 and "seed was 0, is 1" in err
+
+
+def test_an_unfinished_job_of_an_earlier_version_keeps_its_acceptance_rule(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The default was rejection, and settings recorded it like a rule that was named."""
+    file = tmp_path / "in.jsonl"
+    lines = [json.dumps({"prompt": prompt} | own) + "\n" for prompt in PROMPTS[:3] for own in (SAMPLE, {})]
+    arguments = ["--input", file, "-m", "8", "--drafter", "model", "--num-draft", "3", "--output"]
+    for rule in ("rejection", "block"):
+        file.write_text("".join(lines[:3]))
+        assert main(capfd, *arguments, tmp_path / rule, "--temperature", "0.9", "--acceptance", rule)[0] == 0
+        file.write_text("".join(lines))
+        assert (
+            main(capfd, *arguments, tmp_path / f"{rule}, whole", "--temperature", "0.9", "--acceptance", rule)[0] == 0
+        )
+    assert main(capfd, *arguments, tmp_path / "default", "--temperature", "0.9")[0] == 0
+    status, _, err = main(capfd, *arguments, tmp_path / "rejection", "--temperature", "0.9", "--resume")
+    assert status == 0 and "resuming" in err
+    assert (tmp_path / "rejection").read_bytes() == (tmp_path / "rejection, whole").read_bytes()
+    assert (tmp_path / "rejection").read_bytes() != (tmp_path / "default").read_bytes()
+    status, _, err = main(capfd, *arguments, tmp_path / "block", "--temperature", "0.9", "--resume")
+    assert status == 2 and 'acceptance was "block", is "coupled"' in err
+    named = [*arguments, tmp_path / "rejection", "--temperature", "0.9", "--resume", "--acceptance", "coupled"]
+    status, _, err = main(capfd, *named)
+    assert status == 2 and 'acceptance was "rejection", is "coupled"' in err
 
 
 def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(

@@ -19,7 +19,7 @@ from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.errors import written
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import ALIASES, MAX_TOKENS, REMOVED, default, option_specs
+from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, MAX_TOKENS, REMOVED, default, option_specs
 from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, Text, Union
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
 from tests.typing.typed_calls import right_calls, wrong_calls
@@ -54,7 +54,7 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
         [0, 1, 64, "auto", FixedLength(3)],
         [-1, 65, 2.5, 2.0, True, "5", "fast", "", None, [3]],
     ),
-    "acceptance": (["rejection", "block", "coupled"], ["typical", "", None, 1]),
+    "acceptance": (["rejection", "block", "coupled", None], ["typical", "", 1]),
     "delta": ([0, 0.5, 1], [-0.1, 1.1, NAN, None, True]),
     "max_ngram_size": ([1, 2, 10**9], COUNT),
     "strict": ([True, False, None], [1, 0, "yes"]),
@@ -309,13 +309,25 @@ def test_a_row_may_override_only_the_options_of_a_row() -> None:
 
 
 def test_options_determine_which_guarantees_hold() -> None:
-    greedy, coupled = GenerationOptions(), GenerationOptions(temperature=1.0, acceptance="coupled")
-    sampled = GenerationOptions(temperature=1.0)
+    greedy, coupled = GenerationOptions(), GenerationOptions(temperature=1.0)
+    sampled = GenerationOptions(temperature=1.0, acceptance="rejection")
     assert [each.is_greedy for each in (greedy, coupled, sampled)] == [True, False, False]
     assert [each.is_comparable for each in (greedy, coupled, sampled)] == [True, True, False]
     assert all(each.is_lossless for each in (greedy, coupled, sampled))
-    assert not GenerationOptions(temperature=1.0, delta=0.1).is_lossless
+    lossy = GenerationOptions(temperature=1.0, delta=0.1)
+    assert not lossy.is_lossless and not lossy.is_comparable
     assert GenerationOptions(repetition_penalty=1.1).has_penalty and not sampled.has_penalty
+
+
+def test_coupled_is_the_rule_unless_a_delta_or_a_name_asks_for_another() -> None:
+    assert GenerationOptions().rule == "coupled"
+    assert GenerationOptions(delta=0.1).rule == "rejection"
+    assert GenerationOptions().override({"delta": 0.1}).rule == "rejection"
+    assert GenerationOptions(delta=0.1).override({"delta": 0}).rule == "coupled"
+    for name in ACCEPTANCE:
+        assert GenerationOptions(acceptance=name).rule == name
+    with pytest.raises(InputError, match="delta relaxes acceptance rejection only, not coupled"):
+        GenerationOptions(acceptance="coupled").override({"delta": 0.1})
 
 
 MODEL = tiny_model()

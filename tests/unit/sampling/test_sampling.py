@@ -10,7 +10,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding.sampling import GenerationOptions, History, logprobs, perturbed_logprobs, scores
+from speculative_decoding.sampling import (
+    GenerationOptions,
+    History,
+    logprobs,
+    perturbed_logprobs,
+    scores,
+    shifted_logprobs,
+)
 from tests.support.device import within
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 
@@ -97,7 +104,7 @@ DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
+@pytest.mark.parametrize("compute", [scores, logprobs, shifted_logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_transformed_independently(compute: Any) -> None:
     """A batch of rows with different options and histories has the same bits as each row and position separately."""
     together = compute(LOGITS, MIXED, History(PAST, DRAFTED))
@@ -114,7 +121,7 @@ def test_rows_and_positions_are_transformed_independently(compute: Any) -> None:
 def test_coupled_noise_depends_only_on_seed_and_position() -> None:
     def noise(past: Sequence[int], **settings: Any) -> mx.array:
         options, history = [sampled(**settings)], History([past])
-        return perturbed_logprobs(LOGITS[:1, :1], options, history) - logprobs(LOGITS[:1, :1], options, history)
+        return perturbed_logprobs(LOGITS[:1, :1], options, history) - shifted_logprobs(LOGITS[:1, :1], options, history)
 
     def equal(one: mx.array, other: mx.array) -> bool:
         return bool(mx.allclose(one, other, atol=1e-5))
