@@ -12,8 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore
+from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.draft_length.store import CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.draft_head import DraftHead
@@ -75,6 +76,7 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
         store.clear()
         store.path = None
         store.is_read_only = False
+        session.planner._any_width = False  # although this machine's kernels give all widths the same bits
         session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
     return session
 

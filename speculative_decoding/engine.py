@@ -192,12 +192,15 @@ class Engine:
     @compiling()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
+        if self._widths.refine is not None and not self.waiting and self._has_delivered:
+            self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
         batch = self._batch
         if batch is None or not batch.active:
             return []
 
+        self._widths.costs(len(batch.requests))  # measures the device if necessary, before the round is timed
         batch.runs_ahead = self._runs_ahead and not self.waiting  # a waiting request would need another pass
         rounds = self._round(batch)
         events = []
@@ -209,6 +212,12 @@ class Engine:
             if request.finish_reason:
                 self._requests[slot] = None
         return events
+
+    @property
+    def _has_delivered(self) -> bool:
+        """Whether each request that is decoded has tokens, so that no first token waits."""
+        decoding = [request for request in self._requests if request is not None]
+        return all(request.stats.generated_tokens for request in decoding) and bool(decoding)
 
     def _round(self, batch: Batch) -> dict[int, Round]:
         """Run a round and time it. For `timed` requests, draft and verification are timed with a second host sync."""

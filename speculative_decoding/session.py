@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
@@ -18,7 +19,6 @@ from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
-from .draft_length.exactness import Price
 from .draft_length.planner import PassPlanner
 from .drafters import (
     BatchDrafter,
@@ -244,7 +244,8 @@ class Session:
         if max_memory_gb is not None:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
             slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
-        return self._batch(prompts, chosen, self.engine(chosen, slots), slots)
+        self._drafter(chosen)  # raises if the drafter cannot be used
+        return self._batch(prompts, chosen, slots)
 
     @shows_transcription_options
     def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
@@ -392,12 +393,8 @@ class Session:
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 
-    def price(self, options: GenerationOptions, slots: int = 1) -> Price:
-        """The share of the speed that exact passes cost with these options, as measured."""
-        return self.planner.price(options, slots)
-
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device now for up to `slots` rows, instead of during the first request.
+        """Measure the device completely for up to `slots` rows, instead of a little in each run.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
@@ -444,10 +441,14 @@ class Session:
         self,
         prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
         options: GenerationOptions,
-        engine: Engine,
         slots: int,
     ) -> Iterator[BatchResult]:
-        waiting = enumerate(prompts)
+        numbered = enumerate(prompts)
+        first = next(numbered, None)
+        if first is None:  # an engine may measure the device
+            return
+        waiting = chain([first], numbered)
+        engine = self.engine(options, slots)
         samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
         has_more = True
         while True:

@@ -18,9 +18,9 @@ from ..checkpoints import Checkpoint
 from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.adaptive import recommend_length
-from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.predicted_costs import chip_named, pass_seconds
+from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_unread, read_folder
 from ..loading.names import hub_name
@@ -248,18 +248,27 @@ def measure_costs(session: Session) -> dict[str, Any]:
     """Measure passes and drafts of a single row, and predict draft lengths from them."""
     options = session.options_with({})
     calibration = session.planner.calibration(options)
-    price = session.price(options)
-    fast = calibration.costs(1)
-    exact = calibration.exact_costs(1)
+    fast = calibration.settle(1)
+    exact = calibration.settle(1, exact=True)
+    price = session.planner.price(options)
     has_draft = session.draft_model is not None
     return {
         "pass_seconds": fast.baseline,
         "passes": [
-            {"width": width, "seconds": seconds, "relative": seconds / fast.baseline, "exact": width in exact.passes}
+            {
+                "width": width,
+                "seconds": seconds,
+                "relative": seconds / fast.baseline,
+                "exact": calibration.same_bits(1, width),
+            }
             for width, seconds in fast.passes.items()
         ],
         "exact_widths": [*calibration.exact_widths],
-        "exactness": {"possible": price.is_possible, "price": price.share, "default": price.is_worth_it},
+        "exactness": {
+            "possible": price is not None,
+            "price": 1.0 if price is None else price,
+            "default": session.planner.widths(options).exact,
+        },
         "draft_seconds": {"step": fast.step, "start": fast.start, "source": fast.prefill} if has_draft else None,
         "recommended": [
             {"acceptance": rate, "passes": name, **predict(costs, fast.baseline, rate, has_draft)}
@@ -290,7 +299,7 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
 
 def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
-    widest = max(session.planner.calibration(session.options_with({})).exact_costs(1).passes, default=1)
+    widest = max(session.planner.calibration(session.options_with({})).exact_widths)
     length = min(5, widest - 1)
     found: dict[str, Any] = {
         "prompts": len(prompts),

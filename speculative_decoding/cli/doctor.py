@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from ..draft_length.calibration import CALIBRATION_VARIABLE
+from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
 from .common import printing, say
@@ -121,7 +121,7 @@ def pass_lines(own: Diagnosis, bar: str, *, is_given: bool) -> list[str]:
     lines += wrap("A pass of width w verifies w - 1 draft tokens. Passes are padded to the next listed width.")
     exactness = own["exactness"]
     widths = ", ".join(map(str, own["exact_widths"]))
-    text = f"Exact passes give every position bit-identical scores, as measured for the widths {widths}."
+    text = f"Exact passes give every position bit-identical scores. They have the widths {widths}."
     if exactness["possible"]:
         default = "They are the default here." if exactness["default"] else "They are off by default here."
         text += f" Decoding with only exact passes (--strict) costs {exactness['price']:.1%} of the speed. {default}"

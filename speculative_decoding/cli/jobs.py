@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         lines = read_lines(file)
         write = write_to_stdout
         running: AbstractContextManager[None] = nullcontext()
+        recorded: dict[str, Any] = {}
         if files.output is not None:
             output = stack.enter_context(
                 ResumableOutput.open(files.output, settings, resume=files.resume, force=files.force)
@@ -63,13 +65,21 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             lines = output.remaining(file, files.input)
             write = output.write
             running = output.running()
+            recorded = output.settings
             totals.lines = output.written.lines
             totals.errors = output.errors
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
 
+        if totals.lines and processes is None:  # other processes wait for the end of the rows
+            first = next(lines, None)
+            if first is None:  # no model is needed
+                with running:
+                    return finish(totals, config, stats_json, pair.names | settings, files)
+            lines = chain([first], lines)
+
         session = stack.enter_context(config.session(pair))
-        note_exactness(session, files.slots)
+        settle_exactness(session, files.slots, recorded)
         decode_rows = row_decoder(session, files)
         if session.model.audio is not None:
             decode_rows = partial(transcribe_rows, session, files)
@@ -95,10 +105,32 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
 
+    return finish(totals, config, stats_json, pair.names | settings, files)
+
+
+def finish(
+    totals: JobTotals, config: RunConfig, stats_json: Path | None, settings: Mapping[str, Any], files: Files
+) -> int:
+    """Print and write what the job has done, and return the exit status."""
     say(job_summary(totals, config.options))
     if stats_json is not None:
-        write_stats(stats_json, pair.names | settings | {"slots": files.slots} | totals.as_dict())
+        write_stats(stats_json, dict(settings) | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
+
+
+def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
+    """Decide whether passes are exact, unless the job's journal says so: a job must not change that when it is resumed.
+
+    recorded: settings for the journal; "exact" is added.
+    """
+    options = session.options_with({})
+    if options.strict is not None or options.num_beams > 1:
+        note_exactness(session, slots)
+        return
+    if "exact" not in recorded:
+        note_exactness(session, slots)
+        recorded["exact"] = session.planner.widths(options, slots).exact
+    session.options = session.options.with_values(strict=recorded["exact"])
 
 
 def row_decoder(session: Session, files: Files) -> DecodeRows:
@@ -168,9 +200,11 @@ def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dic
     """Return every setting that changes records. Models are identified by content, not by name."""
     options = asdict(config.options) | asdict(config.flags)
     del options["recalibrate"]
-    options["strict"] = bool(options["strict"])  # earlier versions stored it as a bool
     options["acceptance"] = config.options.rule
+    strict = options.pop("strict")
     return {
+        **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
+        "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": config.drafter,
         "dtype": config.models.dtype,

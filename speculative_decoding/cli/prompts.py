@@ -42,12 +42,13 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
         runner = PromptRunner.from_views(views)
         modes = decoding_modes(session)
         answer = modes[0]
-        note_exactness(session)
         note = config.demonstration_note()
         for prompt in chain([first], prompts):
             if not prompt.strip():
                 print(flush=True)  # print one output line per input line
                 continue
+            if not runner.num_prompts:
+                note_exactness(session)
             if note and prompt not in demonstration_prompts():
                 say(note)
                 note = None

@@ -98,33 +98,57 @@ class RoundCosts:
         )
 
 
+def next_width(
+    seconds: Mapping[int, float], candidates: Sequence[int] = ALL_WIDTHS, max_widths: int = MAX_MEASURED_WIDTHS
+) -> int | None:
+    """Return the width to measure next, or None if the cost of a pass is known well enough.
+
+    Published curves have steps (docs/decisions), so the interval with the largest rise is bisected until all intervals
+    are flat or enough widths are measured. Narrow widths count for more, because most drafts are short.
+
+    Args:
+        seconds: Of the widths that have been measured.
+        candidates: The widths that may be measured, in increasing order.
+        max_widths: The most widths to measure.
+    """
+    for width in (candidates[0], candidates[-1], *candidates[1:2]):
+        if width not in seconds:
+            return width
+    if len(seconds) >= max_widths:
+        return None
+    steep = 0.08  # an interval with a smaller relative rise is flat
+    rises = []
+    for low, high in pairwise(sorted(seconds)):
+        between = [width for width in candidates if low < width < high]
+        rise = seconds[high] / seconds[low] - 1.0
+        if between and rise > steep:
+            geometric_mean = (low * high) ** 0.5
+            middle = min(between, key=lambda width: abs(width - geometric_mean))
+            rises.append((rise / low**1.5, middle))
+    return max(rises)[1] if rises else None
+
+
 def measure_widths(
     measure: Callable[[int], float],
     candidates: Sequence[int] = ALL_WIDTHS,
     max_widths: int = MAX_MEASURED_WIDTHS,
+    known: Mapping[int, float] | None = None,
 ) -> dict[int, float]:
-    """Measure the seconds of a pass at up to `max_widths` of the candidates: more of them where the cost changes.
-
-    Published curves have steps (docs/decisions), so the interval with the largest rise is bisected until all intervals
-    are flat or enough widths are measured. Narrow widths count for more, because most drafts are short.
-    """
-    steep = 0.08  # an interval with a smaller relative rise is flat
-    first = [candidates[0], *candidates[1:2], candidates[-1]]
-    seconds = {width: measure(width) for width in dict.fromkeys(first)}
-    while len(seconds) < max_widths:
-        rises = []
-        for low, high in pairwise(sorted(seconds)):
-            between = [width for width in candidates if low < width < high]
-            rise = seconds[high] / seconds[low] - 1.0
-            if between and rise > steep:
-                geometric_mean = (low * high) ** 0.5
-                middle = min(between, key=lambda width: abs(width - geometric_mean))
-                rises.append((rise / low**1.5, middle))
-        if not rises:
-            break
-        _, middle = max(rises)
-        seconds[middle] = measure(middle)
+    """Return the seconds of a pass by width, for `RoundCosts`: measured, or known, at up to `max_widths` candidates."""
+    seconds = dict(known or {})
+    while (width := next_width(seconds, candidates, max_widths)) is not None:
+        seconds[width] = measure(width)
     return drop_redundant_widths(monotone({width: seconds[width] for width in sorted(seconds)}))
+
+
+def interpolated(seconds: Mapping[int, float]) -> Callable[[int], float]:
+    """Return a rough estimate of the cost of any width from the widths that have been measured so far, at least one."""
+    slope = 0.08  # of a position relative to the first: between a memory-bound GPU and a CPU
+    points = {width: seconds[width] for width in sorted(seconds)}
+    last = max(points)
+    if last < MAX_WIDTH:
+        points[MAX_WIDTH] = points[last] + slope * points[min(points)] * (MAX_WIDTH - last)
+    return lambda width: float(np.interp(width, [*points], [*points.values()]))
 
 
 def monotone(seconds: Mapping[int, float]) -> dict[int, float]:

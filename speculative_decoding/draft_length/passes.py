@@ -44,17 +44,22 @@ class PassWidths:
 
     Args:
         costs: The costs of a round, by number of rows. Passes are padded to the widths of these costs.
-        exact: All passes must have one of these widths, because only they give each position the same bits.
+        exact: Passes give each position the same bits, with and without drafts: they have only these widths, unless
+            `any_width`.
+        any_width: Passes of any width give the same bits.
         reserved: If bits also depend on the KV cache's capacity, it is reserved before the first pass: the longest
             output and this number of positions, which is the same with and without drafts. Otherwise None.
         measure_again: Measures some widths again for a number of rows, and updates `costs`.
+        refine: Spends a moment on rough costs for a number of rows, and updates `costs`.
         monitor: Detects that the costs no longer hold.
     """
 
     costs: Callable[[int], RoundCosts]
     exact: bool = False
+    any_width: bool = False
     reserved: int | None = None
     measure_again: Callable[[int, Sequence[int]], None] | None = None
+    refine: Callable[[int], None] | None = None
     monitor: SpeedMonitor = field(default_factory=SpeedMonitor)
 
     def width(self, rows: int, tokens: int) -> int:
@@ -63,7 +68,11 @@ class PassWidths:
 
     def max_width(self, rows: int) -> int:
         """The width that no pass may exceed."""
-        return max(self.costs(rows).passes) if self.exact else sys.maxsize
+        return max(self.costs(rows).passes) if self._is_limited else sys.maxsize
+
+    @property
+    def _is_limited(self) -> bool:
+        return self.exact and not self.any_width
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split a prefix of `tokens` tokens into passes: yields (start, count, width).
@@ -73,7 +82,7 @@ class PassWidths:
         chunk = min(tokens, self.max_width(rows)) or 1
         for start in range(0, tokens, chunk):
             count = min(chunk, tokens - start)
-            yield start, count, self.width(rows, count) if self.exact else count
+            yield start, count, self.width(rows, count) if self._is_limited else count
 
     def observe(self, rows: int, draft_tokens: int, steps: int, seconds: float) -> None:
         """Compare the duration of a round with its prediction.

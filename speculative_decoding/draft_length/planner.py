@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache, cached_property, partial
 
 from ..drafters.base import BatchDrafter
 from ..errors import InputError, Name, Words, compiling
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
-from .adaptive import AdaptiveLength
+from .adaptive import AdaptiveLength, recommend_length
 from .base import DraftLength, FixedLength
-from .calibration import Calibration, calibration_key, fingerprint, shared_store
-from .costs import MAX_WIDTH, RoundCosts
-from .exactness import Price, exactness_price
+from .calibration import (
+    Calibration,
+    calibration_key,
+    fingerprint,
+    gives_any_width_the_same_bits,
+    powers_of_two,
+)
+from .costs import RoundCosts
 from .passes import UNPADDED, PassWidths
 from .probe import Probe
+from .store import shared_store
 
 
 class PassPlanner:
@@ -45,12 +51,12 @@ class PassPlanner:
         self._shares_encoder = shares_encoder
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
         self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
-        self._widths: dict[tuple[Any, ...], PassWidths] = {}
-        self._lengths: dict[tuple[str, int, bool, bool], DraftLength] = {}
+        self._widths: dict[tuple[bool, int | str | None, bool | None, int], PassWidths] = {}
+        self._lengths: dict[tuple[int, bool, bool], DraftLength] = {}
 
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
-        num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
+        num_draft_tokens = self._num_draft_tokens(options)
         if isinstance(num_draft_tokens, DraftLength):
             return num_draft_tokens
         if isinstance(num_draft_tokens, int):
@@ -60,49 +66,72 @@ class PassPlanner:
                 f"must be a whole number, auto or a DraftLength, not {num_draft_tokens!r}", "num_draft_tokens"
             )
         widths = self.widths(options, slots)
-        key = num_draft_tokens, slots, widths.exact, self._runs_draft(options)
+        key = slots, widths.exact, self._runs_draft(options)
         if key not in self._lengths:
             self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
         return self._lengths[key]
 
     @compiling()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
-        """The widths of the target's passes. The first call for a number of slots measures the device."""
-        num_draft_tokens: Any = 0 if options.drafter == "none" else options.num_draft_tokens
-        if options.num_beams > 1 or (options.strict is False and isinstance(num_draft_tokens, int)):
+        """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
+        num_draft_tokens = self._num_draft_tokens(options)
+        length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
+        if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
-        key = self._runs_draft(options), num_draft_tokens, options.strict, slots
+        key = self._runs_draft(options), length, options.strict, slots
         if key not in self._widths:
-            if options.strict is None:
-                exact = self.price(options, slots).is_worth_it
-            else:
-                exact = options.strict and self.calibration(options).batches_match(slots)
-            self._widths[key] = self._plan_widths(options, num_draft_tokens, exact=exact)
+            self._widths[key] = self._plan_widths(options, length, slots)
         return self._widths[key]
 
-    def price(self, options: GenerationOptions, slots: int = 1) -> Price:
-        """The share of the speed that exact passes cost with these options, as measured."""
-        num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
-        fixed = num_draft_tokens if isinstance(num_draft_tokens, int) else None
-        return exactness_price(self.calibration(options), fixed, slots, self._prior)
+    @compiling()
+    def prepare(self, options: GenerationOptions, slots: int = 1) -> None:
+        """Measure what requests with these options need, so that none of them waits for it."""
+        widths = self.widths(options, slots)
+        for rows in powers_of_two(slots):
+            widths.costs(rows)
+
+    def price(self, options: GenerationOptions, slots: int = 1) -> float | None:
+        """The share of the speed that exact passes cost with these options, as measured; None if there are none."""
+        calibration = self.calibration(options)
+        num_draft_tokens = self._num_draft_tokens(options)
+        length = num_draft_tokens if isinstance(num_draft_tokens, int) else None
+        width = calibration.exact_width(1 + (length or 0))
+        if width is None or not calibration.batches_match(slots, width):
+            return None
+        fastest = calibration.costs(slots)
+        exact = calibration.costs(slots, exact=True)
+        if length is None:
+            typical_acceptance = (0.7,)
+            known = self._prior or typical_acceptance
+            _, exact_speed = recommend_length(exact, known, baseline=1.0, has_steps=exact.step > 0)
+            _, fastest_speed = recommend_length(fastest, known, baseline=1.0, has_steps=fastest.step > 0)
+            relative_speed = exact_speed / fastest_speed
+        elif length >= max(exact.passes):  # wider than any measured pass: both use the same width
+            relative_speed = 1.0
+        else:
+            steps = length if fastest.step else 0
+            relative_speed = fastest.round_seconds(length, steps) / exact.round_seconds(length, steps)
+        return max(0.0, 1.0 - relative_speed)
 
     def calibration(self, options: GenerationOptions) -> Calibration:
         """Measured costs of the target's passes, and of the draft if these options run it."""
         runs_draft = self._runs_draft(options)
         if runs_draft not in self._calibrations:
-            store = shared_store(calibration_key(self._target))
+            make_drafter, draft = None, ""
             if runs_draft:
                 assert self._draft is not None
-                probe = Probe(self._target, self._make_drafter)
-                draft = fingerprint(self._draft)
-                calibration = Calibration(probe, store, f"{draft}-shared" if self._shares_encoder else draft)
-            else:
-                calibration = Calibration(Probe(self._target), store)
-            self._calibrations[runs_draft] = calibration
+                make_drafter = self._make_drafter
+                draft = fingerprint(self._draft) + "-shared" * self._shares_encoder
+            self._calibrations[runs_draft] = Calibration(
+                Probe(self._target, make_drafter),
+                shared_store(calibration_key(self._target)),
+                draft,
+                any_width=self._any_width,
+            )
         return self._calibrations[runs_draft]
 
     def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device now for up to `slots` rows, instead of during the first request.
+        """Measure the device for up to `slots` rows until the costs are no longer rough.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
@@ -113,9 +142,9 @@ class PassPlanner:
                 each.forget()
             self._widths.clear()
             self._lengths.clear()
-        for rows in range(1, slots + 1):
-            calibration.costs(rows)
-        self.widths(options, slots)
+        exact = self.widths(options, slots).exact
+        for rows in powers_of_two(slots):
+            calibration.settle(rows, exact=exact)
 
     def exactness_note(self, options: GenerationOptions, slots: int = 1) -> Words | None:
         """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
@@ -123,52 +152,61 @@ class PassPlanner:
             return None
         if self.widths(options, slots).exact:
             return None
-        price = self.price(options, slots)
-        if not price.is_possible:
-            way_out = ("decode with 1 slot",) if slots > 1 else ("choose a smaller ", Name("num_draft_tokens"))
-            return (
-                "tokens may differ where the target's scores nearly tie: no exact passes on this device; ",
-                *way_out,
-            )
-        return (
-            "tokens may differ from baseline decoding where the target's scores nearly tie; ",
-            *(Name("strict"), f" prevents that and costs {price.share:.0%} of the speed"),
-        )
+        calibration = self.calibration(options)
+        length = self._num_draft_tokens(options)
+        way_out: Words
+        if isinstance(length, int) and calibration.exact_width(length + 1) is None:
+            way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
+        elif not calibration.batches_match(slots):
+            way_out = ("no exact passes of batches on this device; decode with 1 slot",)
+        else:
+            way_out = (Name("strict"), " prevents that, but may be slower")
+        return ("tokens may differ where the target's scores nearly tie; ", *way_out)
+
+    @cached_property
+    def _any_width(self) -> bool:
+        """Whether nothing must be compared; found out once per session, because it visits all weights."""
+        return gives_any_width_the_same_bits(self._target)
+
+    def _num_draft_tokens(self, options: GenerationOptions) -> int | str | DraftLength:
+        return 0 if options.drafter == "none" else options.num_draft_tokens
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
         return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
 
-    def _plan_widths(self, options: GenerationOptions, num_draft_tokens: Any, *, exact: bool) -> PassWidths:
-        """Plan for an adaptive length, or a fixed one, which sets the width of nearly all passes."""
+    def _plan_widths(self, options: GenerationOptions, length: int | str | None, slots: int) -> PassWidths:
+        """Plan for a fixed length, an adaptive one ("auto"), or any other (None)."""
+        if self._any_width and length != "auto":
+            return PassWidths(UNPADDED.costs, exact=True, any_width=True)
         calibration = self.calibration(options)
-        if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
+        fixed = length if isinstance(length, int) else None
+        if options.strict is None:
+            exact = calibration.is_exact_by_default(fixed, slots)
+        else:
+            exact = options.strict and calibration.batches_match(slots, calibration.exact_width(1 + (fixed or 0)) or 1)
+        if exact and fixed is not None and calibration.exact_width(fixed + 1) is None:
             raise InputError(
-                f"{num_draft_tokens} is too many for exact passes on this device, which have up to "
+                f"{fixed} is too many for exact passes on this device, which have up to "
                 f"{max(calibration.exact_widths) - 1}",
                 "num_draft_tokens",
                 ("choose fewer, or leave out ", Name("strict")),
             )
-        if isinstance(num_draft_tokens, int):
-            extra_widths = [num_draft_tokens + 1]
-        elif exact:  # for a caller's `DraftLength`, whose drafts may not fit into the widest measured pass
-            extra_widths = [width for width in calibration.exact_widths if width > MAX_WIDTH]
-        else:
-            extra_widths = []
+        if length == "auto":
+            return PassWidths(
+                partial(calibration.costs, exact=exact),
+                exact,
+                exact and self._any_width,
+                max(calibration.exact_widths) if exact and calibration.fixed_capacity else None,
+                partial(calibration.measure_again, exact=exact),
+                partial(calibration.refine, exact=exact),
+            )
+        if not exact:
+            return UNPADDED
 
-        planned: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: measured costs, and those planned from them
+        @cache
+        def widths(rows: int) -> RoundCosts:
+            """Only widths: a length that does not adapt needs no times."""
+            return RoundCosts(dict.fromkeys(calibration.exact_widths_for(rows, fixed), 0.0))
 
-        def costs(rows: int) -> RoundCosts:
-            measured = calibration.costs(rows)
-            if rows in planned and planned[rows][0] is measured:  # nearly always; called several times a round
-                return planned[rows][1]
-            found = calibration.exact_costs(rows) if exact else measured
-            for width in extra_widths:
-                if not exact or calibration.same_bits(rows, width):
-                    found = found.with_width(width)
-            planned[rows] = measured, found
-            return found
-
-        reserved = None
-        if exact and calibration.fixed_capacity:
-            reserved = max(*calibration.exact_widths, *extra_widths)
-        return PassWidths(costs, exact, reserved, calibration.measure_again)
+        reserved = max(*calibration.exact_widths, 1 + (fixed or 0)) if calibration.fixed_capacity else None
+        return PassWidths(widths, exact, reserved=reserved)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
 from ..models.audio import AudioFrames, Source
@@ -16,13 +17,11 @@ from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions
 
-SWEEPS = 3  # least repetitions of all timings that are compared, because a device changes its speed within a second
-MAX_SWEEPS = 8
-MAX_SWEEP_SECONDS = 1.0  # for more than `SWEEPS` of them
+MAX_RUNS = 3  # of one timing
+MAX_RUN_SECONDS = 0.02  # for more than one of them
 CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes from 1,024 keys
 FEW_POSITIONS = 2  # whose bits are compared, except at the smallest capacity
 
-Result = TypeVar("Result")
 Bits = list[bytes]  # of the logits of each position
 
 
@@ -32,17 +31,11 @@ class Probe:
     Args:
         model: The target.
         make_drafter: Creates a drafter whose drafts have the kind `MODEL`; None without a draft.
-
-    Attributes:
-        is_noisy: Whether timings did not settle, probably because of other programs.
     """
-
-    is_noisy = False
 
     def __init__(self, model: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None = None) -> None:
         self._model = model
         self._make_drafter = make_drafter
-        self._fastest: dict[tuple[object, ...], list[float]] = {}  # the two fastest times by what was timed
         self._traced: set[tuple[int, int]] = set()
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
@@ -50,7 +43,7 @@ class Probe:
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
     def pass_seconds(self, rows: int, width: int) -> float:
-        """The fastest time so far of a pass with its logits.
+        """The seconds of a pass with its logits.
 
         The first pass of a shape is not timed, because MLX traces and compiles it.
         """
@@ -64,35 +57,7 @@ class Probe:
         if (rows, width) not in self._traced:
             run_pass()
             self._traced.add((rows, width))
-        return self._time(run_pass, rows, width)
-
-    def forget(self) -> None:
-        """Discard all timings, because the device's speed changed."""
-        self._fastest.clear()
-        self.is_noisy = False
-
-    def settled(self, measure: Callable[[], Result]) -> Result:
-        """Repeat measurements until the two fastest times of each differ by less than 10 %, and return the last result.
-
-        Sets `is_noisy` if they do not.
-        """
-        started = time.perf_counter()
-        for sweep in range(1, MAX_SWEEPS + 1):
-            found = measure()
-            self.is_noisy = any(times[-1] > 1.1 * times[0] for times in self._fastest.values())
-            if sweep >= SWEEPS and (not self.is_noisy or time.perf_counter() - started > MAX_SWEEP_SECONDS):
-                break
-        return found
-
-    def _time(self, run: Callable[[], None], *what: object) -> float:
-        """Time up to five runs, and return the fastest time so far. Slower runs waited for other programs."""
-        taken: list[float] = []
-        while len(taken) < 5 and sum(taken) < 0.02:
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-        self._fastest[what] = sorted([*taken, *self._fastest.get(what, [])])[:2]
-        return self._fastest[what][0]
+        return fastest(run_pass)
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         """The costs (step, start, prefill) of `RoundCosts`."""
@@ -126,12 +91,8 @@ class Probe:
         mx.eval(states)
         drafter.observe(batch, [1] * rows)
         propose(1 + steps)
-        shortest, longest, with_prefill = self.settled(
-            lambda: (
-                self._time(partial(propose, 1), "draft", rows),
-                self._time(partial(propose, 1 + steps), "longer draft", rows),
-                self._time(prefill, "first draft", rows),
-            )
+        shortest, longest, with_prefill = (
+            fastest(run) for run in (partial(propose, 1), partial(propose, 1 + steps), prefill)
         )
         step = max(0.0, (longest - shortest) / steps)
         return step, max(0.0, shortest - step), max(0.0, with_prefill - shortest) / rows
@@ -204,9 +165,16 @@ class Probe:
             if self._window is None:
                 noise = mx.random.normal((audio.window_frames, audio.num_mel_bins), key=mx.random.key(0))
                 self._window = AudioFrames(noise)
+                self._window.encoder_output(self._model, self._noise_output)  # encoding takes longer than all passes
             return self._window
         length = 24 + 11 * (row % 5)
         return self._ids[row : row + length]
+
+    def _noise_output(self, frames: mx.array) -> mx.array:
+        """Noise in place of the encoder output of a window."""
+        weights: Any = tree_flatten(self._model.parameters())
+        dtype = next(weight.dtype for _, weight in weights if mx.issubdtype(weight.dtype, mx.floating))
+        return mx.random.normal((1, len(frames) // 2, self._model.config.d_model), dtype, key=mx.random.key(1))
 
     def _cache(self, rows: int) -> DecoderCache:
         if rows not in self._caches:
@@ -215,3 +183,13 @@ class Probe:
                 self._make_drafter().share(cache)  # it may request the states of some layers, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
+
+
+def fastest(run: Callable[[], None]) -> float:
+    """Time a few runs, and return the seconds of the fastest. Slower ones waited for other programs."""
+    taken: list[float] = []
+    while len(taken) < MAX_RUNS and sum(taken) < MAX_RUN_SECONDS:
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return min(taken)

@@ -108,3 +108,14 @@ def load_extension() -> None:
         raise OSError(str(error)) from error
     load(extension)
     _openblas = openblas
+    if has_tiles():
+        native_libraries["equal_rows"] = "float32"
+
+
+def has_tiles() -> bool:
+    """Return whether sgemm.c computes matmuls itself on this processor; otherwise it passes them to OpenBLAS."""
+    with suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        flags = next((line.split() for line in cpu.splitlines() if line.startswith("flags")), [])
+        return {"avx2", "fma"} <= set(flags)
+    return False

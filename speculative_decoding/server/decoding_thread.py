@@ -184,9 +184,9 @@ def run_all(calls: Sequence[Call]) -> None:
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Calibrate the device, and compile a row's passes with drafts of each length, so that no client waits for that."""
-    session.calibrate(slots)
+    """Measure the device, and compile a row's passes with drafts of each length, so that no client waits for that."""
     defaults = session.options_with({})
+    session.planner.prepare(defaults, slots)
     audio = session.model.audio
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
     # Copies for so short a text would be too short

@@ -221,7 +221,7 @@ class TrainingRun:
     @cached_property
     def _costs(self) -> RoundCosts:
         drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
-        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).costs(1)
+        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).settle(1)
 
     @property
     def memory_needed(self) -> int:

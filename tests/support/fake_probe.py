@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore
+from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.probe import Bits, Probe
+from speculative_decoding.draft_length.store import CalibrationStore
 
 KEY = {"target": "a target", "mlx": "1.2.3"}
 
@@ -36,14 +37,10 @@ class FakeProbe(Probe):
         self.timed: list[tuple[int, int]] = []
         self.compared: list[tuple[int, int]] = []
         self.speed = 1.0
-        self._fastest = {}
 
     def pass_seconds(self, rows: int, width: int) -> float:
         self.timed.append((rows, width))
         return self.speed * 0.001 * (1.0 + self.slope * rows * width + 0.2 * self.kind_of(width))
-
-    def forget(self) -> None:
-        pass
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         self.timed.append((rows, 0))

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import simulated_devices, simulated_kernels
 from speculative_decoding.draft_length import AdaptiveLength
-from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, Calibration
+from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 
 
 @pytest.fixture

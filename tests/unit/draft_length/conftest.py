@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, shared_store
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, shared_store
 
 
 @pytest.fixture

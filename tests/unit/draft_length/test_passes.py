@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore
+from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.passes import PassWidths, SpeedMonitor
+from speculative_decoding.draft_length.store import CalibrationStore
 from tests.support.fake_probe import KEY, FakeProbe
 
 

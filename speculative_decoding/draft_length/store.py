@@ -1,0 +1,252 @@
+"""Stores the measurements of this device. Knows nothing of models.
+
+Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
+target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
+names a file to use instead of measuring, for runs that must be reproducible round by round.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ..cache_folder import WAY_OUT, cache_folder
+from ..errors import InputError
+from ..loading.atomic_io import atomic_write
+
+CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
+FORMAT = 1
+PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+SETTLED = 8  # timings after which a cost is no longer rough
+CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
+AGREEMENT = 1.1
+
+Draft = Sequence[float]  # seconds (step, start, prefill) of `RoundCosts`
+
+
+class Measurements:
+    """What has been measured of a target on a device.
+
+    Of repeated timings the fastest counts, because slower ones waited for other programs.
+
+    Attributes:
+        passes: Seconds of a pass, by rows and width.
+        drafts: Costs of a draft, by the draft's fingerprint and rows.
+        same_bits: By rows and width, whether passes have the bits of the exact widths.
+        fixed_capacity: Whether bits depend on the capacity of the KV cache.
+        timings: How often each cost has been timed, by its name; `SETTLED` if that is often enough.
+    """
+
+    def __init__(self) -> None:
+        self.passes: dict[int, dict[int, float]] = {}
+        self.drafts: dict[str, dict[int, Draft]] = {}
+        self.same_bits: dict[int, dict[int, bool]] = {}
+        self.fixed_capacity = False
+        self.timings: dict[str, int] = {}
+
+    def add_pass(self, rows: int, width: int, seconds: float) -> None:
+        """Add a timing of a pass."""
+        known = self.passes.setdefault(rows, {})
+        before = known.get(width, seconds)
+        known[width] = min(before, seconds)
+        self._count(pass_name(rows, width), before, seconds)
+
+    def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
+        """Add timings of a draft."""
+        known = self.drafts.setdefault(draft, {})
+        before = known.get(rows, costs)
+        known[rows] = faster(before, costs)
+        self._count(draft_name(draft, rows), usual_seconds(before), usual_seconds(costs))
+
+    def _count(self, name: str, before: float, seconds: float) -> None:
+        count = self.timings.get(name, 0) + 1
+        agrees = before / AGREEMENT <= seconds <= before * AGREEMENT
+        self.timings[name] = SETTLED if count >= CONFIRMED and agrees else count
+
+    def merge(self, other: Measurements) -> None:
+        """Add what another process has measured."""
+        for rows, by_width in other.passes.items():
+            known = self.passes.setdefault(rows, {})
+            known |= {width: min(seconds, known.get(width, seconds)) for width, seconds in by_width.items()}
+        for draft, by_rows in other.drafts.items():
+            own = self.drafts.setdefault(draft, {})
+            own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
+        for rows, same in other.same_bits.items():
+            self.same_bits[rows] = same | self.same_bits.get(rows, {})
+        self.fixed_capacity |= other.fixed_capacity
+        self.timings |= {name: max(count, self.timings.get(name, 0)) for name, count in other.timings.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the measurements for JSON. `rough` holds the number of timings of each cost that may still fall."""
+        return {
+            "passes": self.passes,
+            "drafts": self.drafts,
+            "same_bits": self.same_bits,
+            "fixed_capacity": self.fixed_capacity,
+            "rough": {name: count for name, count in self.timings.items() if count < SETTLED},
+        }
+
+    @classmethod
+    def parse(cls, raw: Any) -> Measurements:
+        """Raises one of `PARSE_ERRORS` if `as_dict` cannot have written this."""
+        found = cls()
+        for rows, by_width in raw["passes"].items():
+            found.passes[int(rows)] = {int(width): parse_seconds(value) for width, value in by_width.items()}
+        for draft, by_rows in raw["drafts"].items():
+            found.drafts[draft] = {int(rows): parse_draft(costs) for rows, costs in by_rows.items()}
+        for rows, by_width in raw["same_bits"].items():
+            found.same_bits[int(rows)] = {int(width): bool(value) for width, value in by_width.items()}
+        found.fixed_capacity = bool(raw["fixed_capacity"])
+        rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
+        names = [pass_name(rows, width) for rows, by_width in found.passes.items() for width in by_width]
+        names += [draft_name(draft, rows) for draft, by_rows in found.drafts.items() for rows in by_rows]
+        found.timings = {name: rough.get(name, SETTLED) for name in names}
+        return found
+
+
+class CalibrationStore:
+    """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory.
+
+    A file that cannot be read or written gives one warning; measurements then last as long as the process.
+
+    Attributes:
+        found: The measurements.
+        path: The file, or None.
+        is_read_only: Whether the user named the file. Then nothing is measured.
+        refine_seconds: How long this process may still time costs that are rough.
+    """
+
+    def __init__(self, key: Mapping[str, Any]) -> None:
+        self.key = key
+        self.path: Path | None = None
+        self.is_read_only = False
+        self.refine_seconds = 0.2
+        self.found = Measurements()
+        self._replaces = False
+        if named := os.environ.get(CALIBRATION_VARIABLE):
+            self._load_named_file(Path(named))
+            return
+        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        try:
+            self.path = cache_folder("calibration") / f"{name}.json"
+            self.found = self._load(self.path)
+        except FileNotFoundError:
+            pass
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+        except PARSE_ERRORS:
+            warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
+            self._replaces = True
+
+    def clear(self) -> None:
+        """Discard all measurements. The next `save` also discards those of other processes."""
+        self.found = Measurements()
+        self._replaces = True
+
+    def save(self) -> None:
+        """Store the measurements, together with those that other processes have stored in the meantime."""
+        if self.path is None or self.is_read_only:
+            return
+        try:
+            with locked(self.path.parent):
+                if not self._replaces and self.path.exists():
+                    self._merge_file(self.path)
+                content = {"format": FORMAT, "key": self.key, **self.found.as_dict()}
+                atomic_write(self.path, json.dumps(content, indent=1) + "\n")
+            self._replaces = False
+        except OSError as error:  # for example a full disk
+            self._give_up(error)
+
+    def _merge_file(self, path: Path) -> None:
+        try:
+            self.found.merge(self._load(path))
+        except PARSE_ERRORS:
+            warn_once(f"calibration: {path} was damaged while this program ran; it is replaced")
+
+    def _give_up(self, error: Exception) -> None:
+        self.path = None
+        warn_once(f"calibration: cannot be stored ({error}), so each run measures this device again; {WAY_OUT}")
+
+    def _load_named_file(self, path: Path) -> None:
+        """Load the file that the environment variable names. Raises `InputError`."""
+        self.is_read_only = True
+        try:
+            self.found = self._load(path)
+            if not self.found.passes:
+                raise ValueError("no passes")
+        except (OSError, *PARSE_ERRORS) as error:
+            raise InputError(
+                f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); unset it to measure this device"
+            ) from error
+
+    def _load(self, path: Path) -> Measurements:
+        """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file."""
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            raise ValueError(raw["format"])
+        return Measurements.parse(raw)
+
+
+@cache
+def shared_store(key: str) -> CalibrationStore:
+    """The process's store for a key (as JSON). Sessions with and without a draft share the target's measurements."""
+    return CalibrationStore(json.loads(key))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads from entering this block for the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def pass_name(rows: int, width: int) -> str:
+    """Return the name of a pass in `Measurements.timings`."""
+    return f"pass {rows} {width}"
+
+
+def draft_name(draft: str, rows: int) -> str:
+    """Return the name of a draft in `Measurements.timings`."""
+    return f"draft {draft} {rows}"
+
+
+def usual_seconds(costs: Draft) -> float:
+    """Return the seconds of a draft of four tokens."""
+    step, start, _ = costs
+    return start + 4.0 * step
+
+
+def faster(one: Draft, other: Draft) -> Draft:
+    """Return the costs with the faster draft, and the faster prefill."""
+    step, start, _ = min(one, other, key=usual_seconds)
+    return [step, start, min(one[2], other[2])]
+
+
+def parse_seconds(raw: Any, least: float = 1e-9) -> float:
+    """Raises ValueError unless `raw` is a plausible number of seconds."""
+    if type(raw) not in (int, float) or not least <= raw < 1e6:
+        raise ValueError(raw)
+    return float(raw)
+
+
+def parse_draft(raw: Any) -> Draft:
+    """Raises ValueError or TypeError unless `raw` holds the costs of a draft."""
+    step, start, prefill = (parse_seconds(value, least=0.0) for value in raw)
+    return [step, start, prefill]
