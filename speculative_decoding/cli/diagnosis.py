@@ -22,7 +22,8 @@ from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.predicted_costs import chip_named, pass_seconds
 from ..errors import InputError
-from ..loading.load import BUNDLED, HUB_NAME, Storage, build_unread, read_folder
+from ..loading.load import BUNDLED, Storage, build_unread, read_folder
+from ..loading.names import hub_name
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder, checked_sources
 from ..models.device import uses_tf32
@@ -349,11 +350,7 @@ def public_name(folder: Path) -> str | None:
     """Return the name of a bundled model or a model on the Hub; None for other folders, which may be private."""
     if folder.name in BUNDLED_NAMES and folder.resolve().parent == BUNDLED.resolve():
         return folder.name
-    path = folder.resolve()
-    if len(path.parents) > 1 and path.parent.name == "snapshots":  # the Hub's cache
-        name = path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-        return name if HUB_NAME.fullmatch(name) else None
-    return None
+    return hub_name(folder)
 
 
 def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable[Prompt]:

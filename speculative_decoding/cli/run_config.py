@@ -17,6 +17,7 @@ from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..loading.hub import suggested_draft
 from ..loading.load import BUNDLED, DTYPES, find_folder, locate
+from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
@@ -117,20 +118,23 @@ class RunConfig:
     def describe(self) -> str:
         """Describe the models and drafts in one line."""
         models = self.models
+        target = shown_name(models.target)
         if self.options.num_beams > 1:
-            return f"target {models.target}, {self.options.num_beams} beams, no draft"
+            return f"target {target}, {self.options.num_beams} beams, no draft"
         if self.is_baseline:
             draft = "no draft: baseline decoding"
         elif self.drafter == "ngram" or models.draft is None:
             draft = "drafts copied from the text"
         else:
             is_self = models.draft == SELF_DRAFT
-            draft = f"draft {models.target} in {SELF_DRAFT_BITS} bits" if is_self else f"draft {models.draft}"
+            draft = (
+                f"draft {target} in {SELF_DRAFT_BITS} bits" if is_self else f"draft {shown_name(Path(models.draft))}"
+            )
             if self.drafter == "auto":
                 draft += " and copies of the text"
         if models.draft is None and self.options.drafter is None and (suggestion := suggested_draft(models.target)):
             draft += f"; to use a draft model, add --draft-model {suggestion}"
-        return f"target {models.target}, {draft}"
+        return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
         """Describe what the bundled target knows; None for other targets. way_out: how to choose other models."""

@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoints import read_config
 from ..distributed import ProcessGroup
 from ..errors import InputError
+from ..loading.names import model_name, other_names
 from ..loading.pair import ModelPair
 from ..sampling.values import Bool, Int, ListOf, Text, Value
 from ..server.limits import Limits
@@ -147,7 +148,20 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         pair = config.open()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        return asyncio.run(listen(server_socket, access, limits, config, pair, token))
+        names = served_names(pair.target.folder, vars(chosen).get("model"))
+        return asyncio.run(listen(server_socket, access, limits, config, pair, names, token))
+
+
+def served_names(folder: Path, given: str | None) -> list[str]:
+    """Return the names that clients may use for a model. Answers state the first one.
+
+    given: the user's name for it, which is the first one unless it is a path.
+    """
+    name = model_name(folder)
+    names = [name, name.rsplit("/", 1)[-1], *other_names(name)]
+    if given is not None:
+        names.insert(0 if given in names else len(names), given)
+    return list(dict.fromkeys(names))
 
 
 async def listen(
@@ -156,9 +170,10 @@ async def listen(
     limits: Limits,
     config: RunConfig,
     pair: ModelPair,
+    names: Sequence[str],
     token: str | None,
 ) -> int:
-    """Run the server on an open socket, and return the exit status."""
+    """Run the server on an open socket, and return the exit status. names: of the target, as `served_names` returns."""
     # Import here, because other commands work without these packages.
     from ..server.app import ServerSettings, make_app
     from ..server.connections import make_server
@@ -173,7 +188,8 @@ async def listen(
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     note = config.demonstration_note() or ""
-    settings = ServerSettings(folder.resolve().name, prefixes, hosts, token, access.log_prompts, created, note)
+    model, *aliases = names
+    settings = ServerSettings(model, prefixes, hosts, token, access.log_prompts, created, note, aliases)
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

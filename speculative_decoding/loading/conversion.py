@@ -18,9 +18,21 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
-from . import hub, manifest
+from . import manifest
 from .atomic_io import atomic_directory
-from .load import MODELS, WEIGHTS, Storage, build_model, checked_generation_config, read_folder, tokenizer_folder
+from .load import (
+    MODELS,
+    WEIGHTS,
+    NoFolder,
+    Storage,
+    build_model,
+    checked_generation_config,
+    download,
+    find_folder,
+    read_folder,
+    tokenizer_folder,
+)
+from .names import model_name
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
@@ -54,10 +66,10 @@ def convert(
         raise InputError(f"--model {source}: is a file; name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
         raise InputError(f"--revision {revision}: has no effect on the local folder {source}; leave it out")
-    name = local.resolve().name if os.path.isdir(source) else source.rsplit("/", 1)[-1]
-    output = output if output is not None else MODELS / name
+    name = model_name(local) if os.path.isdir(source) else source
+    output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
     require_replaceable(output, local, force)
-    folder = local if os.path.isdir(source) else hub.fetch(source, revision)
+    folder = find_folder(local) if os.path.isdir(source) else download(NoFolder(source, only_paths=True), revision)
 
     config, original = read_folder(folder)
     tokenizer_files = tokenizer_folder(folder, config, tokenizer)

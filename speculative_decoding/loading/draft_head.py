@@ -22,7 +22,7 @@ from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
 from .atomic_io import atomic_directory
-from .load import WEIGHTS, ModelHandle, find_folder, open_model
+from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer import fingerprint
 
 KIND = "draft_head"
@@ -61,10 +61,7 @@ def open_draft(
     path_or_name: str | os.PathLike[str], target: ModelHandle, *, dtype: str | None = None
 ) -> ModelHandle | DraftHeadHandle:
     """Open a draft model or a draft head of this target. Raises `InputError` for a head of another target."""
-    try:
-        folder = find_folder(path_or_name)
-    except InputError:
-        return open_model(path_or_name, dtype=dtype, beside=target.nbytes)
+    folder = locate(path_or_name)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
         return open_model(folder, dtype=dtype, beside=target.nbytes)

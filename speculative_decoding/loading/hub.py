@@ -1,13 +1,44 @@
-"""Downloads models from the Hugging Face Hub. The only module that uses the network."""
+"""Downloads models from the Hugging Face Hub, and finds them in its cache. The only module that uses the network.
+
+A branch's entry in the cache (refs/BRANCH) is written after all files of its commit are there. An interrupted download
+therefore leaves the copy from before, and a copy of several files is never a mixture of two commits.
+"""
 
 from __future__ import annotations
 
+import errno
+import glob
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..checkpoints import FORMATS
 from ..errors import InputError
+from .manifest import MANIFEST
+from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
 from .tokenizer import TOKENIZER_FILES
+
+HUB = "https://huggingface.co"
+DEFAULT_BRANCH = "main"
+SHARD = re.compile(r"-\d+-of-(\d+)\.\w+$")
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+)
+CONVERTED_WEIGHTS = "weights.npz"
+SMALL_FILES = ("config.json", "generation_config.json", "adapter_config.json", *TOKENIZER_FILES)
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 # Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
 # tokenizer. \1 is the first group of the target's pattern.
@@ -34,6 +65,123 @@ SUGGESTED_DRAFTS = {
 }
 
 
+class UnknownModel(InputError):
+    """The name may have a typing error: the Hub has no such model, or its cache has none and it cannot be reached.
+
+    reason: continues "model NAME: not a local folder, ".
+    """
+
+    def __init__(self, name: str, reason: str, way_out: str) -> None:
+        super().__init__(f"model {name!r}: not a local folder, {reason}", way_out=way_out)
+        self.reason = reason
+
+
+class HubError(Exception):
+    """huggingface_hub raised an error. `reason` is that error, which may have any class."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The folder of a commit in the Hub's cache."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def find(cls, name: str, revision: str | None = None) -> Snapshot | None:
+        """Return the copy of a branch, tag or commit; None if the cache has none."""
+        repository = cache() / cache_folder_name(name)
+        commit = revision or DEFAULT_BRANCH
+        with suppress(OSError, ValueError):
+            commit = (repository / "refs" / commit).read_text(encoding="utf-8").strip()
+        folder = repository / SNAPSHOTS / commit
+        return cls(name, folder) if re.fullmatch(r"\w+", commit) and folder.is_dir() else None
+
+    def files(self) -> set[str]:
+        """Return the names of the files, relative to the folder. A link to a file that was deleted does not count."""
+        return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
+
+    def listed_files(self) -> set[str]:
+        """Return the names of all files of the commit, or nothing if the cache does not know them."""
+        try:
+            from huggingface_hub import get_cached_repo_tree
+            from huggingface_hub.errors import CachedRepoTreeNotFoundError
+        except ImportError:  # an older version, which stores no list
+            return set()
+        with suppress(CachedRepoTreeNotFoundError):
+            return {file.path for file in get_cached_repo_tree(self.name, revision=self.folder.name)}
+        return set()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The files of a model that conversion and loading read.
+
+    gguf_file: a .gguf file of the model to use instead of other weights.
+    only_tokenizer: no weights.
+    """
+
+    gguf_file: str | None = None
+    only_tokenizer: bool = False
+
+    def small_files(self, files: Collection[str]) -> list[str]:
+        """Return the files of a model other than weights. Only converted folders have a manifest of ours."""
+        return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
+
+    def weights(self, files: Collection[str]) -> list[str]:
+        """Return the file that `checkpoints.read` reads, or its index and shards; nothing if there are no weights."""
+        if self.only_tokenizer:
+            return []
+        if self.gguf_file is not None:
+            return [self.gguf_file] if self.gguf_file in files else []
+        for file in (*FORMATS, *ADAPTER_WEIGHTS):
+            if file in files:
+                return [file]
+            if (index := f"{file}.index.json") in files:
+                stem, _, ending = file.rpartition(".")
+                shards = [file for file in files if re.fullmatch(rf"{stem}-.+\.{ending}", file)]
+                numbered = [file for file in shards if SHARD.search(file)]
+                return [index, *sorted(numbered or shards)]
+        gguf_files = [file for file in files if re.fullmatch(r"[^/]+\.gguf", file)]
+        return gguf_files if len(gguf_files) == 1 else []
+
+    def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
+        """Return what a copy with these files lacks. listed: all files of the commit, or nothing if unknown."""
+        if self.only_tokenizer and not listed:
+            return [] if any(file in files for file in TOKENIZER_FILES) else ["its tokenizer"]
+        missing = [file for file in self.small_files(listed or ["config.json"]) if file not in files]
+        if self.only_tokenizer or is_whole(self.weights(files)):
+            return missing
+        return missing + ([file for file in self.weights(listed) if file not in files] or ["its weights"])
+
+    def require_some(self, name: str, files: Collection[str]) -> None:
+        """Raise `InputError` if a model with these files on the Hub cannot be used."""
+        if self.only_tokenizer:
+            if not any(file in files for file in TOKENIZER_FILES):
+                raise InputError(f"model {name!r} on the Hub has no tokenizer", way_out="name the model that it is for")
+        elif not self.weights(files):
+            gguf_files = ", ".join(sorted(file for file in files if file.endswith(".gguf"))) or "none"
+            if self.gguf_file is not None:
+                problem = f"model {name!r} on the Hub has no file {self.gguf_file!r}"
+                raise InputError(problem, "gguf_file", f"name one of its GGUF files ({gguf_files})")
+            raise InputError(
+                f"model {name!r} on the Hub has no weights that can be read (expected one of {', '.join(FORMATS)})",
+                way_out=f"name another model, or one of its GGUF files ({gguf_files}) as gguf_file",
+            )
+
+
+def is_whole(weights: Sequence[str]) -> bool:
+    """Return whether `Wanted.weights` found all shards, by the number of shards in their names."""
+    totals = [int(shard[1]) for shard in map(SHARD.search, weights) if shard is not None]
+    if totals:
+        return len(totals) == max(totals)
+    return any(not file.endswith(".index.json") for file in weights)
+
+
 def suggested_draft(target: str | Path) -> str | None:
     """Return a draft for a well-known target, found by its name or folder, or None."""
     parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
@@ -47,45 +195,145 @@ def suggested_draft(target: str | Path) -> str | None:
 def fetch(
     name: str, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
 ) -> Path:
-    """Download the files of a model that conversion needs, or find them in the Hub's cache.
+    """Return the folder of a model in the Hub's cache, after downloading the files that it lacks.
 
-    gguf_file: a .gguf file to use instead of other weights.
-    only_tokenizer: download no weights.
+    If the Hub refuses or cannot be reached, for whatever reason, a complete copy in the cache is used.
 
-    Raises `InputError` if the model does not exist, or if it is not cached and the Hub cannot be reached.
+    Args:
+        name: organisation/model, or one of `FORMER_NAMES`.
+        revision: A branch, a tag or a commit.
+        gguf_file: A .gguf file of the model to use instead of other weights.
+        only_tokenizer: Download no weights.
+
+    Raises:
+        UnknownModel: The Hub has no such model, or it cannot be reached and the cache has no complete copy.
+        InputError: The model cannot be downloaded for another reason, or has no files that can be read.
     """
-    from huggingface_hub import HfApi, errors, snapshot_download
-
+    wanted = Wanted(gguf_file, only_tokenizer)
     try:
-        siblings = HfApi().model_info(name, revision=revision, timeout=20.0).siblings or []
-        available = [file.rfilename for file in siblings]
-        files = [*TOKENIZER_FILES] if only_tokenizer else needed_files(available, gguf_file)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
-    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
-        raise InputError(f"model {name!r}: neither a local folder nor a model on the Hub; check the name") from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"model {name!r}: no revision {revision!r} on the Hub; check --revision") from error
-    except Exception as error:  # network errors come from the client's HTTP library and share no base class
-        reason = error
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except (errors.LocalEntryNotFoundError, OSError) as error:
-        raise InputError(
-            f"model {name!r}: not a local folder, not in the Hub's cache, and the Hub cannot be reached "
-            f"({type(reason).__name__}); run `python convert.py --model {name}` on a machine with network access, and "
-            f"copy models/{name.rsplit('/', 1)[-1]} here"
-        ) from error
+        return download(name, revision, wanted)
+    except HubError as error:
+        reason = error.reason
+    lacking: list[str] = []
+    for each in (name, *other_names(name)):
+        if (snapshot := Snapshot.find(each, revision)) is not None:
+            lacking = wanted.missing(snapshot.files(), snapshot.listed_files())
+            if not lacking:
+                return snapshot.folder
+    raise explanation(name, revision, reason, lacking) from reason
 
 
-def needed_files(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
-    """Return the files of a repository that conversion reads."""
-    files = list(files)
-    if gguf_file is None:
-        # A single file, or shards and their index. The first pattern with a match wins.
-        patterns = [r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?"]
-        patterns.append(r"weights\.(npz|safetensors)")
+def download(name: str, revision: str | None, wanted: Wanted) -> Path:
+    """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    with hub_errors():
+        info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    listed = [file.rfilename for file in info.siblings or []]
+    wanted.require_some(name, listed)
+    files = wanted.small_files(listed) + wanted.weights(listed)
+    # One commit for all files. Another name of this model may have been downloaded already.
+    for each in dict.fromkeys((name, *other_names(name), info.id)):
+        snapshot = Snapshot.find(each, info.sha)
+        if snapshot is not None and snapshot.files().issuperset(files):
+            break
     else:
-        patterns = [re.escape(gguf_file)]
-    weights = ([file for file in files if re.fullmatch(pattern, file)] for pattern in patterns)
-    small_files = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-    return [file for file in files if file in small_files] + next(filter(None, weights), [])
+        with hub_errors():
+            folder = snapshot_download(name, revision=info.sha, allow_patterns=[glob.escape(file) for file in files])
+        snapshot = Snapshot(name, Path(folder))
+    write_reference(snapshot, revision)
+    return snapshot.folder
+
+
+def write_reference(snapshot: Snapshot, revision: str | None) -> None:
+    """Record that a branch or tag is at this commit, as huggingface_hub does before a download is complete."""
+    commit = snapshot.folder.name
+    if revision == commit or Snapshot.find(snapshot.name, revision) == snapshot:
+        return
+    path = snapshot.folder.parents[1] / "refs" / (revision or DEFAULT_BRANCH)
+    with suppress(OSError):  # a cache that cannot be written can still be read
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        partial.write_text(commit, encoding="utf-8")
+        partial.replace(path)
+
+
+@contextmanager
+def hub_errors() -> Iterator[None]:
+    """Turn every error that huggingface_hub raises for the network, the Hub or the disk into a `HubError`.
+
+    Errors of its HTTP client, which differs between versions, have no common class. Only calls of huggingface_hub
+    belong into this context, so that errors of this program are not taken for the network's.
+    """
+    clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    # ValueError: an answer that is not JSON, or settings of a proxy. ImportError: a proxy that needs another package.
+    # RuntimeError: errors of hf_xet.
+    known = (OSError, ValueError, ImportError, RuntimeError, *(client.HTTPError for client in clients))
+    try:
+        yield
+    except known as error:
+        raise HubError(error) from error
+
+
+def explanation(name: str, revision: str | None, reason: Exception, lacking: Sequence[str]) -> InputError:
+    """Return the error for a model that cannot be downloaded. lacking: what its copy in the cache lacks."""
+    from huggingface_hub import constants, errors
+
+    while isinstance(reason, errors.LocalEntryNotFoundError) and isinstance(reason.__cause__, Exception):
+        reason = reason.__cause__  # the library has looked into its cache, too
+    status = getattr(getattr(reason, "response", None), "status_code", None)
+    model = f"model {name!r}"
+    if isinstance(reason, errors.GatedRepoError):
+        problem = f"{model} is gated: the Hub gives it only to accounts that have accepted its licence"
+        return InputError(problem, way_out=f"accept the licence at {constants.ENDPOINT}/{name}, then {LOG_IN}")
+    if isinstance(reason, errors.RevisionNotFoundError):
+        problem = f"{model} has no revision {revision!r} on the Hub"
+        return InputError(problem, "revision", "name a branch, a tag or a commit")
+    if isinstance(reason, errors.RepositoryNotFoundError) or status == 404:
+        settings = "" if constants.ENDPOINT == HUB else " and HF_ENDPOINT"
+        way_out = f"check the name{settings}, or for a private model {LOG_IN}"
+        return UnknownModel(name, "and not a public model on the Hub", way_out)
+    if status in (401, 403):
+        said = getattr(reason, "server_message", None)
+        problem = f"{model}: the Hub refuses access ({said or f'status {status}'})"
+        return InputError(problem, way_out=f"{LOG_IN} to a token that may read this model")
+    if isinstance(reason, OSError) and reason.errno in DISK_ERRORS:
+        problem = f"{model}: cannot be stored in the Hub's cache {cache()} ({os.strerror(reason.errno)})"
+        return InputError(problem, way_out="free space there, or set HF_HOME to another folder")
+    if isinstance(reason, errors.OfflineModeIsEnabled):
+        problem = "HF_HUB_OFFLINE is set"
+    elif status is not None:
+        problem = f"the Hub answers with status {status}"
+    elif isinstance(reason, ValueError | ImportError | RuntimeError):
+        problem = f"huggingface_hub fails ({type(reason).__name__}: {reason})"
+    else:
+        problem = f"the Hub cannot be reached ({type(reason).__name__})"
+    if lacking:
+        first = f"{lacking[0]} and {len(lacking) - 1} more" if len(lacking) > 1 else lacking[0]
+        problem = f"{model}: its copy in the Hub's cache {cache()} lacks {first}, and {problem}"
+        return InputError(problem, way_out="load it once with network access")
+    return UnknownModel(
+        name,
+        f"not in the Hub's cache {cache()}, and {problem}",
+        f"run `python convert.py --model {name}` on a machine with network access, and copy "
+        f"models/{name.rsplit('/', 1)[-1]} here",
+    )
+
+
+def cache() -> Path:
+    """Return the folder of the Hub's cache, which HF_HOME and HF_HUB_CACHE choose."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def is_known(name: str) -> bool:
+    """Return whether the Hub has a model of this name, as far as is known without asking it."""
+    return name in FORMER_NAMES or (cache() / cache_folder_name(name)).is_dir()
+
+
+def cached_names() -> list[str]:
+    """Return the names of the models in the Hub's cache."""
+    with suppress(OSError):
+        return sorted(filter(None, map(name_of_cache_folder, os.listdir(cache()))))
+    return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,11 +24,11 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
+from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # convert.py writes here
 BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
-HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
@@ -44,6 +43,11 @@ class ModelHandle:
     model: EncoderDecoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        """The name to show: organisation/model for a model on the Hub, else the folder's name."""
+        return model_name(self.folder)
 
     @property
     def nbytes(self) -> int:
@@ -161,9 +165,7 @@ def tokenizer_folder(folder: Path, raw: Mapping[str, Any], named: str | None = N
         named: A folder, or a model on the Hub.
     """
     if named is not None:
-        if os.path.isdir(named) or not HUB_NAME.fullmatch(named):
-            return find_folder(named)
-        return hub.fetch(named, only_tokenizer=True)
+        return locate(named, only_tokenizer=True)
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
@@ -257,14 +259,74 @@ def default_dtype(checkpoint: Checkpoint) -> str:
     return "float16" if stored == "bfloat16" and emulates_bfloat16() else stored
 
 
-def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a model: a local one, or for a name like organisation/model the one downloaded from the Hub."""
+def locate(
+    path_or_name: str | os.PathLike[str],
+    gguf_file: str | os.PathLike[str] | None = None,
+    *,
+    only_tokenizer: bool = False,
+) -> Path:
+    """Return the folder of a model: `find_folder`, else the model of this name on the Hub (`download`).
+
+    gguf_file: a path, or a name in the model's folder, of weights to use instead of others.
+    only_tokenizer: the folder may lack weights.
+    """
     try:
         return find_folder(path_or_name)
-    except InputError:
-        if not HUB_NAME.fullmatch(str(path_or_name)):
-            raise
-        return hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
+    except NoFolder as error:
+        has_weights = gguf_file is not None and os.path.isfile(gguf_file)
+        name_of_gguf = None if gguf_file is None or has_weights else str(gguf_file)
+        return download(error, gguf_file=name_of_gguf, only_tokenizer=only_tokenizer or has_weights)
+
+
+def download(
+    missing: NoFolder, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
+) -> Path:
+    """Return the folder of a model on the Hub, for a name that is not a local folder.
+
+    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
+    model in its cache, or one of `FORMER_NAMES`. The Hub is then not asked. For other names it is asked first, and a
+    similar local name is mentioned only if it has no such model or cannot be reached.
+
+    Raises:
+        InputError: There is no such model, or it cannot be downloaded.
+    """
+    name = missing.name
+    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
+        raise missing
+    if missing.nearest and "/" not in name and not hub.is_known(name):
+        raise missing
+    try:
+        return hub.fetch(name, revision, gguf_file, only_tokenizer=only_tokenizer)
+    except hub.UnknownModel as error:
+        problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
+        meant = missing.nearest or nearest(name, hub.cached_names())
+        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
+        raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
+
+
+class NoFolder(InputError):
+    """A name is not the name of a local folder.
+
+    only_paths: names of folders in models/ are not accepted either, because conversion writes them.
+    is_address: it is the address of a model's page.
+    nearest: a local name that was probably meant, or None.
+    """
+
+    def __init__(self, name: str, *, only_paths: bool = False) -> None:
+        self.name = name
+        self.nearest = None
+        meant = name_in_address(name)
+        self.is_address = meant is not None
+        if self.is_address:
+            super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
+            return
+        known = map(str, model_folders()) if only_paths else model_names()
+        self.nearest = nearest(name, [*known, *folders_beside(name)])
+        suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
+        super().__init__(
+            f"model {name!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())})",
+            way_out=f"{suggestion}convert one with convert.py --model, or name a model on the Hub, organisation/model",
+        )
 
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
@@ -273,14 +335,27 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
     path = Path(path_or_name)
     for folder in (path, MODELS / path, BUNDLED / path):
-        if os.path.isdir(folder):
-            return folder
-    raise InputError(
-        f"model {str(path)!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())}); convert one "
-        "with convert.py --model, or name a model on the Hub, organisation/model"
-    )
+        if not os.path.isdir(folder):
+            continue
+        if (folder / SNAPSHOTS).is_dir() and (name := name_of_cache_folder(folder.resolve().name)):
+            raise InputError(f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}")
+        return folder
+    raise NoFolder(str(path_or_name))
+
+
+def folders_beside(path: str) -> list[str]:
+    """Return the folders with a config.json beside the one that a path names, written in the same way."""
+    parent = os.path.dirname(path.rstrip("/"))
+    with suppress(OSError, ValueError):
+        folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
+        return sorted(folder for folder in folders if os.path.isfile(os.path.join(folder, "config.json")))
+    return []
 
 
 def model_names() -> list[str]:
     """The folders in models/, here and in the repository."""
-    return sorted({path.name for models in (MODELS, BUNDLED) for path in models.glob("*/") if path.is_dir()})
+    return sorted({path.name for path in model_folders()})
+
+
+def model_folders() -> list[Path]:
+    return [path for models in (MODELS, BUNDLED) for path in models.glob("*/") if path.is_dir()]

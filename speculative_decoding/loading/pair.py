@@ -14,6 +14,7 @@ from ..models.memory_budget import warn_if_slow
 from ..models.shared_encoder import share_encoder
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, open_model
+from .names import shown_name
 
 SELF_DRAFT = "self-8bit"  # names the target itself, in 8 bits, as the draft model
 SELF_DRAFT_BITS = 8
@@ -27,10 +28,10 @@ class ModelPair:
     draft: ModelHandle | DraftHeadHandle | None = None
 
     @property
-    def folders(self) -> dict[str, str | None]:
-        """The folders, as statistics report them."""
-        draft = None if self.draft is None else str(self.draft.folder)
-        return {"model": str(self.target.folder), "draft_model": draft}
+    def names(self) -> dict[str, str | None]:
+        """The models, as statistics report them: names on the Hub, and folders."""
+        draft = None if self.draft is None else shown_name(self.draft.folder)
+        return {"model": shown_name(self.target.folder), "draft_model": draft}
 
     def load_weights(self) -> None:
         """Read all weights. A draft model with the target's encoder shares it.
@@ -41,7 +42,7 @@ class ModelPair:
         warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.ignored:
-            warnings.warn(f"{self.target.folder}, generation_config.json: {ignored}", stacklevel=3)
+            warnings.warn(f"{shown_name(self.target.folder)}, generation_config.json: {ignored}", stacklevel=3)
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):

@@ -23,6 +23,7 @@ from .bodies import error_response
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
+from .model_names import ModelNames
 from .service import READY, Service
 from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
@@ -49,6 +50,11 @@ class ServerSettings:
     log_prompts: bool = False
     created: int = 0  # when the model was made, in seconds since 1970
     note: str = ""  # for the page's users
+    aliases: Collection[str] = ()  # other names for the model
+
+    @property
+    def names(self) -> ModelNames:
+        return ModelNames(self.model, self.aliases)
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -123,8 +129,7 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
-    if request.path_params["name"] != settings.model:
-        raise ServerError(404, f"no such model (expected {settings.model!r})", "model", "model_not_found")
+    settings.names.require(request.path_params["name"])
     return JSONResponse(model_fields(settings))
 
 

@@ -19,6 +19,7 @@ from ..sampling.options import MAX_SEED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
 from ..sampling.values import Bool, Int, ListOf, Text, Union
 from .errors import ServerError
+from .model_names import ModelNames
 from .prompts import PromptUpdate, ServedPrompt
 from .service import Service
 
@@ -54,13 +55,10 @@ class CompletionRequest:
     rounds: bool  # our own field: chunks describe the draft of their round
 
 
-def parse_completion_request(fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
+def parse_completion_request(fields: Mapping[str, Any], service: Service, names: ModelNames) -> CompletionRequest:
     """Parse a request. Raises `ServerError` that names the field."""
     fields = {name: value for name, value in fields.items() if name not in IGNORED}
-    requested_model = fields.pop("model", model)
-    if requested_model != model:
-        message = f"model {str(requested_model)[:80]!r} does not exist (expected {model!r})"
-        raise ServerError(404, message, "model", "model_not_found")
+    names.require(fields.pop("model", names.id))
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = fields.pop(name, neutral)
         if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):

@@ -11,18 +11,19 @@ from starlette.responses import JSONResponse, Response
 from .bodies import EventStream, cancel_on_disconnect, read_fields
 from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
 from .errors import ServerError
+from .model_names import ModelNames
 from .prompts import served_prompts
 from .service import Service
 
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    model: str = request.app.state.settings.model
+    names: ModelNames = request.app.state.settings.names
     service.require_text()
     fields = await read_fields(request, service.limits.max_body)
-    completion = parse_completion_request(fields, service, model)
+    completion = parse_completion_request(fields, service, names)
     request.scope["prompts"] = [prompt for prompt, _ in completion.prompts]
-    response = CompletionResponse(model, completion)
+    response = CompletionResponse(names.id, completion)
     if not completion.stream:
         return JSONResponse(await cancel_on_disconnect(request.receive, complete(service, completion, response)))
 

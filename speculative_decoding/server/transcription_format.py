@@ -23,6 +23,7 @@ from ..speech.scheduler import language_code
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
 from .errors import ServerError
+from .model_names import ModelNames
 from .multipart import Part
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
@@ -69,22 +70,19 @@ class TranscriptionRequest:
 
 
 def parse_transcription_request(
-    parts: Sequence[Part], task: str, model: str, audio: AudioConfig, defaults: GenerationOptions
+    parts: Sequence[Part], task: str, names: ModelNames, audio: AudioConfig, defaults: GenerationOptions
 ) -> TranscriptionRequest:
     """Parse a form. Raises `ServerError` that names the field.
 
     Args:
         parts: The fields.
         task: One of `TASKS`.
-        model: The name of the served model.
+        names: The names of the served model.
         audio: Of this model.
         defaults: The server's options of decoding.
     """
     content, granularities, fields = parse_fields(parts)
-    requested = fields.pop("model", model)
-    if requested != model:
-        message = f"model {requested[:80]!r} does not exist (expected {model!r})"
-        raise ServerError(404, message, "model", "model_not_found")
+    names.require(fields.pop("model", names.id))
     response_format = fields.pop("response_format", "json")
     stream = fields.pop("stream", False)
     if stream and response_format != "json":

@@ -65,8 +65,8 @@ async def transcribe(request: Request, task: str) -> Response:
         body = await read_body(request, limits.max_audio + limits.max_body, seconds=UPLOAD_SECONDS, count=count)
         parts = parse_multipart(request.headers.get("content-type", ""), body)
         del body
-        model = request.app.state.settings.model
-        wanted = parse_transcription_request(parts, task, model, audio, service.options)
+        names = request.app.state.settings.names
+        wanted = parse_transcription_request(parts, task, names, audio, service.options)
         if len(wanted.content) > limits.max_audio:
             raise ServerError(413, f"file must have at most {limits.max_audio} bytes", "file", "body_too_large")
         if "initial_prompt" in wanted.options:

@@ -284,7 +284,7 @@ def write_model(
                 shutil.copyfile(opened.folder / name, partial / name)
         also(partial)
         dtype_name = next(name for name, each in DTYPES.items() if each == dtype)
-        manifest.write(partial, source=opened.folder.name, dtype=dtype_name, quantization=None, **facts)
+        manifest.write(partial, source=opened.name, dtype=dtype_name, quantization=None, **facts)
 
 
 def nbytes(model: EncoderDecoder) -> int:

@@ -1,0 +1,22 @@
+"""The names of the served model. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .errors import ServerError
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The name that answers state, and other names that requests may use."""
+
+    id: str
+    aliases: Collection[str] = ()
+
+    def require(self, requested: object) -> None:
+        """Raise `ServerError` for the name of another model."""
+        if requested != self.id and requested not in self.aliases:
+            message = f"model {str(requested)[:80]!r} does not exist (expected {self.id!r})"
+            raise ServerError(404, message, "model", "model_not_found")
