@@ -58,6 +58,10 @@ class IndexedCheckpoint(Checkpoint):
     def read_shard(self, name: str, shard: Shard) -> mx.array:
         return self._file_of[name].read_shard(name, shard)
 
+    def is_same(self, first: str, second: str) -> bool:
+        file = self._file_of[first]
+        return file.is_same(first, second) if file is self._file_of[second] else super().is_same(first, second)
+
 
 def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
     """Open the weights in a folder, or the given GGUF file. Raises `CheckpointError` if they are missing or damaged."""

@@ -20,6 +20,7 @@ from .base import TensorInfo
 
 MAX_JSON_BYTES = 4 << 20  # the largest known index of weight files is about 100 KB
 MAX_JSON_DEPTH = 32
+CHUNK_BYTES = 16 << 20  # of a tensor that is compared
 
 
 def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
@@ -122,6 +123,20 @@ class MappedFile:
             array = mx.array(bits).view(info.dtype)
         self.release(location)
         return array
+
+    def is_same(self, first: ByteRange, second: ByteRange) -> bool:
+        """Compare bytes up to the first difference, in chunks so that memory stays bounded."""
+        if first.nbytes != second.nbytes:
+            return False
+        for start in range(0, first.nbytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, first.nbytes - start)
+            chunks = [ByteRange(location.start + start, size) for location in (first, second)]
+            ours, theirs = (np.ndarray((size,), np.uint8, self.data, chunk.start) for chunk in chunks)
+            if not np.array_equal(ours, theirs):
+                return False
+            for chunk in chunks:
+                self.release(chunk)
+        return True
 
     def release(self, location: ByteRange) -> None:
         """Free mapped pages. Otherwise they count as resident memory, up to the size of the file."""

@@ -42,6 +42,11 @@ class MappedCheckpoint(Checkpoint):
         piece = replace(info, shape=shard.shape(info.shape))
         return self._file.array(piece, self._locations[name], offset, strides)
 
+    def is_same(self, first: str, second: str) -> bool:
+        if self.info(first) != self.info(second):
+            return super().is_same(first, second)
+        return self._file.is_same(self._locations[first], self._locations[second])
+
 
 def read_safetensors(path: Path) -> Checkpoint:
     """Open a safetensors file. Raises `CheckpointError` if it is damaged."""

@@ -46,6 +46,13 @@ class TorchCheckpoint(Checkpoint):
             self._unchecked.remove(key)
         return self._file.array(self.info(name), self._locations[key], tensor.offset, tensor.strides)
 
+    def is_same(self, first: str, second: str) -> bool:
+        """Compare without reading if both are the same view of a storage, as tied tensors are."""
+        ours, theirs = self._tensors[first], self._tensors[second]
+        is_same_view = ours.storage.key == theirs.storage.key and ours.offset == theirs.offset
+        is_same_view = is_same_view and (ours.shape, ours.strides) == (theirs.shape, theirs.strides)
+        return is_same_view or super().is_same(first, second)
+
 
 def find_state_dict(file: MappedFile, value: object) -> dict[str, StoredTensor]:
     """Return the state dict in a pickled value: the value itself, or the item in which training scripts store it."""

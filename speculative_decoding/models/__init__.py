@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, Float16Error
 from ..sampling.options import short_repr
-from . import t5_float16, whisper
+from . import bart, t5, t5_float16, t5gemma, t5gemma2, whisper
 from .bart import BART, FAMILIES, BartConfig
 from .base import EncoderDecoder
 from .config import RawConfig
@@ -31,25 +31,25 @@ class Architecture(NamedTuple):
 
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
-    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
     adapt: see `adapt`.
+    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
     """
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
+    adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
-    adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] = unchanged
 
 
 ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5_float16.for_float16)),
+    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5.adapted, t5_float16.for_float16)),
     **{
-        name: Architecture(BART, BartConfig.from_dict, None if family.norm_first else unchanged)
+        name: Architecture(BART, BartConfig.from_dict, bart.adapted, None if family.norm_first else unchanged)
         for name, family in FAMILIES.items()
     },
-    "whisper": Architecture(Whisper, WhisperConfig.from_dict, unchanged, whisper.adapted),
-    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw)),
-    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw)),
+    "whisper": Architecture(Whisper, WhisperConfig.from_dict, whisper.adapted, unchanged),
+    "t5gemma": Architecture(T5Gemma, t5gemma_config, t5gemma.adapted),
+    "t5gemma2": Architecture(T5Gemma2, t5gemma2_config, t5gemma2.adapted),
 }
 UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, which also accept long sources"}
 
@@ -81,7 +81,10 @@ def default_tokenizer(raw: RawConfig) -> str | None:
 
 
 def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name."""
+    """Return config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name.
+
+    Tables that equal another one are left out. All other functions take checkpoints that this one returned.
+    """
     return find(raw).adapt(raw, checkpoint)
 
 

@@ -25,7 +25,7 @@ from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
 from .layers import Layer
 from .linear import Linear
-from .tensors import HEAD, Sources, embedding_table, is_same_table, named
+from .tensors import HEAD, Sources, TokenTables, named
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
@@ -143,6 +143,7 @@ class BartConfig(TransformerConfig):
     """The fields of config.json that the model reads, with their Hugging Face names and valid values.
 
     has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
+    has_source_embedding: whether sources have another embedding than outputs.
     """
 
     max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
@@ -150,6 +151,7 @@ class BartConfig(TransformerConfig):
     tie_word_embeddings: Annotated[bool, Bool()] = True
     share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
     has_logits_bias: bool = False
+    has_source_embedding: bool = False
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
@@ -171,18 +173,16 @@ class BartConfig(TransformerConfig):
             )
 
     def resolved(self, checkpoint: Checkpoint) -> BartConfig:
-        """Return the config with fields set from the checkpoint's tensors.
+        """Return the config with fields set from the tensors of a checkpoint that `adapted` returned.
 
-        A head that differs from the embedding is not tied, even if the flag is true. A logits bias of zeros is ignored.
+        A logits bias of zeros is ignored.
         """
-        names = checkpoint.keys()
-        is_tied = self.tie_word_embeddings
-        if is_tied and HEAD in checkpoint:
-            is_tied = is_same_table(checkpoint, embedding_table(names, prefix_of(names)), HEAD)
+        is_tied = self.tie_word_embeddings and HEAD not in checkpoint
         has_bias = LOGITS_BIAS in checkpoint
         if has_bias and checkpoint.info(LOGITS_BIAS).shape == (1, self.vocab_size):
             has_bias = bool(mx.any(checkpoint[LOGITS_BIAS]).item())
-        return replace(self, tie_word_embeddings=is_tied, has_logits_bias=has_bias)
+        has_source = token_tables(checkpoint.keys()).source in checkpoint
+        return replace(self, tie_word_embeddings=is_tied, has_logits_bias=has_bias, has_source_embedding=has_source)
 
     @property
     def family(self) -> Family:
@@ -275,6 +275,8 @@ class BART(EncoderDecoder):
         self.decoder = self._stack(
             [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
         )
+        if config.has_source_embedding:
+            self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
         if config.has_logits_bias:
@@ -298,7 +300,10 @@ class BART(EncoderDecoder):
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        return self.encoder.encode(self.embed(tokens), mask)
+        embedded = self.embed(tokens)
+        if self.config.has_source_embedding:
+            embedded = self.source_embedding(tokens) * self.config.embedding_scale
+        return self.encoder.encode(embedded, mask)
 
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)
@@ -324,7 +329,10 @@ class BART(EncoderDecoder):
     def parameter_sources(cls, config: BartConfig, names: Set[str]) -> Sources:
         prefix = prefix_of(names)
         family = config.family
-        sources: Sources = {"embedding.weight": (embedding_table(names, prefix),)}
+        tables = token_tables(names)
+        sources: Sources = {"embedding.weight": (tables.embedding,)}
+        if config.has_source_embedding and tables.source is not None:
+            sources["source_embedding.weight"] = (tables.source,)
         if not config.tie_word_embeddings:
             sources["head.weight"] = (HEAD,)
         if config.has_logits_bias:
@@ -365,3 +373,18 @@ DECODER_LAYER = ENCODER_LAYER | {
 def prefix_of(names: Set[str]) -> str:
     """Return the prefix of all tensor names; files without a head, such as facebook/bart-base, have none."""
     return "" if "decoder.layers.0.fc1.weight" in names else "model."
+
+
+def token_tables(names: Set[str]) -> TokenTables:
+    """Return the names of the tables in a checkpoint with these tensor names."""
+    prefix = prefix_of(names)
+    shared, source, decoder = (
+        f"{prefix}{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+    )
+    return TokenTables(decoder, HEAD, source, shared, stand_ins=(HEAD, decoder, source))
+
+
+def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
+    is_tied = raw.get("tie_word_embeddings") is not False
+    return raw, token_tables(checkpoint.keys()).without_duplicates(checkpoint, is_tied=is_tied)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from ..checkpoints import ID_FIELDS
+from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from ..sampling.values import Bool, Int, Number, Text
@@ -16,6 +16,7 @@ from .rope import Rope, Window
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 MAX_POSITIONS = (1 << 31) - 1
+HEAD = "lm_head.out_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,22 @@ class GemmaConfig:
         return self.encoder.max_positions
 
 
-def joined_config(raw: RawConfig, decoder_section: Section, encoder: StackConfig, decoder: StackConfig) -> GemmaConfig:
-    """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section."""
+def joined_config(
+    raw: RawConfig,
+    checkpoint: Checkpoint | None,
+    decoder_section: Section,
+    encoder: StackConfig,
+    decoder: StackConfig,
+) -> GemmaConfig:
+    """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section.
+
+    checkpoint: without duplicates; a head in it is not tied.
+    """
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
     is_tied = raw.get("tie_word_embeddings", True)
     require("tie_word_embeddings", Bool(), is_tied)
+    is_tied = is_tied and (checkpoint is None or HEAD not in checkpoint)
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     for source in (decoder_section.raw, raw):
         ids |= {name: source[name] for name in (*ids, *ID_FIELDS) if source.get(name) is not None}

@@ -24,7 +24,7 @@ from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked
 from .layers import Layer
 from .linear import Linear
 from .relative_positions import RelativePositionBias
-from .tensors import HEAD, Sources, embedding_table, is_same_table, named
+from .tensors import HEAD, Sources, TokenTables, named
 
 # Hugging Face's defaults for omitted config.json fields, where they differ from the defaults of `T5Config`.
 SPECIAL_TOKENS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -32,6 +32,9 @@ FAMILY_DEFAULTS: Mapping[str, dict[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "umt5": {"feed_forward_proj": "gated-gelu"},
 }
+SHARED = "shared.weight"
+SOURCE = "encoder.embed_tokens.weight"
+TABLES = TokenTables("decoder.embed_tokens.weight", HEAD, SOURCE, SHARED, (SOURCE, "decoder.embed_tokens.weight", HEAD))
 FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
 MAX_DISTANCE = 1 << 24
 
@@ -66,6 +69,7 @@ class T5Config:
     value_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     model_type: Annotated[str, Text()] = "t5"
     n_positions: Annotated[int | None, Int(1, (1 << 31) - 1)] = None
+    has_source_embedding: bool = False  # whether sources have another embedding than outputs
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
@@ -77,14 +81,17 @@ class T5Config:
         return config if checkpoint is None else config.resolved(checkpoint)
 
     def resolved(self, checkpoint: Checkpoint) -> T5Config:
-        """Return the config with `tie_word_embeddings` set from the checkpoint's tensors.
+        """Return the config with `tie_word_embeddings` set from the tensors of a checkpoint that `adapted` returned.
 
-        transformers 5 saves the flag as true for every T5, and PyTorch files also store a tied head. If the flag is
-        true and the file has a head, the head is tied only if it equals the embedding.
+        transformers 5 saves the flag as true for every T5, and uses a head that differs from the embedding with any
+        flag. The original flag only determines `head_is_scaled`.
         """
-        if not self.tie_word_embeddings or HEAD not in checkpoint:
-            return self
-        return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
+        return replace(
+            self,
+            tie_word_embeddings=HEAD not in checkpoint,
+            scale_decoder_outputs=self.head_is_scaled,
+            has_source_embedding=SOURCE in checkpoint,
+        )
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
@@ -96,7 +103,9 @@ class T5Config:
 
     @property
     def head_is_scaled(self) -> bool:
-        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if it is tied."""
+        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the flag is true."""
+        if self.model_type == "mt5":  # transformers 5 never scales them
+            return False
         return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
@@ -175,6 +184,8 @@ class T5(EncoderDecoder):
         decoder_layers = [Layer(layer_config, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
         self.encoder = Stack(config, encoder_layers, causal=False)
         self.decoder = Stack(config, decoder_layers, causal=True)
+        if config.has_source_embedding:
+            self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
@@ -186,14 +197,14 @@ class T5(EncoderDecoder):
     def value_scale(self) -> float:
         return self.config.value_scale
 
-    def inputs(self, tokens: mx.array) -> mx.array:
+    def inputs(self, tokens: mx.array, embedding: nn.Module) -> mx.array:
         """Token ids (B, L) -> the residual stream before the first layer, (B * L, d_model)."""
-        x = self.embedding(tokens.flatten())
+        x = embedding(tokens.flatten())
         return x if self.residual_scale == 1.0 else x * self.residual_scale
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
-        x = self.inputs(tokens)
+        x = self.inputs(tokens, self.source_embedding if self.config.has_source_embedding else self.embedding)
         padding = None if mask is None else padding_mask(mask, x.dtype)
         windows = self.encoder.position_biases.windows(length)
         masks = self.encoder.masks(windows, mx.array([0]), length, padding)
@@ -213,7 +224,7 @@ class T5(EncoderDecoder):
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
-        x = self.inputs(tokens)
+        x = self.inputs(tokens, self.embedding)
         masks = self.decoder.masks(position_table, offsets, length)
         source_mask = repeat_for_heads(source_mask, layers[0].num_heads)
         hidden = []
@@ -231,7 +242,9 @@ class T5(EncoderDecoder):
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:
-        sources: Sources = {"embedding.weight": (embedding_table(names),)}
+        sources: Sources = {"embedding.weight": (SHARED,)}
+        if config.has_source_embedding:
+            sources["source_embedding.weight"] = (SOURCE,)
         if not config.tie_word_embeddings:
             sources["head.weight"] = (HEAD,)
         for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
@@ -268,3 +281,9 @@ def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, lis
         "ff.wi": [f"{last}.DenseReluDense.{name}" for name in inputs],
         "ff.wo": [f"{last}.DenseReluDense.wo"],
     }
+
+
+def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
+    has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # do not compare it in vain
+    return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)

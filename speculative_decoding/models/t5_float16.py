@@ -20,8 +20,7 @@ import mlx.core as mx
 
 from ..checkpoints.base import Checkpoint, part_name
 from ..errors import CheckpointError, Float16Error
-from .t5 import T5Config, layer_names
-from .tensors import embedding_table
+from .t5 import SHARED, SOURCE, T5Config, layer_names
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding
 # float16 rounds numbers near zero to multiples of 2^-24, so smaller ones have fewer significant bits than in bfloat16.
@@ -40,7 +39,8 @@ def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping
     if exponent == 0:
         return raw, checkpoint
     exponents = weight_exponents(config, checkpoint.keys(), exponent)
-    sizes = [root_mean_square(read_embedding(config, checkpoint)) * 2.0**-exponent]
+    embeddings = {embedding_name(config, stack) for stack in STACKS}
+    sizes = [root_mean_square(read_matrix(checkpoint, name, config.d_model)) * 2.0**-exponent for name in embeddings]
     sizes += [root_mean_square(checkpoint[name]) * 2.0**-each for name, each in exponents.items()]
     if min(sizes) < LEAST:
         raise Float16Error(f"{checkpoint}: float16 is less precise than bfloat16 for these weights; use bfloat16")
@@ -137,9 +137,9 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
 
     streams: list[mx.array] = []
     insides: list[mx.array] = []
-    embedding = mx.abs(read_embedding(config, checkpoint)).max(axis=0) * config.residual_scale
     for stack in STACKS:
-        stream = embedding
+        embedding = read_matrix(checkpoint, embedding_name(config, stack), config.d_model)
+        stream = mx.abs(embedding).max(axis=0) * config.residual_scale
         for sublayer in sublayers(config, stack):
             values = math.prod((row_bounds(matrix, sublayer.norm) for matrix in sublayer.inputs), start=mx.array(1.0))
             stream = stream + mx.abs(read_matrix(checkpoint, sublayer.output, values.size)) @ values
@@ -149,8 +149,8 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
     return float(mx.stack(streams).max()), float(mx.stack(insides).max())
 
 
-def read_embedding(config: T5Config, checkpoint: Checkpoint) -> mx.array:
-    return read_matrix(checkpoint, embedding_table(checkpoint.keys()), config.d_model)
+def embedding_name(config: T5Config, stack: str) -> str:
+    return SOURCE if stack == "encoder" and config.has_source_embedding else SHARED
 
 
 def read_matrix(checkpoint: Checkpoint, name: str, columns: int) -> mx.array:

@@ -11,18 +11,34 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints import Checkpoint
 from .cache import CrossAttentionCache
 from .config import RawConfig
 from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
-from .gemma_config import FULL, SLIDING, Defaults, GemmaConfig, LayerKind, Section, StackConfig, joined_config, nested
+from .gemma_config import (
+    FULL,
+    HEAD,
+    SLIDING,
+    Defaults,
+    GemmaConfig,
+    LayerKind,
+    Section,
+    StackConfig,
+    joined_config,
+    nested,
+)
 from .layers import CrossAttention, FeedForward
 from .rope import Window
-from .tensors import Sources
+from .tensors import Sources, TokenTables
 
 DEFAULTS = Defaults({}, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
 
 
-def t5gemma_config(raw: RawConfig) -> GemmaConfig:
+EMBEDDING = "model.decoder.embed_tokens.weight"
+TABLES = TokenTables(EMBEDDING, HEAD, stand_ins=(EMBEDDING, HEAD))
+
+
+def t5gemma_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> GemmaConfig:
     """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
     encoder = Section("encoder.", nested(raw, "encoder"), DEFAULTS)
     decoder = Section("decoder.", nested(raw, "decoder"), DEFAULTS)
@@ -31,6 +47,7 @@ def t5gemma_config(raw: RawConfig) -> GemmaConfig:
     decoder_windows = {SLIDING: Window(decoder.fields.sliding_window - 1, 0), FULL: Window(None, 0)}
     return joined_config(
         raw,
+        checkpoint,
         decoder,
         encoder.stack(encoder_windows, full_attention_every=2),
         decoder.stack(decoder_windows, full_attention_every=2),
@@ -82,12 +99,18 @@ class T5Gemma(Gemma):
     @classmethod
     def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
         sources: Sources = {
-            "embedding.weight": ("model.decoder.embed_tokens.weight",),
+            "embedding.weight": (TABLES.embedding,),
             "source_embedding.weight": ("model.encoder.embed_tokens.weight",),
         }
         if not config.tie_word_embeddings:
-            sources["head.weight"] = ("lm_head.out_proj.weight",)
+            sources["head.weight"] = (TABLES.head,)
         encoder_layer = attention_names("self", "self_attn") | FEED_FORWARD_NAMES
         decoder_layer = encoder_layer | attention_names("cross", "cross_attn")
         sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), encoder_layer)
         return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, decoder_layer)
+
+
+def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
+    is_tied = raw.get("tie_word_embeddings") is not False
+    return raw, TABLES.without_duplicates(checkpoint, is_tied=is_tied)

@@ -13,6 +13,8 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints import Checkpoint
+from ..checkpoints.base import RenamedCheckpoint
 from ..errors import CheckpointError
 from ..sampling.values import Int
 from .attention import Keys, attend_together
@@ -21,6 +23,7 @@ from .config import RawConfig, require
 from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, joined, stack_sources
 from .gemma_config import (
     FULL,
+    HEAD,
     MAX_POSITIONS,
     SLIDING,
     Defaults,
@@ -33,17 +36,21 @@ from .gemma_config import (
 )
 from .layers import FeedForward
 from .rope import Window
-from .tensors import Sources
+from .tensors import Sources, TokenTables
 
 DEFAULTS = Defaults(
     {"max_position_embeddings": 1 << 17}, {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 )
 IMAGE_TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
 TEXT_MODEL = "model.encoder.text_model"  # the encoder in transformers 5; files omit the last word
-EMBEDDING_TABLES = ("model.encoder.embed_tokens", f"{TEXT_MODEL}.embed_tokens", "model.decoder.embed_tokens")
+ENCODERS = (TEXT_MODEL, "model.encoder")
+ENCODER_TABLES = [f"{encoder}.embed_tokens" for encoder in ENCODERS]
+DECODER_TABLE = "model.decoder.embed_tokens"
+SHARED, EMBEDDING = f"{ENCODER_TABLES[0]}.weight", f"{DECODER_TABLE}.weight"
+TABLES = TokenTables(EMBEDDING, HEAD, source=SHARED, shared=SHARED, stand_ins=(HEAD, EMBEDDING))
 
 
-def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
+def t5gemma2_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> GemmaConfig:
     """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones.
 
     The encoder's sliding window includes the query's own position. Soft caps on attention scores are ignored, as in
@@ -64,7 +71,7 @@ def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
     image_tokens = {name: raw_encoder.get(name, default) for name, default in IMAGE_TOKENS.items()}
     for name, token in image_tokens.items():
         require(f"encoder.{name}", Int(0, MAX_POSITIONS), token)
-    return replace(joined_config(raw, decoder, encoder_stack, decoder_stack), **image_tokens)
+    return replace(joined_config(raw, checkpoint, decoder, encoder_stack, decoder_stack), **image_tokens)
 
 
 class MergedAttention(SelfAttention):
@@ -145,14 +152,13 @@ class T5Gemma2(Gemma):
 
     @classmethod
     def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
-        table = next((name for name in EMBEDDING_TABLES if f"{name}.weight" in names), EMBEDDING_TABLES[0])
-        encoder = TEXT_MODEL if f"{TEXT_MODEL}.norm.weight" in names else "model.encoder"
+        encoder = encoder_prefix(names)
         sources: Sources = {
-            "embedding.weight": (f"{table}.weight",),
-            "end_of_image": (f"{table}.eoi_embedding",),
+            "embedding.weight": (f"{encoder}.embed_tokens.weight",),
+            "end_of_image": (f"{encoder}.embed_tokens.eoi_embedding",),
         }
         if not config.tie_word_embeddings:
-            sources["head.weight"] = ("lm_head.out_proj.weight",)
+            sources["head.weight"] = (TABLES.head,)
         layer = attention_names("self", "self_attn") | FEED_FORWARD_NAMES
         layer |= {
             "self_attention.q_norm": ["self_attn.q_norm"],
@@ -160,3 +166,27 @@ class T5Gemma2(Gemma):
         }
         sources |= stack_sources("encoder", encoder, len(config.encoder.layers), layer)
         return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, layer)
+
+
+def encoder_prefix(names: Set[str]) -> str:
+    return next((prefix for prefix in ENCODERS if f"{prefix}.norm.weight" in names), "model.encoder")
+
+
+def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once.
+
+    Raises `CheckpointError` if encoder and decoder have different tables.
+    """
+    embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
+    names = dict[str, str]()
+    for name in checkpoint:  # some versions write the other name of the encoder
+        table, _, kind = name.rpartition(".")
+        if table in (*ENCODER_TABLES, DECODER_TABLE) and kind == "eoi_embedding":
+            names[f"{embedding}.{kind}"] = name
+        else:
+            names[f"{ENCODER_TABLES[0]}.{kind}" if table in ENCODER_TABLES else name] = name
+    is_tied = raw.get("tie_word_embeddings") is not False
+    tables = TABLES.without_duplicates(RenamedCheckpoint(checkpoint, names), is_tied=is_tied)
+    if TABLES.source in tables:
+        raise CheckpointError(f"{checkpoint}: encoder and decoder have different tables, which is not supported")
+    return raw, RenamedCheckpoint(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-
-import mlx.core as mx
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.base import QUANTIZED_PARTS, RenamedCheckpoint, part_name
+from ..errors import CheckpointError
 
-EMBEDDING_TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
@@ -29,15 +29,83 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Seq
     }
 
 
-def embedding_table(names: Set[str], prefix: str = "") -> str:
-    """Return the name of the embedding in a checkpoint with these tensor names, all of which start with `prefix`."""
-    return prefix + next((name for name in EMBEDDING_TABLES if prefix + name in names), EMBEDDING_TABLES[0])
+@dataclass(frozen=True)
+class TokenTables:
+    """The names of a family's tables with one row per token, which files store once if they are equal.
+
+    Every table may be missing: then it equals `shared`, or the first of `stand_ins` if `shared` is missing, too. This
+    is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`). It compares tables, whatever config.json says.
+
+    decoder: The embedding of the decoder's tokens.
+    head: The output head.
+    source: The embedding of source tokens, if it may equal the decoder's.
+    shared: The table that the others equal by default.
+    stand_ins: Tables to use for a missing `shared`, in order of preference.
+    """
+
+    decoder: str
+    head: str
+    source: str | None = None
+    shared: str | None = None
+    stand_ins: Sequence[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.shared, self.source, self.decoder, self.head) if name is not None]
+
+    @property
+    def embedding(self) -> str:
+        """The name of the decoder's embedding in checkpoints without duplicates."""
+        return self.decoder if self.shared in (None, self.source) else self.shared
+
+    def without_duplicates(
+        self, checkpoint: Checkpoint, *, is_tied: bool = True, has_own_head: bool = False
+    ) -> RenamedCheckpoint:
+        """Return the checkpoint with `embedding`, and `source` and `head` only if they differ from it.
+
+        is_tied: whether any table may stand in for a missing one. If false, only `shared` does, and not for the head.
+        has_own_head: whether to keep the head without comparing it.
+        """
+        candidates = [self.shared, *(self.stand_ins if is_tied else ())]
+        fallback = next((name for name in candidates if name in checkpoint), None)
+
+        def found(name: str | None) -> str | None:
+            return name if name in checkpoint else fallback
+
+        tables = {self.embedding: found(self.decoder)}
+        embedding = tables[self.embedding]
+        if self.source is not None:
+            source = found(self.source)
+            if source is None and embedding is not None:
+                raise CheckpointError(f"{checkpoint}: tensor {self.source!r} is missing")
+            if source != embedding and not are_same(checkpoint, source, embedding):
+                tables[self.source] = source
+        if has_own_head or not is_tied:
+            tables[self.head] = self.head
+        elif (head := found(self.head)) != embedding and not are_same(checkpoint, head, embedding):
+            tables[self.head] = head
+        names = {name: name for name in checkpoint}
+        for name in self.names:
+            for part in parts(name):
+                names.pop(part, None)
+        for name, theirs in tables.items():
+            if theirs is not None:
+                here = {ours: part for ours, part in zip(parts(name), parts(theirs), strict=True) if part in checkpoint}
+                names |= here
+        return RenamedCheckpoint(checkpoint, names)
 
 
-def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:
-    """Return whether both tensors exist and are equal. PyTorch files store tied heads twice; tie flags can be wrong."""
-    if first not in checkpoint or second not in checkpoint:
-        return False
-    if checkpoint.info(first).shape != checkpoint.info(second).shape:
-        return False
-    return bool(mx.array_equal(checkpoint[first], checkpoint[second]).item())
+def parts(name: str) -> list[str]:
+    """Return the names of a tensor and of its quantized parts."""
+    return [part_name(name, part) for part in QUANTIZED_PARTS]
+
+
+def are_same(checkpoint: Checkpoint, first: str | None, second: str | None) -> bool:
+    """Return whether both tensors exist, with the same quantized parts, and are equal."""
+    if first is None or second is None:
+        return first is second
+    pairs = zip(parts(first), parts(second), strict=True)
+    stored = [pair for pair in pairs if pair[0] in checkpoint or pair[1] in checkpoint]
+    return all(ours in checkpoint and theirs in checkpoint for ours, theirs in stored) and all(
+        checkpoint.is_same(ours, theirs) for ours, theirs in stored
+    )

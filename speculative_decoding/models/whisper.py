@@ -1,7 +1,7 @@
 """Whisper, a speech model (Radford et al. 2022, arXiv 2212.04356), and its distilled variants.
 
 Two convolutions turn log-mel frames into half as many positions, for BART's layers with the norm first. The key
-projections have no bias, and the output head is the decoder's embedding.
+projections have no bias, and the output head is the decoder's embedding unless a fine-tune changed it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
-from ..sampling.values import Int, Text
+from ..sampling.values import Bool, Int, Text
 from . import cpu_encoder
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
@@ -28,8 +28,8 @@ from .config import RawConfig, checked_fields, checked_ids, require, with_defaul
 from .device import on_gpu
 from .exponentials import gelu
 from .layers import Layer
-from .linear import DerivedWeight, matrix
-from .tensors import Sources, named
+from .linear import DerivedWeight, Linear, matrix
+from .tensors import Sources, TokenTables, named
 
 KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -43,6 +43,7 @@ class WhisperConfig(TransformerConfig):
     max_source_positions: Annotated[int, Int(1, 1 << 20)] = 1500
     max_target_positions: Annotated[int, Int(1, 1 << 20)] = 448
     activation_function: Annotated[str, Text(["gelu"])] = "gelu"  # the only one of `cpu_encoder`
+    tie_word_embeddings: Annotated[bool, Bool()] = True
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:
@@ -55,7 +56,9 @@ class WhisperConfig(TransformerConfig):
                 f"config.json: 'vocab_size' has no room for timestamps (got {config.vocab_size}, expected more than "
                 f"{config.decoder_start_token_id + config.max_source_positions + 7})"
             )
-        return config
+        if checkpoint is None:
+            return config
+        return replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in checkpoint)
 
     @property
     def source_is_fixed(self) -> bool:
@@ -107,6 +110,8 @@ class Whisper(EncoderDecoder):
         self.convolutions = [Convolution(config.num_mel_bins, width, 1), Convolution(width, width, 2)]
         self.encoder = self._stack(encoder, config.max_source_positions)
         self.embedding = nn.Embedding(config.vocab_size, width)
+        if not config.tie_word_embeddings:
+            self.head = Linear(width, config.vocab_size)
         self.decoder = self._stack(decoder, config.max_target_positions)
         self.audio = AudioConfig.by_layout(
             config.vocab_size,
@@ -231,6 +236,8 @@ class Whisper(EncoderDecoder):
             "",
             PREFIX,
         )
+        if not config.tie_word_embeddings:
+            sources["head.weight"] = (HEAD,)
         sources |= named({f"convolutions.{i}": [f"encoder.conv{i + 1}"] for i in range(2)}, "", PREFIX, kinds)
         for stack, depth, layer in (
             ("encoder", config.encoder_layers, ENCODER_LAYER),
@@ -243,6 +250,9 @@ class Whisper(EncoderDecoder):
 
 
 PREFIX = "model."
+HEAD = "proj_out.weight"
+EMBEDDING = f"{PREFIX}decoder.embed_tokens.weight"
+TABLES = TokenTables(EMBEDDING, HEAD, stand_ins=(EMBEDDING, HEAD))
 KEY_BIAS = ".k_proj.bias"
 
 
@@ -347,4 +357,5 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         if (heads := "alignment_heads") in checkpoint:
             raw = {**raw, heads: checkpoint[heads].tolist()}
         checkpoint = MLXWhisperCheckpoint(checkpoint, raw)
-    return raw, WithKeyBiases(checkpoint)
+    is_tied = raw.get("tie_word_embeddings") is not False
+    return raw, WithKeyBiases(TABLES.without_duplicates(checkpoint, is_tied=is_tied))

@@ -72,6 +72,7 @@ WHISPER: dict[str, Any] = {
     "pad_token_id": 40,
     "eos_token_id": 40,
     "decoder_start_token_id": 41,
+    "tie_word_embeddings": True,
 }
 EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # bit-identical passes
 SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
