@@ -19,6 +19,7 @@ from .tokenizer import (
     FastTokenizer,
     FolderTokenizer,
     load_tokenizer,
+    proven_record,
     read_backend,
 )
 
@@ -27,29 +28,36 @@ UNIGRAM, BPE = 1, 2  # SentencePiece's model types
 USER_DEFINED, UNUSED = 4, 5  # its types of pieces
 
 
-def write_tokenizer(source: Path, output: Path, note: Callable[[str], None]) -> dict[str, Any] | None:
-    """Write the tokenizer of `source`, and return its record for the manifest.
+def canonical_tokenizer(source: Path, note: Callable[[str], None]) -> FastTokenizer | None:
+    """Load a folder's tokenizer, and return one that needs only a tokenizer.json, or None if that reads differently.
 
-    If `tokenizers` alone reads it differently, all its files are copied, and the result is None.
-
-    note: Is called with lines for the user.
+    note: Called with lines for the user: where the folder's files differ, and why the result is None.
     """
     reference = load_tokenizer(source)
     assert isinstance(reference, FolderTokenizer)
-    if (source / "tokenizer.json").is_file() and (other := read_sentencepiece(source)) is not None:
-        found = list(differences(reference, other))
-        if found:
+    if (source / "tokenizer.json").is_file() and proven_record(source) is None:
+        other = read_sentencepiece(source)
+        if other is not None and (found := next(differences(reference, other), None)) is not None:
             note(
-                f"{source}: tokenizer.json and {other.model_file} differ, for example in {found[0]}; "
-                "tokenizer.json is used"
+                f"{source}: tokenizer.json and {other.model_file} differ, for example in {found}; tokenizer.json is used"
             )
-    proven = prove(reference, source, note)
+    return prove(reference, source, note)
+
+
+def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) -> dict[str, Any] | None:
+    """Write the canonical tokenizer of `source`, or copy its files if it has none. Returns the manifest's entry."""
     if proven is None:
-        for path in filter(Path.is_file, (source / name for name in TOKENIZER_FILES)):
-            shutil.copyfile(path, output / path.name)
-        return None
+        return copy_tokenizer(source, output)
     (output / "tokenizer.json").write_text(proven.backend.to_str(), encoding="utf-8")
     return {**asdict(proven.duties), "languages": proven.language_rules.record()}
+
+
+def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
+    """Copy all files of a tokenizer, and return their entry for a manifest."""
+    for path in filter(Path.is_file, (source / name for name in TOKENIZER_FILES)):
+        shutil.copyfile(path, output / path.name)
+    record = proven_record(source)
+    return None if record is None else dict(record)
 
 
 def prove(reference: FolderTokenizer, source: Path, note: Callable[[str], None]) -> FastTokenizer | None:
@@ -66,7 +74,7 @@ def prove(reference: FolderTokenizer, source: Path, note: Callable[[str], None])
             if (found := next(differences(reference, fast), None)) is None:
                 return fast
             problem = f"the tokenizers package reads {found} differently"
-    note(f"{source}: its tokenizer is copied as it is ({problem}), so loading the model takes longer")
+    note(f"{source}: the tokenizer's files are copied as they are, because {problem}")
     return None
 
 
@@ -149,6 +157,7 @@ def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:
         return None
     scores = {each.piece: each.score for each in proto.pieces}
     has_bytes = trained.byte_fallback
+    model: Any
     if trained.model_type == UNIGRAM:
         vocabulary = [(piece, scores.get(piece, 0.0)) for piece in contents]
         model = models.Unigram(vocabulary, unk_id=reference.unknown_id, byte_fallback=has_bytes)

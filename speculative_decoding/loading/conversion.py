@@ -20,9 +20,8 @@ from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .atomic_io import atomic_directory
-from .canonical_tokenizer import write_tokenizer
+from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import MODELS, WEIGHTS, Storage, build_model, checked_generation_config, read_folder, tokenizer_folder
-from .tokenizer import load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
@@ -64,7 +63,7 @@ def convert(
 
     config, original = read_folder(folder)
     tokenizer_files = tokenizer_folder(folder, config, tokenizer)
-    load_tokenizer(tokenizer_files)
+    proven_tokenizer = canonical_tokenizer(tokenizer_files, note)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
@@ -76,7 +75,7 @@ def convert(
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         if (path := folder / "generation_config.json").is_file():
             shutil.copyfile(path, partial / path.name)
-        record = write_tokenizer(tokenizer_files, partial, note)
+        record = write_tokenizer(tokenizer_files, proven_tokenizer, partial)
         quantization = None
         if storage.quantize is not None:
             quantization = {"bits": storage.quantize, "group_size": storage.group_size}

@@ -26,7 +26,7 @@ HARD_TEXTS = (
     "control \x00\x01\x1f\x7f\x85 characters",
     "zero\u200bwidth\u200c\u200d\u2060\ufeff joiners, soft\u00adhyphen",
     "no-break\u00a0space, thin\u2009space, ideographic\u3000space, line\u2028separator",
-    "ＦＵＬＬ ｗｉｄｔｈ ﬁrst ½ ² ™ … № Ⅷ ㎏",
+    "\uff26\uff35\uff2c\uff2c \uff57idth ﬁrst ½ ² ™ … № Ⅷ ㎏",
     "x_1 = foo(bar[0]) // 100,000.5 \\n %s {} <b>&amp;</b> a@b.c",
     "▁ is SpaceSymbol▁of ▁▁ pieces, <0x41><0xE4> of bytes, ## of words, Ġ and Ċ of bytes",
     "say </s> and <s>, <unk>, <pad>, <mask>, [SEP], [UNK], <extra_id_0>, <|endoftext|> or <bos>",

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short_repr
+from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
 
 END = "</s>"
 PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX and myv_XX, which may have been added
@@ -73,14 +73,12 @@ class Languages:
             return cls()
 
         path = folder / "tokenizer_config.json"
-        config = read_json_object(path) if path.exists() else {}
+        config = settings_of(path)
         # mBART-50 added Afrikaans.
         is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
         default = config.get("src_lang") or default  # English without src_lang, as in transformers
         if not isinstance(default, str) or default not in ids:
-            raise CheckpointError(
-                f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}"
-            )
+            raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
         is_last = is_mbart or config.get("legacy_behaviour") is True
         return cls(MappingProxyType(ids), form, default, is_last, tokens[END])
 
@@ -126,21 +124,3 @@ class Languages:
 def codes_in(tokens: Mapping[str, int], form: str) -> dict[str, int]:
     matches = ((re.fullmatch(form, piece), index) for piece, index in tokens.items())
     return {match[1]: index for match, index in matches if match}
-
-
-def tokenizer_class(folder: Path) -> str | None:
-    """Return the class that a folder names for its tokenizer, without "Fast"."""
-    for file in ("tokenizer_config.json", "config.json"):
-        name = settings_of(folder / file).get("tokenizer_class")
-        if isinstance(name, str):
-            return name.removesuffix("Fast")
-    return None
-
-
-def model_type_of(folder: Path) -> str | None:
-    model_type = settings_of(folder / "config.json").get("model_type")
-    return model_type if isinstance(model_type, str) else None
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}

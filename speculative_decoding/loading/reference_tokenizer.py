@@ -16,10 +16,11 @@ from typing import Any
 from ..checkpoints.files import read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
-from .languages import Languages, model_type_of, settings_of, tokenizer_class
+from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
 from .tokenizer import SENTENCEPIECE, TOKENIZER_FILES, Duties, FastTokenizer, FolderTokenizer, TokenizerErrors
 from .tokenizer_checks import check_sentencepiece, check_tokenizer_json, check_vocabulary
+from .tokenizer_settings import family_config, model_type_of, settings_of
 
 MAX_EXTRA_IDS = 1 << 16
 
@@ -36,9 +37,7 @@ def check_contents(folder: Path) -> None:
     """Raise `InputError` for files that the libraries must not read."""
     extra = settings_of(path := folder / "tokenizer_config.json").get("extra_ids")
     if not (extra is None or (type(extra) is int and 0 <= extra <= MAX_EXTRA_IDS)):  # a piece is made for each
-        raise InputError(
-            f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}"
-        )
+        raise InputError(f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}")
     checks = {"tokenizer.json": (check_tokenizer_json, "tokenizer")}
     checks |= {name: (check_sentencepiece, "SentencePiece model") for name in (*SENTENCEPIECE, "sentencepiece.model")}
     checks |= {name: (check_vocabulary, "vocabulary") for name in ("vocab.json", "merges.txt", "vocab.txt", "dict.txt")}
@@ -56,7 +55,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
 
-    classes = [AutoTokenizer, *([PreTrainedTokenizerFast] if (folder / "tokenizer.json").is_file() else [])]
+    classes: list[Any] = [AutoTokenizer, *([PreTrainedTokenizerFast] if (folder / "tokenizer.json").is_file() else [])]
     reason = ""
     with data_only(folder) as data, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,9 +88,7 @@ def data_only(folder: Path) -> Iterator[Path]:
                 (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
             else:
                 (data / path.name).symlink_to(path.resolve())
-        config = {"model_type": model_type_of(folder), "tokenizer_class": tokenizer_class(folder)}
-        config = {key: value for key, value in config.items() if value is not None}
-        (data / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
         yield data
 
 

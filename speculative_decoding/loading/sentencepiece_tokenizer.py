@@ -18,8 +18,9 @@ from typing import Any
 
 from ..errors import InputError
 from . import language_codes
-from .languages import Languages, model_type_of, settings_of, tokenizer_class
+from .languages import Languages
 from .tokenizer import FolderTokenizer, TokenizerErrors
+from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
 
 SPACE = "\u2581"  # SentencePiece's
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -109,8 +110,8 @@ def content_of(token: Token | str) -> str:
 class SentencePieceTokenizer(FolderTokenizer):
     """A SentencePiece model with the added tokens, special tokens and languages of its family.
 
-    A subclass is a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id without added tokens,
-    and `ids`, the id of each piece that SentencePiece may write.
+    A subclass is a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id without added
+    tokens, and `ids`, the id of each piece that SentencePiece may write.
     """
 
     model_file = "spiece.model"
@@ -170,7 +171,9 @@ class SentencePieceTokenizer(FolderTokenizer):
                 vocabulary[content] = end
                 end += 1
             index = self._added_ids[content] = vocabulary[content]
-            self.added[index] = replace(token, special=True) if isinstance(token, Token) else Token(content, special=True)
+            self.added[index] = (
+                replace(token, special=True) if isinstance(token, Token) else Token(content, special=True)
+            )
         self.special = frozenset(special)
         self._special_ids = frozenset(self._added_ids[content] for content in special)
         longest_first = sorted(map(re.escape, self._added_ids), key=len, reverse=True)
@@ -291,6 +294,7 @@ class T5Tokenizer(T5Like):
     def with_special_tokens(self, ids: list[int]) -> list[int]:
         return ids if ids and ids[-1:] == self.after_ids else [*ids, *self.after_ids]
 
+
 class LlamaTokenizer(T5Like):
     """Pile-T5's."""
 
@@ -307,6 +311,7 @@ class LlamaTokenizer(T5Like):
             name: Token(token, special=True) if isinstance(token, str) and name != "mask_token" else token
             for name, token in self.named.items()
         }
+
 
 class PegasusTokenizer(SentencePieceTokenizer):
     """Ids are shifted by 103, for the tokens that only pretraining used."""
@@ -325,7 +330,12 @@ class PegasusTokenizer(SentencePieceTokenizer):
         else:
             self.additional = [*([] if set(masks) <= set(map(content_of, given)) else masks), *given]
             self.additional += [f"<unk_{i}>" for i in range(len(self.additional), offset - 1)]
-        first = [self.named["pad_token"], self.named["eos_token"], *masks, *([self.named["mask_token"]] if masks else [])]
+        first = [
+            self.named["pad_token"],
+            self.named["eos_token"],
+            *masks,
+            *([self.named["mask_token"]] if masks else []),
+        ]
         contents = [*(content_of(each or "") for each in first), *(f"<unk_{i}>" for i in range(2, offset))]
         self.added |= {index: Token(content, special=True) for index, content in enumerate(contents)}
         pieces = pieces_of(self.processor)
@@ -369,6 +379,7 @@ class MBartTokenizer(FairseqTokenizer):
         super().set_up()
         self.additional = [*self.codes, *(each for each in self.additional if content_of(each) not in self.codes)]
 
+
 class MBart50Tokenizer(FairseqTokenizer):
     """Language codes and <mask> follow the pieces."""
 
@@ -396,6 +407,7 @@ class NllbTokenizer(FairseqTokenizer):
         if self.settings.additional() is None:
             self.additional = [*language_codes.NLLB]
 
+
 class M2M100Tokenizer(SentencePieceTokenizer):
     """vocab.json gives the ids; the language tokens follow."""
 
@@ -421,7 +433,7 @@ class M2M100Tokenizer(SentencePieceTokenizer):
         self.unknown = known[unknown]
 
     def language_tokens(self) -> Mapping[int, str]:
-        return self.own_languages | super().language_tokens()
+        return {**self.own_languages, **super().language_tokens()}
 
 
 class MarianTokenizer(SentencePieceTokenizer):
@@ -469,6 +481,7 @@ class BartphoTokenizer(SentencePieceTokenizer):
         self.pieces = list(dict.fromkeys([*pieces, content_of(mask or "")]))
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
 
+
 CLASSES: Mapping[str, type[SentencePieceTokenizer]] = {
     "T5Tokenizer": T5Tokenizer,
     "MT5Tokenizer": T5Tokenizer,
@@ -481,9 +494,14 @@ CLASSES: Mapping[str, type[SentencePieceTokenizer]] = {
     "MarianTokenizer": MarianTokenizer,
     "BartphoTokenizer": BartphoTokenizer,
 }
-BY_MODEL_TYPE = {
-    **dict.fromkeys(("t5", "mt5", "umt5", None), "T5Tokenizer"),
-    **{"pegasus": "PegasusTokenizer", "mbart": "MBartTokenizer", "marian": "MarianTokenizer"},
+BY_MODEL_TYPE: Mapping[str | None, str] = {
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "umt5": "T5Tokenizer",
+    None: "T5Tokenizer",
+    "pegasus": "PegasusTokenizer",
+    "mbart": "MBartTokenizer",
+    "marian": "MarianTokenizer",
     "m2m_100": "M2M100Tokenizer",
 }
 

@@ -276,10 +276,13 @@ class StreamingDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int] = ()) -> None:
-        is_from_folder = isinstance(tokenizer, FolderTokenizer)
-        self._decode = tokenizer.decode_as_written if is_from_folder else tokenizer.decode
-        self._byte_tokens = tokenizer.byte_tokens if is_from_folder else frozenset[int]()
-        self._clean_up = StreamedCleanUp() if is_from_folder and tokenizer.cleans_up else None
+        self._decode = tokenizer.decode
+        self._byte_tokens = frozenset[int]()
+        self._clean_up: StreamedCleanUp | None = None
+        if isinstance(tokenizer, FolderTokenizer):
+            self._decode = tokenizer.decode_as_written
+            self._byte_tokens = tokenizer.byte_tokens
+            self._clean_up = StreamedCleanUp() if tokenizer.cleans_up else None
         self._window: list[int] = []
         self._done = 0  # the text of the window's ids before this one has been returned
         self._returned = 0  # characters of that text

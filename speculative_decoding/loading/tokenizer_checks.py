@@ -161,16 +161,8 @@ def check_added_tokens(content: Mapping[str, Any]) -> None:
 
 def check_vocabulary(data: bytes) -> None:
     """Raise `ValueError` for a hostile vocab.json, merges.txt, vocab.txt or dict.txt: one with a very long piece."""
-    text = data.decode()
-    separators = re.compile(r'[\n"]')
-    start = 0
-    while start < len(text):  # a longer piece has MAX_PIECE characters without a separator
-        match = None
-        for match in separators.finditer(text, start, start + MAX_PIECE):
-            pass
-        if match is None and len(text) - start > MAX_PIECE:
-            raise ValueError(f"a piece is longer than {MAX_PIECE} characters")
-        start = len(text) if match is None else match.end()
+    if max(map(len, re.split(rb'[\n"]', data))) > MAX_PIECE:
+        raise ValueError(f"a piece is longer than {MAX_PIECE} bytes")
 
 
 def check_sentencepiece(data: bytes) -> None:
