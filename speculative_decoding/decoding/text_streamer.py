@@ -29,9 +29,8 @@ class TextStreamer:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop = tuple(stop)
         self._prefix = tuple(prefix)
-        self._detokenizer = StreamingDetokenizer(tokenizer)
-        for token in prefix:  # the prefix decides leading spaces and completes split characters
-            self._detokenizer.add(token)
+        # The prefix decides leading spaces, and its last character may be completed.
+        self._detokenizer = StreamingDetokenizer(tokenizer, self._prefix)
         self._held = ""  # text that may be the start of a stop string
         self._found_stop = False
         self.has_ended = False

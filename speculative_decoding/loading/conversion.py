@@ -20,6 +20,7 @@ from ..errors import InputError, Name, writing
 from ..models.base import checked_sources
 from . import manifest
 from .atomic_io import atomic_directory
+from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import (
     MODELS,
     WEIGHTS,
@@ -33,7 +34,6 @@ from .load import (
     tokenizer_folder,
 )
 from .names import model_name
-from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
@@ -47,6 +47,7 @@ def convert(
     revision: str | None = None,
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Convert a local folder or a model on the Hub, and return the folder written.
 
@@ -58,6 +59,7 @@ def convert(
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
         progress: Called after each tensor with its name, the bytes read so far and the total bytes.
+        note: Called with lines that a user should read.
 
     Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """
@@ -73,7 +75,7 @@ def convert(
 
     config, original = read_folder(folder)
     tokenizer_files = tokenizer_folder(folder, config, tokenizer)
-    load_tokenizer(tokenizer_files)
+    proven_tokenizer = canonical_tokenizer(tokenizer_files, note)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
@@ -83,13 +85,15 @@ def convert(
     with writing(Name("output"), output, "nothing was written"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        copied = [folder / "generation_config.json", *(tokenizer_files / name for name in TOKENIZER_FILES)]
-        for path in filter(Path.is_file, copied):
+        if (path := folder / "generation_config.json").is_file():
             shutil.copyfile(path, partial / path.name)
+        record = write_tokenizer(tokenizer_files, proven_tokenizer, partial)
         quantization = None
         if storage.quantize is not None:
             quantization = {"bits": storage.quantize, "group_size": storage.group_size}
-        manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
+        manifest.write(
+            partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization, tokenizer=record
+        )
     return output
 
 

@@ -4,50 +4,100 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short_repr
+from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
 
 END = "</s>"
+PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX and myv_XX, which may have been added
+UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # M2M-100's
+# Class -> the form of its language tokens, and the default.
+CLASSES = {
+    "NllbTokenizer": (PLAIN, "eng_Latn"),
+    "MBartTokenizer": (PLAIN, "en_XX"),
+    "MBart50Tokenizer": (PLAIN, "en_XX"),
+    "M2M100Tokenizer": (UNDERSCORES, "en"),
+}
+GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # tokenizers of any family
+MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # `model_type`; None without a config.json
 
 
+@dataclass(frozen=True)
 class Languages:
     """Adds language tokens to token ids; does not know the text.
 
     NLLB-200, M2M-100 and mBART-50 write LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, write
     ids END LANGUAGE.
+
+    ids: Language code -> token.
+    form: A regular expression of language tokens; its group is the code.
+    default: The code of a source without a language.
+    is_last: Whether the language follows the text.
+    end: The end token.
     """
 
-    def __init__(self, special: Mapping[str, int], folder: Path) -> None:
-        """special: the tokenizer's special tokens. Raises `CheckpointError` for an unknown `src_lang`."""
-        self.ids: Mapping[str, int] = MappingProxyType({})
-        self._end = list[int]()
-        # Like transformers, use English if tokenizer_config.json has no src_lang.
-        for pattern, english in (
-            (r"([a-z]{3}_[A-Z][a-z]{3})", "eng_Latn"),  # NLLB-200
-            (r"([a-z]{2}_[A-Z]{2})", "en_XX"),  # mBART
-            (r"__([a-z]{2,3})__", "en"),  # M2M-100
-        ):
-            found = {match[1]: index for piece, index in special.items() if (match := re.fullmatch(pattern, piece))}
-            if END in special and len(found) > len(self.ids):
-                self.ids = MappingProxyType(found)
-                self._default = english
-        if not self.ids:
-            return
+    ids: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    form: str = PLAIN
+    default: str = ""
+    is_last: bool = False
+    end: int = -1
+
+    @classmethod
+    def of(cls, added: Mapping[int, Any], folder: Path) -> Languages:
+        """Find the language tokens of a tokenizer.
+
+        Args:
+            added: Its added tokens by id; `str` of one is its content.
+            folder: Its files, whose class or `model_type` decides whether it has languages.
+
+        Raises `CheckpointError` for an unknown `src_lang`.
+        """
+        tokens = {str(token): index for index, token in added.items()}
+        name, model_type = tokenizer_class(folder), model_type_of(folder)
+        if name in CLASSES:
+            forms = [CLASSES[name]]
+        elif name in GENERAL_CLASSES and model_type in MULTILINGUAL:
+            forms = list(dict.fromkeys(CLASSES.values()))
+        else:
+            forms = []
+        choices = [(codes_in(tokens, form), form, default) for form, default in forms]
+        ids, form, default = max(choices, key=lambda each: (len(each[0]), each[2] in each[0]), default=({}, "", ""))
+        if not ids or END not in tokens:
+            if name in CLASSES:
+                raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
+            return cls()
 
         path = folder / "tokenizer_config.json"
-        config = read_json_object(path) if path.exists() else {}
-        self._end = [special[END]]
-        is_mbart = self._default == "en_XX" and "af_ZA" not in self.ids  # mBART-50 added Afrikaans
-        self._is_last = is_mbart or config.get("legacy_behaviour") is True
-        self._default = config.get("src_lang") or self._default
-        if not isinstance(self._default, str) or self._default not in self.ids:
-            raise CheckpointError(
-                f"{path}: unknown src_lang {short_repr(self._default)}; choose one of {', '.join(self.ids)}"
-            )
+        config = settings_of(path)
+        # mBART-50 added Afrikaans.
+        is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
+        default = config.get("src_lang") or default  # English without src_lang, as in transformers
+        if not isinstance(default, str) or default not in ids:
+            raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
+        is_last = is_mbart or config.get("legacy_behaviour") is True
+        return cls(MappingProxyType(ids), form, default, is_last, tokens[END])
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what a manifest must say to find these languages again."""
+        return {"form": self.form, "default": self.default, "is_last": self.is_last} if self.ids else None
+
+    @classmethod
+    def from_record(cls, record: object, added: Mapping[int, Any], folder: Path) -> Languages:
+        """Find the language tokens as `of` did. Raises `CheckpointError` for a damaged record."""
+        if record is None:
+            return cls()
+        tokens = {str(token): index for index, token in added.items()}
+        match record:
+            case {"form": str(form), "default": str(default), "is_last": bool(is_last)} if form in (PLAIN, UNDERSCORES):
+                ids = codes_in(tokens, form)
+                if default in ids and END in tokens:
+                    return cls(MappingProxyType(ids), form, default, is_last, tokens[END])
+        raise CheckpointError(f"{folder}: the languages in its manifest do not fit its tokenizer; convert it again")
 
     def wrap_source(self, ids: list[int], language: str | None) -> list[int]:
         """Return the encoder's input for the ids of a text.
@@ -60,12 +110,17 @@ class Languages:
             return ids
         if not self.ids:
             raise InputError(f"language {language!r}: this model has no language tokens; leave the language out")
-        code = self._default if language is None else language
+        code = self.default if language is None else language
         if code not in self.ids:
             raise InputError(f"language {code!r}: unknown to this model; choose one of {', '.join(self.ids)}")
         token = [self.ids[code]]
-        return [*ids, *self._end, *token] if self._is_last else [*token, *ids, *self._end]
+        return [*ids, self.end, *token] if self.is_last else [*token, *ids, self.end]
 
     def wrap_output(self, ids: list[int]) -> list[int]:
         """Return the decoder's output for the ids of a text, without the language token, which is forced separately."""
-        return [*ids, *self._end]
+        return [*ids, self.end] if self.ids else ids
+
+
+def codes_in(tokens: Mapping[str, int], form: str) -> dict[str, int]:
+    matches = ((re.fullmatch(form, piece), index) for piece, index in tokens.items())
+    return {match[1]: index for match, index in matches if match}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +12,29 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..checkpoints.files import open_regular, read_json_object
-from ..errors import InputError
-from ..sampling.options import short_repr
+from ..errors import CheckpointError, InputError
+from . import manifest
+from .clean_up import StreamedCleanUp, clean_up
 from .languages import Languages
-from .tokenizer_checks import check_sentencepiece, check_tokenizer_json
+from .tokenizer_checks import check_added_tokens, check_tokenizer_json
 
-SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # T5 and Pegasus; mBART, M2M-100 and NLLB-200
-OTHER_SENTENCEPIECE = ("sentencepiece.model", "source.spm", "target.spm", "tokenizer.model")
-# Every file that a tokenizer may use. Conversion copies the existing ones.
+# Every file that a tokenizer may use.
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     *SENTENCEPIECE,
-    *OTHER_SENTENCEPIECE,
+    "sentencepiece.model",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "dict.txt",
 )
-MAX_EXTRA_IDS = 1 << 16
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
+UNKNOWN = ("<unk>", "[UNK]")
 REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 
 
@@ -88,32 +91,46 @@ class TokenizerErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, InputError):
+            return
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"{self.problem} ({reason})") from error
 
 
 class FolderTokenizer(ABC):
-    """The tokenizer in a model's folder. Subclasses wrap the library that loads it."""
+    """The tokenizer in a model's folder. Subclasses wrap the library that loads it.
 
-    def __init__(self, folder: Path, pieces: Mapping[str, int], added: Mapping[int, Any]) -> None:
-        """added: the library's token objects for special and other added tokens, by id."""
+    Args:
+        pieces: Piece -> id, of all tokens.
+        languages: Adds language tokens; its `ids` are empty for most models.
+        cleans_up: Whether `decode` cleans up spaces.
+    """
+
+    def __init__(self, pieces: Mapping[str, int], languages: Languages, cleans_up: bool) -> None:
         self.vocabulary = Vocabulary(pieces)
-        special = {str(token): index for index, token in added.items() if token.special}
-        self._languages = Languages(special, folder)
-        self.languages = self._languages.ids
+        self.language_rules = languages
+        self.languages = languages.ids
+        self.cleans_up = cleans_up
+        bytes_ = (pieces.get(f"<0x{byte:02X}>") for byte in range(256))
+        self.byte_tokens = frozenset(token for token in bytes_ if token is not None)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         with TokenizerErrors("tokenizer: cannot encode this text"):
             ids = self._encode(text, add_special_tokens=not self.languages)
-        return self._languages.wrap_source(ids, language)
+        return self.language_rules.wrap_source(ids, language)
 
     def encode_output(self, text: str) -> list[int]:
         with TokenizerErrors("tokenizer: cannot encode this text"):
             ids = self._encode(text, add_special_tokens=not self.languages, as_output=not self.languages)
-        return self._languages.wrap_output(ids)
+        return self.language_rules.wrap_output(ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        text = self.decode_as_written(tokens)
+        return clean_up(text) if self.cleans_up else text
+
+    def decode_as_written(self, tokens: Sequence[int]) -> str:
+        """Return the text before the clean-up of spaces."""
         with TokenizerErrors("tokenizer: cannot decode these tokens"):
             return self._decode(list(tokens))
 
@@ -124,108 +141,108 @@ class FolderTokenizer(ABC):
     def _decode(self, tokens: list[int]) -> str: ...
 
 
+@dataclass(frozen=True)
+class Duties:
+    """What Python must do besides a tokenizer.json.
+
+    cleans_up: Clean up the spaces of decoded text.
+    strips: Remove spaces at the ends of decoded text.
+    ends_once: The end token, if it is not added to a text that ends with it.
+    """
+
+    cleans_up: bool = False
+    strips: bool = False
+    ends_once: int | None = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], path: Path) -> Duties:
+        """Read them from a manifest. Raises `CheckpointError` if it is damaged."""
+        match record:
+            case {"cleans_up": bool(cleans_up), "strips": bool(strips), "ends_once": None | int() as ends_once}:
+                return cls(cleans_up, strips, ends_once)
+        raise CheckpointError(f"{path}: its entry for the tokenizer is damaged; {manifest.WAY_OUT}")
+
+
 class FastTokenizer(FolderTokenizer):
-    """Loads tokenizer.json with the `tokenizers` package: the same ids as transformers, without importing it."""
+    """A tokenizer of the `tokenizers` package. backend: a `tokenizers.Tokenizer`."""
 
-    def __init__(self, folder: Path) -> None:
-        import tokenizers
-
-        path = folder / "tokenizer.json"
-        with TokenizerErrors(f"{path}: not a readable tokenizer"):
-            check_tokenizer_json(data := path.read_bytes())
-            self._backend = tokenizers.Tokenizer.from_buffer(data)
-            self._backend.no_truncation()
-            self._backend.no_padding()
-            pieces = self._backend.get_vocab(with_added_tokens=True)
-            added = self._backend.get_added_tokens_decoder()
-        super().__init__(folder, pieces, added)
+    def __init__(self, backend: Any, languages: Languages, duties: Duties) -> None:
+        super().__init__(backend.get_vocab(with_added_tokens=True), languages, duties.cleans_up)
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.duties = duties
 
     def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        end = self.duties.ends_once
+        return ids[:-1] if add_special_tokens and end is not None and ids[-2:] == [end, end] else ids
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._backend.decode(tokens, skip_special_tokens=True))
-
-
-class TransformersTokenizer(FolderTokenizer):
-    """Loads any other tokenizer with transformers: a bare spiece.model, ByT5, CodeT5's BPE, Marian's pair of models."""
-
-    def __init__(self, folder: Path) -> None:
-        for model in (folder / name for name in (*SENTENCEPIECE, *OTHER_SENTENCEPIECE) if (folder / name).is_file()):
-            with TokenizerErrors(f"{model}: not a readable SentencePiece model"):
-                check_sentencepiece(model.read_bytes())
-
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
-
-        path = folder / "tokenizer_config.json"
-        extra = read_json_object(path).get("extra_ids") if path.is_file() else None
-        if not (extra is None or (type(extra) is int and 0 <= extra <= MAX_EXTRA_IDS)):  # a piece is made for each
-            raise InputError(
-                f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}"
-            )
-
-        settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        if has_t5_sentencepiece(folder):
-            settings["tokenizer_type"] = "t5"
-        with TokenizerErrors(f"{folder}: its tokenizer cannot be loaded"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # Marian's class never uses it
-            self._backend = AutoTokenizer.from_pretrained(folder, **settings)
-            if isinstance(self._backend, PreTrainedTokenizerFast):
-                restore_normalizer(self._backend.backend_tokenizer, folder)
-            pieces = self._backend.get_vocab()
-            added = self._backend.added_tokens_decoder
-        super().__init__(folder, pieces, added)
-
-    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
-        texts = {"text_target" if as_output else "text": text}
-        return list(self._backend(**texts, add_special_tokens=add_special_tokens).input_ids)
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._backend.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def has_t5_sentencepiece(folder: Path) -> bool:
-    """Return whether spiece.model is T5's. transformers decides by `model_type` and does not know umT5's."""
-    if not (folder / "spiece.model").is_file():
-        return False
-    settings, config = (
-        read_json_object(folder / name) if (folder / name).is_file() else {}
-        for name in ("tokenizer_config.json", "config.json")
-    )
-    is_t5_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
-    return is_t5_class and config.get("model_type") != "pegasus"
-
-
-def restore_normalizer(backend: Any, folder: Path) -> None:
-    """Normalize as the SentencePiece model does. transformers 5 keeps trailing spaces and skips mBART's rules."""
-    from sentencepiece import sentencepiece_model_pb2
-    from tokenizers import Regex, normalizers
-
-    for path in (folder / name for name in SENTENCEPIECE if (folder / name).is_file()):
-        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
-        steps = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
-        if rules := model.normalizer_spec.precompiled_charsmap:
-            steps.insert(0, normalizers.Precompiled(rules))
-        backend.normalizer = normalizers.Sequence(steps)
+        text = str(self.backend.decode(tokens, skip_special_tokens=True))
+        return text.strip() if self.duties.strips else text
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer."""
-    for name in TOKENIZER_FILES:
-        if (folder / name).exists():
-            open_regular(folder / name, max_bytes=64 << 20).close()  # Gemma's tokenizer.json has 34 MB
-    if (folder / "tokenizer.json").is_file():
-        return FastTokenizer(folder)
-    if any((folder / name).is_file() for name in TOKENIZER_FILES):
-        return TransformersTokenizer(folder)
-    raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
+    """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
+
+    A folder that conversion wrote and proved is read with `tokenizers` alone. Others are read by the library that
+    defines their files, which may take seconds to import.
+    """
+    if (record := proven_record(folder)) is not None:
+        return read_proven(folder, record)
+    check_files(folder)
+    from .reference_tokenizer import read_reference
+
+    return read_reference(folder)
+
+
+def proven_record(folder: Path) -> Mapping[str, Any] | None:
+    """Return what the manifest says about tokenizer.json, or None if conversion has not proven this file."""
+    content = manifest.read(folder)
+    record, path = content.get("tokenizer"), folder / "tokenizer.json"
+    if not isinstance(record, Mapping) or not path.is_file():
+        return None
+    size = content["files"].get(path.name, {}).get("bytes")
+    return record if size == path.stat().st_size else None
+
+
+def read_proven(folder: Path, record: Mapping[str, Any]) -> FastTokenizer:
+    """Read a tokenizer.json that conversion wrote. record: the manifest's entry."""
+    path = folder / "tokenizer.json"
+    with open_regular(path, MAX_FILE_BYTES) as file:
+        backend = read_backend(file.read(), path)
+    languages = Languages.from_record(record.get("languages"), backend.get_added_tokens_decoder(), folder)
+    return FastTokenizer(backend, languages, Duties.from_record(record, folder / manifest.MANIFEST))
+
+
+def read_backend(data: bytes, path: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a tokenizer.json."""
+    import tokenizers
+
+    with TokenizerErrors(f"{path}: not a readable tokenizer"):
+        check_tokenizer_json(data)
+        return tokenizers.Tokenizer.from_buffer(data)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `InputError` for a folder without tokenizer files, or with some that are too large or hostile."""
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
+    for path in found:
+        open_regular(path, MAX_FILE_BYTES).close()
+    if not found:
+        raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
+    for path in found:
+        if path.name in SIDE_FILES:
+            with TokenizerErrors(f"{path}: not readable"):
+                check_added_tokens(read_json_object(path))
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
     """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: of the text."""
 
     def has_unknown(ids: Sequence[int]) -> bool:
-        return any(tokenizer.vocabulary.pieces.get(token) == "<unk>" for token in ids)
+        return any(tokenizer.vocabulary.pieces.get(token) in UNKNOWN for token in ids)
 
     if not has_unknown(tokens):
         return []
@@ -234,12 +251,13 @@ def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -
 
 def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:
     """Return the text that `more` adds after `tokens`. Tokens without text are shown as their pieces."""
+    decode = tokenizer.decode_as_written if isinstance(tokenizer, FolderTokenizer) else tokenizer.decode
     context = list(tokens[-8:])  # enough to decide whether the next piece adds a space
     text = ""
     for token in more:
-        before = tokenizer.decode(context).rstrip(REPLACEMENT)
+        before = decode(context).rstrip(REPLACEMENT)
         context.append(token)
-        piece = tokenizer.decode(context)[len(before) :]
+        piece = decode(context)[len(before) :]
         text += piece if piece.strip(REPLACEMENT) else str(tokenizer.vocabulary.pieces.get(token, token))
     return text
 
@@ -251,47 +269,85 @@ MAX_WINDOW = 64  # ids without text that are decoded together
 class StreamingDetokenizer:
     """Decodes ids to text incrementally. Never returns an incomplete character and never changes returned text.
 
-    Each call decodes a window of the last few ids, and returns its text without the part that was returned before.
+    Each call decodes a window of the last few ids, and returns its text without the part that was returned before. The
+    window begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
+
+    prefix: Ids before the first one; they add no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int] = ()) -> None:
+        self._decode = tokenizer.decode
+        self._byte_tokens = frozenset[int]()
+        self._clean_up: StreamedCleanUp | None = None
+        if isinstance(tokenizer, FolderTokenizer):
+            self._decode = tokenizer.decode_as_written
+            self._byte_tokens = tokenizer.byte_tokens
+            self._clean_up = StreamedCleanUp() if tokenizer.cleans_up else None
         self._window: list[int] = []
         self._done = 0  # the text of the window's ids before this one has been returned
         self._returned = 0  # characters of that text
+        self._anchor: list[int] = []  # the last ids with visible text
+        self._in_bytes = False  # the last id with text is a byte; a later one may make the whole run invalid
+        for token in prefix:
+            self._add(token)
+        if prefix:  # what is held back is the prefix's, except for an incomplete character
+            self._returned = len(self._decode(self._window).rstrip(REPLACEMENT))
 
     def add(self, token: int) -> str:
-        """Return the text that this id completes; empty while a character is incomplete."""
+        """Return the text that this id completes; empty while later ids may change it."""
+        text = self._add(token)
+        return text if self._clean_up is None else self._clean_up.add(text)
+
+    def finish(self) -> str:
+        """Return the remaining text, even if it ends with an incomplete character."""
+        text = self._pending()
+        return text if self._clean_up is None else self._clean_up.add(text) + self._clean_up.finish()
+
+    def _add(self, token: int) -> str:
         self._window.append(token)
+        if self._byte_tokens:
+            if token in self._byte_tokens:
+                self._in_bytes = True
+            elif self._in_bytes and self._decode([token]):
+                self._in_bytes = False
+            if self._in_bytes:
+                return ""
         text = self._pending()
         is_long = len(self._window) > MAX_WINDOW
         if text.endswith(REPLACEMENT):
             return self._text_of_invalid_bytes() if is_long else ""
-        if is_long and not text:
-            self._window.pop()  # one more of many special tokens
+        if not text:
+            if is_long:  # many special tokens; the last ones may begin a character
+                del self._window[self._done : -MAX_WINDOW // 2]
             return ""
-        # A window that starts at a token without text would lose the next token's space.
-        if text and len(self._window) >= WINDOW:
-            self._window = self._window[self._done :]
-            self._returned = len(self._tokenizer.decode(self._window))
+        own = self._window[self._done :]
+        if len(self._window) >= WINDOW:
+            self._start_window(own)
         else:
             self._returned += len(text)
+            if not text.isspace():
+                self._anchor = own
         self._done = len(self._window)
         return text
+
+    def _start_window(self, own: list[int]) -> None:
+        """Start a new window with the ids of the last text, preceded by visible text if they have none."""
+        text = self._decode(own)
+        if text and not text.isspace():
+            self._anchor = self._window = own
+        elif self._anchor:
+            self._window = self._anchor + own
+        self._returned = len(self._decode(self._window))
 
     def _text_of_invalid_bytes(self) -> str:
         """Return the text of ids that no later id can complete, and remove them from the window."""
         old, recent = self._window[:-WINDOW], self._window[-WINDOW:]
-        text = self._tokenizer.decode(old)
-        if text + self._tokenizer.decode(recent) != self._tokenizer.decode(self._window):
+        text = self._decode(old)
+        if text + self._decode(recent) != self._decode(self._window):
             return ""  # a character begins in `old` and ends in `recent`
         text = text[self._returned :]
         self._window, self._done, self._returned = recent, 0, 0
         return text
 
-    def finish(self) -> str:
-        """Return the remaining text, even if it ends with an incomplete character."""
-        return self._pending()
-
     def _pending(self) -> str:
-        return self._tokenizer.decode(self._window)[self._returned :]
+        return self._decode(self._window)[self._returned :]

@@ -139,6 +139,32 @@ def templated_length(template: Mapping[str, Any], length: float) -> float:
     return max(1, sequences) * length
 
 
+def check_added_tokens(content: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for hostile added tokens in a file beside the vocabulary, given its JSON object."""
+    level: list[Any] = [content]
+    while level:
+        for each in (inner for inner in level if isinstance(inner, Mapping)):
+            if isinstance(token := each.get("content"), str) and len(token) > MAX_PIECE:
+                raise ValueError(f"a token is longer than {MAX_PIECE} characters")
+        level = [
+            inner
+            for each in level
+            if isinstance(each, Mapping | list)
+            for inner in (each.values() if isinstance(each, Mapping) else each)
+        ]
+    names = [*content, *(value for key, value in content.items() if key.endswith("_token"))]
+    for tokens in (content.get("additional_special_tokens"), content.get("extra_special_tokens")):
+        names += tokens if isinstance(tokens, list) else list(tokens.values()) if isinstance(tokens, Mapping) else []
+    if max((len(each) for each in names if isinstance(each, str)), default=0) > MAX_PIECE:
+        raise ValueError(f"a token is longer than {MAX_PIECE} characters")
+
+
+def check_vocabulary(data: bytes) -> None:
+    """Raise `ValueError` for a hostile vocab.json, merges.txt, vocab.txt or dict.txt: one with a very long piece."""
+    if max(map(len, re.split(rb'[\n"]', data))) > MAX_PIECE:
+        raise ValueError(f"a piece is longer than {MAX_PIECE} bytes")
+
+
 def check_sentencepiece(data: bytes) -> None:
     """Raise `ValueError` for a hostile SentencePiece model, or `DecodeError` for a damaged one."""
     from sentencepiece import sentencepiece_model_pb2

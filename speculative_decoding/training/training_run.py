@@ -25,9 +25,9 @@ from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
 from ..loading import manifest
 from ..loading.atomic_io import atomic_directory, atomic_write
+from ..loading.canonical_tokenizer import copy_tokenizer
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, ModelHandle
-from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.audio import token_ids
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
@@ -289,9 +289,10 @@ def write_model(
         arrays += [(name, mx.contiguous(part).astype(dtype)) for name, part in zip(names, parts, strict=True)]
     with atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, arrays)
-        for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+        for name in ("config.json", "generation_config.json"):
             if (opened.folder / name).is_file():
                 shutil.copyfile(opened.folder / name, partial / name)
+        facts |= {"tokenizer": copy_tokenizer(opened.folder, partial)}
         also(partial)
         dtype_name = next(name for name, each in DTYPES.items() if each == dtype)
         manifest.write(partial, source=opened.name, dtype=dtype_name, quantization=None, **facts)

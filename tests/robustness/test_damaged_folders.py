@@ -130,6 +130,7 @@ def with_more_pieces(count: int) -> dict[str, Any]:
 def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: dict[str, Any]) -> None:
     """The ids come from the post-processor or the pieces, and reach a prompt, a decoder prefix and a scored text."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')  # reads it as it is
     session = load(folder)
     with pytest.raises(InputError, match=f"prompt: its tokens must be between 0 and {VOCAB - 1}, not"):
         session.generate("the q", max_tokens=2)

@@ -44,7 +44,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 
 HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
 FOLDERS = HERE / "tokenizers"
-DATA = HERE.parent.parent / "data"
+DATA = HERE.parents[2] / "data"
 LINES = [line.split(": ", 1)[-1] for line in (DATA / "translation.txt").read_text("utf-8").split("\n")[:150]]
 GERMAN = ["Die Methode gibt den Wert der Eigenschaft zurück.", "Größe und Länge sind über die Überschrift zu ändern."]
 TEXTS = [

@@ -18,7 +18,6 @@ from speculative_decoding.loading.tokenizer import (
     TOKENIZER_FILES,
     FastTokenizer,
     StreamingDetokenizer,
-    TransformersTokenizer,
     Vocabulary,
     load_tokenizer,
 )

@@ -1,0 +1,120 @@
+"""Reads a tokenizer with the library that defines its files: transformers, or SentencePiece for its bare models.
+
+No code in a folder is executed: transformers is given a folder that holds only data, without `auto_map`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.files import read_json_object
+from ..errors import InputError
+from ..sampling.options import short_repr
+from .languages import Languages
+from .sentencepiece_tokenizer import read_sentencepiece
+from .tokenizer import SENTENCEPIECE, TOKENIZER_FILES, Duties, FastTokenizer, FolderTokenizer, TokenizerErrors
+from .tokenizer_checks import check_sentencepiece, check_tokenizer_json, check_vocabulary
+from .tokenizer_settings import family_config, model_type_of, settings_of
+
+MAX_EXTRA_IDS = 1 << 16
+
+
+def read_reference(folder: Path) -> FolderTokenizer:
+    """Read the tokenizer of a folder whose files passed `check_files`. tokenizer.json wins over other vocabularies."""
+    check_contents(folder)
+    if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
+        return tokenizer
+    return read_with_transformers(folder)
+
+
+def check_contents(folder: Path) -> None:
+    """Raise `InputError` for files that the libraries must not read."""
+    extra = settings_of(path := folder / "tokenizer_config.json").get("extra_ids")
+    if not (extra is None or (type(extra) is int and 0 <= extra <= MAX_EXTRA_IDS)):  # a piece is made for each
+        raise InputError(f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}")
+    checks = {"tokenizer.json": (check_tokenizer_json, "tokenizer")}
+    checks |= {name: (check_sentencepiece, "SentencePiece model") for name in (*SENTENCEPIECE, "sentencepiece.model")}
+    checks |= {name: (check_vocabulary, "vocabulary") for name in ("vocab.json", "merges.txt", "vocab.txt", "dict.txt")}
+    for name, (check, kind) in checks.items():
+        if (path := folder / name).is_file():
+            with TokenizerErrors(f"{path}: not a readable {kind}"):
+                check(path.read_bytes())
+
+
+def read_with_transformers(folder: Path) -> FolderTokenizer:
+    """Read a folder with `AutoTokenizer`.
+
+    If the class that the folder names cannot hold the model of its tokenizer.json, such as a T5 with a BPE model, the
+    general class of transformers reads it.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
+
+    classes: list[Any] = [AutoTokenizer, *([PreTrainedTokenizerFast] if (folder / "tokenizer.json").is_file() else [])]
+    reason = ""
+    with data_only(folder) as data, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for each in classes:
+            try:
+                loaded = each.from_pretrained(data, local_files_only=True, trust_remote_code=False)
+                pieces, added = loaded.get_vocab(), loaded.added_tokens_decoder
+                break
+            except BaseException as error:
+                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                    raise
+                reason = reason or next(iter(str(error).strip().splitlines()), type(error).__name__)
+        else:
+            reason = reason.replace(str(data), str(folder))
+            raise InputError(f"{folder}: its tokenizer cannot be loaded ({reason})")
+    languages, cleans_up = Languages.of(added, folder), cleans_up_spaces(loaded, folder)
+    if loaded.is_fast:
+        return FastTokenizer(loaded.backend_tokenizer, languages, Duties(cleans_up))
+    return PythonTokenizer(loaded, pieces, languages, cleans_up)
+
+
+@contextmanager
+def data_only(folder: Path) -> Iterator[Path]:
+    """A folder with only the data that defines a tokenizer: no Python files, and no names of code or other files."""
+    with tempfile.TemporaryDirectory() as name:
+        data = Path(name)
+        for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
+            if path.name == "tokenizer_config.json":
+                settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
+                (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
+            else:
+                (data / path.name).symlink_to(path.resolve())
+        (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
+        yield data
+
+
+def names_a_file(key: str) -> bool:
+    """Whether a field of tokenizer_config.json names code, a template or another file."""
+    return key in ("auto_map", "chat_template", "custom_pipelines", "name_or_path") or key.endswith(("_file", "_files"))
+
+
+def cleans_up_spaces(loaded: Any, folder: Path) -> bool:
+    """Whether transformers cleans up decoded text: not that of BPE models. Whisper's text is openai-whisper's."""
+    if model_type_of(folder) == "whisper" or not loaded.clean_up_tokenization_spaces:
+        return False
+    is_bpe = loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == "BPE"
+    return not is_bpe or bool(loaded.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output)
+
+
+class PythonTokenizer(FolderTokenizer):
+    """A tokenizer that transformers implements in Python, such as ByT5's."""
+
+    def __init__(self, loaded: Any, pieces: dict[str, int], languages: Languages, cleans_up: bool) -> None:
+        super().__init__(pieces, languages, cleans_up)
+        self._loaded = loaded
+
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        texts = {"text_target" if as_output else "text": text}
+        return list(self._loaded(**texts, add_special_tokens=add_special_tokens).input_ids)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._loaded.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

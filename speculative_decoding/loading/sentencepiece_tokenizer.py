@@ -1,0 +1,548 @@
+"""Reads a bare SentencePiece model with `sentencepiece`, and adds what its family adds around it.
+
+The end token, extra ids, language codes and offsets of ids, and the places where added tokens split a text, are those
+of the Python classes of transformers 4.46. Version 5 converts these files to `tokenizers`, which ignores some of their
+settings: byte fallback, `remove_extra_whitespaces`, `add_dummy_prefix` and the scores of BPE models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import InputError
+from . import language_codes
+from .languages import Languages
+from .tokenizer import FolderTokenizer, TokenizerErrors
+from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
+
+SPACE = "\u2581"  # SentencePiece's
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LANGUAGE_CODE = re.compile(">>.+<<")  # Marian's
+
+
+@dataclass(frozen=True)
+class Token:
+    """An added token. A text is split at it before SentencePiece reads the parts.
+
+    lstrip, rstrip: Whether it takes the spaces on this side.
+    single_word: Whether it must stand between spaces.
+    """
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    special: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files beside a SentencePiece model say, read as transformers 4.46 does.
+
+    options: Fields of tokenizer_config.json, with the tokens of special_tokens_map.json.
+    added: The added tokens by id.
+    """
+
+    options: Mapping[str, Any]
+    added: Mapping[int, Token]
+
+    @classmethod
+    def read(cls, folder: Path) -> Settings:
+        options = settings_of(folder / "tokenizer_config.json")
+        options = {key: token_of(value) if is_token(value) else value for key, value in options.items()}
+        added: dict[int, Token] = {}
+        if isinstance(decoder := options.get("added_tokens_decoder"), dict):
+            added = {int(index): token_of(value) for index, value in decoder.items()}
+            by_content = {token.content: token for token in added.values()}
+            options |= {
+                name: by_content.get(content_of(options[name]), options[name])
+                for name in NAMED
+                if options.get(name) is not None
+            }
+        else:
+            for key, value in settings_of(folder / "special_tokens_map.json").items():
+                if key == "additional_special_tokens" and isinstance(value, list):
+                    tokens = [token_of(each, special=True) if isinstance(each, dict) else each for each in value]
+                    known = list(options.get(key) or [])
+                    options[key] = known + [each for each in tokens if each not in known]
+                else:
+                    options[key] = token_of(value, special=True) if isinstance(value, dict) else value
+            special = {content_of(options[name]) for name in NAMED if options.get(name) is not None}
+            special |= {content_of(each) for each in options.get("additional_special_tokens") or []}
+            for content, index in settings_of(folder / "added_tokens.json").items():
+                added[int(index)] = Token(content, special=content in special)
+        if options.get("sp_model_kwargs"):
+            raise InputError("'sp_model_kwargs' of tokenizer_config.json is not supported")
+        return cls(options, added)
+
+    def additional(self) -> list[Token | str] | None:
+        value = self.options.get("additional_special_tokens", self.options.get("extra_special_tokens"))  # 4's and 5's
+        if isinstance(value, dict):
+            value = list(value.values())
+        return None if value is None else [token_of(each) if is_token(each) else each for each in value]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.options.get(name)
+        return default if value is None else bool(value)
+
+
+def is_token(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str)
+
+
+def token_of(value: Any, special: bool | None = None) -> Token:
+    """Return the token that a JSON object describes. special: replaces the object's field."""
+    flags = {name: value.get(name, False) is True for name in ("lstrip", "rstrip", "single_word", "special")}
+    return Token(value["content"], **flags | ({} if special is None else {"special": special}))
+
+
+def content_of(token: Token | str) -> str:
+    return token.content if isinstance(token, Token) else str(token)
+
+
+class SentencePieceTokenizer(FolderTokenizer):
+    """A SentencePiece model with the added tokens, special tokens and languages of its family.
+
+    A subclass is a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id without added
+    tokens, and `ids`, the id of each piece that SentencePiece may write.
+    """
+
+    model_file = "spiece.model"
+    cleans_up_text = True  # the class that transformers 5 has for the family is not a BPE model
+    defaults: Mapping[str, str | Token] = MappingProxyType({})  # special tokens by name
+    joins_pieces = False  # text is written without SentencePiece
+    strips = True  # text has no spaces at its ends
+    has_one_model = True  # for sources and outputs, with an id for each of its pieces
+    before: Sequence[str] = ()  # the special tokens around a text, by name
+    after: Sequence[str] = ("eos_token",)
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder, self.settings = folder, settings
+        self.processor = read_model(folder / self.model_file)
+        self.named = {name: settings.options.get(name, self.defaults.get(name)) for name in NAMED}
+        self.additional: list[Token | str] = settings.additional() or []
+        self.added: dict[int, Token] = dict(settings.added)
+        self.pieces: Sequence[str] = ()
+        self.ids: Mapping[str, int] = {}
+        self.unknown: int | None = None  # None: the id of `unk_token`
+        self.set_up()
+        vocabulary = self._add_special_tokens()
+        self.unknown_id = self._added_ids[content_of(self.named["unk_token"])] if self.unknown is None else self.unknown
+        self._by_id = {index: piece for piece, index in vocabulary.items()} | dict(enumerate(self.pieces))
+        self._by_id |= self.language_tokens()
+        self.before_ids, self.after_ids = (
+            [self._added_ids[content_of(token)] for name in names if (token := self.named[name]) is not None]
+            for names in (self.before, self.after)
+        )
+        cleans_up = self.cleans_up_text and settings.flag("clean_up_tokenization_spaces", False)
+        languages = Languages.of(self.language_tokens(), folder)
+        super().__init__({piece: index for index, piece in self._by_id.items()} | vocabulary, languages, cleans_up)
+
+    @abstractmethod
+    def set_up(self) -> None: ...
+
+    def language_tokens(self) -> Mapping[int, str]:
+        """The tokens that may be languages, by id."""
+        return {index: token.content for index, token in self.added.items()}
+
+    def _add_special_tokens(self) -> dict[str, int]:
+        """Give ids to the special tokens that have none, and return the ids of all tokens."""
+        vocabulary: dict[str, int] = {}
+        for index, piece in enumerate(self.pieces):
+            vocabulary[self.added[index].content if index in self.added else piece] = index
+        self._added_ids = {token.content: index for index, token in self.added.items()}
+        vocabulary |= self._added_ids
+        special: dict[str, Token | str] = {}
+        for token in (*self.named.values(), *self.additional):
+            if token is not None and (content := content_of(token)):
+                special.setdefault(content, token)
+        end = len(vocabulary)
+        for content, token in special.items():
+            if isinstance(token, str) and content in self._added_ids:
+                continue
+            if content not in vocabulary:
+                vocabulary[content] = end
+                end += 1
+            index = self._added_ids[content] = vocabulary[content]
+            self.added[index] = (
+                replace(token, special=True) if isinstance(token, Token) else Token(content, special=True)
+            )
+        self.special = frozenset(special)
+        self._special_ids = frozenset(self._added_ids[content] for content in special)
+        longest_first = sorted(map(re.escape, self._added_ids), key=len, reverse=True)
+        self._splitter = re.compile(f"({'|'.join(longest_first)})")
+        return vocabulary
+
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        ids = [self._id(piece) for piece in self.tokenize(text, as_output)]
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        return [*self.before_ids, *ids, *self.after_ids]
+
+    def _id(self, piece: str) -> int:
+        index = self._added_ids.get(piece)
+        return self.ids.get(piece, self.unknown_id) if index is None else index
+
+    def tokenize(self, text: str, as_output: bool) -> list[str]:
+        """Split a text into pieces. Added tokens are never split, and may take the spaces beside them."""
+        parts = self._splitter.split(text) if self._added_ids else [text]
+        for i in range(1, len(parts), 2):  # every other part is an added token
+            token, left, right = self.added[self._added_ids[parts[i]]], parts[i - 1], parts[i + 1]
+            if token.rstrip:
+                parts[i + 1] = right = right.lstrip()
+            if token.lstrip:
+                parts[i - 1] = left = left.rstrip()
+            if token.single_word and left and left[-1] != " ":
+                parts[i - 1 : i + 1] = [left + parts[i], ""]
+            elif token.single_word and right and right[0] != " ":
+                parts[i : i + 2] = ["", parts[i] + right]
+        pieces: list[str] = []
+        for part in filter(None, parts):
+            pieces += [part] if part in self._added_ids else self.tokenize_part(part, as_output)
+        return pieces
+
+    def tokenize_part(self, text: str, as_output: bool) -> list[str]:
+        """Split a text without added tokens into pieces."""
+        return list(self.processor.encode(text, out_type=str))
+
+    def _decode(self, tokens: list[int]) -> str:
+        """Write runs of pieces and added tokens with spaces between. Ids without a piece have no text."""
+        texts: list[str] = []
+        run: list[str] = []
+        for token in tokens:
+            piece = self._by_id.get(token)
+            if piece is None or token in self._special_ids or piece in self.special:
+                continue
+            if piece not in self._added_ids:
+                run.append(piece)
+                continue
+            if run and (text := self.text_of(run)):
+                texts.append(text)
+            run = []
+            texts.append(piece)
+        return " ".join([*texts, self.text_of(run)] if run else texts)
+
+    def piece(self, token: int) -> str:
+        return self._by_id[token]
+
+    def text_of(self, pieces: list[str]) -> str:
+        text = "".join(pieces).replace(SPACE, " ") if self.joins_pieces else str(self.processor.decode(pieces))
+        return text.strip() if self.strips else text
+
+
+class T5Like(SentencePieceTokenizer):
+    """With `legacy` set to false, one space precedes a text, not each part between added tokens."""
+
+    def set_up(self) -> None:
+        self.legacy, self.adds_space = self.settings.flag("legacy", True), self.settings.flag("add_prefix_space", True)
+        if not self.legacy:
+            self.processor = read_model(self.folder / self.model_file, adds_space=False)
+        self.pieces = pieces_of(self.processor)
+        self.ids = {piece: index for index, piece in enumerate(self.pieces)}
+        self.unknown = self.processor.unk_id()
+
+    def tokenize(self, text: str, as_output: bool) -> list[str]:
+        if self.legacy or not text:
+            return super().tokenize(text, as_output)
+        text = text.replace(SPACE, " ")
+        pieces = super().tokenize(SPACE + text if self.adds_space else text, as_output)
+        return pieces[1:] if len(pieces) > 1 and pieces[0] == SPACE and pieces[1] in self.special else pieces
+
+    def tokenize_part(self, text: str, as_output: bool) -> list[str]:
+        if self.legacy or not text.startswith((SPACE, " ")):
+            return super().tokenize_part(text, as_output)
+        # SentencePiece would drop the space at the start, so another text precedes it.
+        unknown = content_of(self.named["unk_token"] or "")
+        return super().tokenize_part(unknown + text, as_output)[len(super().tokenize_part(unknown, as_output)) :]
+
+    def text_of(self, pieces: list[str]) -> str:
+        if self.adds_space:
+            pieces = [pieces[0].removeprefix(SPACE), *pieces[1:]]
+        return super().text_of(pieces)
+
+
+class T5Tokenizer(T5Like):
+    """T5, mT5 and umT5: the end token, unless a text ends with it, and <extra_id_0> ... after the pieces, backwards."""
+
+    defaults = MappingProxyType({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"})
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.named = {
+            name: Token(token, special=True) if isinstance(token, str) and name in self.defaults else token
+            for name, token in self.named.items()
+        }
+        count = self.settings.options.get("extra_ids", 100)
+        names = [f"<extra_id_{i}>" for i in range(count)]
+        given = self.settings.additional()
+        known = names if given is None else [each for each in given if "<extra_id_" in content_of(each)]
+        if count > 0 and known and count != len(known):
+            raise InputError(f"'extra_ids' is {count}, but there are {len(known)} extra ids among the special tokens")
+        self.additional = [*(given or []), *([] if known and given is not None else names)]
+        end = len(self.pieces) - 1 + count
+        extra = {end - i: Token(f"<extra_id_{i}>", True, True, special=True) for i in range(len(known))}
+        self.added = extra | self.added
+
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        return ids if ids and ids[-1:] == self.after_ids else [*ids, *self.after_ids]
+
+
+class LlamaTokenizer(T5Like):
+    """Pile-T5's."""
+
+    model_file = "tokenizer.model"
+    cleans_up_text = False
+    strips = False
+    defaults = MappingProxyType({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.before = ("bos_token",) if self.settings.flag("add_bos_token", True) else ()
+        self.after = ("eos_token",) if self.settings.flag("add_eos_token", False) else ()
+        self.named = {
+            name: Token(token, special=True) if isinstance(token, str) and name != "mask_token" else token
+            for name, token in self.named.items()
+        }
+
+
+class PegasusTokenizer(SentencePieceTokenizer):
+    """Ids are shifted by 103, for the tokens that only pretraining used."""
+
+    defaults = MappingProxyType(
+        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"}
+    )
+
+    def set_up(self) -> None:
+        offset = self.settings.options.get("offset", 103)
+        sentence_mask = self.settings.options.get("mask_token_sent", "<mask_1>")
+        masks = [] if sentence_mask is None else [content_of(sentence_mask)]
+        given = self.settings.additional()
+        if given is None:
+            self.additional = [*masks, *(f"<unk_{i}>" for i in range(2, offset))]
+        else:
+            self.additional = [*([] if set(masks) <= set(map(content_of, given)) else masks), *given]
+            self.additional += [f"<unk_{i}>" for i in range(len(self.additional), offset - 1)]
+        first = [
+            self.named["pad_token"],
+            self.named["eos_token"],
+            *masks,
+            *([self.named["mask_token"]] if masks else []),
+        ]
+        contents = [*(content_of(each or "") for each in first), *(f"<unk_{i}>" for i in range(2, offset))]
+        self.added |= {index: Token(content, special=True) for index, content in enumerate(contents)}
+        pieces = pieces_of(self.processor)
+        self.pieces = [*pieces[:offset], *[""] * (offset - len(pieces)), *pieces]
+        self.ids = {piece: index + offset for index, piece in enumerate(pieces)}
+        self.unknown = self.processor.unk_id() + offset
+
+
+class FairseqTokenizer(SentencePieceTokenizer):
+    """Four special tokens, then the pieces after SentencePiece's first three."""
+
+    model_file = "sentencepiece.bpe.model"
+    defaults = MappingProxyType(
+        {
+            **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>"},
+            **{"cls_token": "<s>", "pad_token": "<pad>", "mask_token": Token("<mask>", lstrip=True)},
+        }
+    )
+    codes: Sequence[str] = ()
+
+    def set_up(self) -> None:
+        first = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+        pieces = pieces_of(self.processor)
+        more = [*self.codes, "<mask>"] if self.codes else []
+        self.pieces = [*first, *pieces[3:], *more]
+        fixed = {piece: len(pieces) + 1 + index for index, piece in enumerate(more)}
+        self.ids = {piece: index + 1 for index, piece in enumerate(pieces) if index} | first | fixed
+        if unknown := self.processor.unk_id():
+            self.unknown = unknown + 1
+        if isinstance(mask := self.named["mask_token"], str):
+            self.named["mask_token"] = Token(mask, lstrip=True)
+
+
+class MBartTokenizer(FairseqTokenizer):
+    """Language codes and <mask> follow the pieces."""
+
+    codes = language_codes.MBART
+    joins_pieces = True
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.additional = [*self.codes, *(each for each in self.additional if content_of(each) not in self.codes)]
+
+
+class MBart50Tokenizer(FairseqTokenizer):
+    """Language codes and <mask> follow the pieces."""
+
+    codes = language_codes.MBART50
+    defaults = MappingProxyType({name: each for name, each in FairseqTokenizer.defaults.items() if name != "bos_token"})
+
+    def set_up(self) -> None:
+        super().set_up()
+        known = {content_of(each) for each in self.additional}
+        self.additional += [code for code in self.codes if code not in known]
+
+
+class NllbTokenizer(FairseqTokenizer):
+    """<mask> and the language codes are added after the pieces."""
+
+    cleans_up_text = False
+    joins_pieces = True
+
+    def set_up(self) -> None:
+        super().set_up()
+        first = ("bos_token", "pad_token", "eos_token", "unk_token")
+        fixed = {index: token_from(self.named[name]) for index, name in enumerate(first)}
+        self.named |= {name: fixed[index] for index, name in enumerate(first)}
+        self.added = fixed | self.added
+        if self.settings.additional() is None:
+            self.additional = [*language_codes.NLLB]
+
+
+class M2M100Tokenizer(SentencePieceTokenizer):
+    """vocab.json gives the ids; the language tokens follow."""
+
+    model_file = "sentencepiece.bpe.model"
+    has_one_model = False
+    defaults = MappingProxyType(
+        {
+            **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"},
+            **{"pad_token": "<pad>", "unk_token": "<unk>"},
+        }
+    )
+
+    def set_up(self) -> None:
+        known = read_vocabulary(self.folder / "vocab.json")
+        codes = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}
+        name = self.settings.options.get("language_codes", "m2m100")
+        tokens = {f"__{code}__": len(known) + index for index, code in enumerate(codes[name])}
+        by_id = {index: piece for piece, index in known.items()}
+        unknown = content_of(self.named["unk_token"] or "")
+        self.pieces = [by_id.get(index, unknown) for index in range(len(known))]
+        self.own_languages = {index: piece for piece, index in tokens.items()}
+        self.ids = known | tokens
+        self.unknown = known[unknown]
+
+    def language_tokens(self) -> Mapping[int, str]:
+        return {**self.own_languages, **super().language_tokens()}
+
+
+class MarianTokenizer(SentencePieceTokenizer):
+    """One SentencePiece model for each language, and a vocabulary for both. >>code<< may precede a source."""
+
+    model_file = "source.spm"
+    has_one_model = False
+    defaults = MappingProxyType({"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"})
+
+    def set_up(self) -> None:
+        if self.settings.flag("separate_vocabs", False):
+            raise InputError("'separate_vocabs' of tokenizer_config.json is not supported")
+        self.target = read_model(self.folder / "target.spm")
+        self.ids = read_vocabulary(self.folder / "vocab.json")
+        unknown = content_of(self.named["unk_token"] or "")
+        by_id = {index: piece for piece, index in self.ids.items()}
+        self.pieces = [by_id.get(index, unknown) for index in range(len(self.ids))]
+        self.unknown = self.ids[unknown]
+
+    def tokenize_part(self, text: str, as_output: bool) -> list[str]:
+        match = LANGUAGE_CODE.match(text)
+        pieces = (self.target if as_output else self.processor).encode(LANGUAGE_CODE.sub("", text), out_type=str)
+        return [match[0], *pieces] if match else list(pieces)
+
+    def text_of(self, pieces: list[str]) -> str:
+        return str(self.target.decode_pieces(pieces)).replace(SPACE, " ").strip()
+
+
+class BartphoTokenizer(SentencePieceTokenizer):
+    """dict.txt lists the pieces that have ids."""
+
+    model_file = "sentencepiece.bpe.model"
+    joins_pieces = True
+    has_one_model = False
+    defaults = FairseqTokenizer.defaults
+    before, after = ("cls_token",), ("sep_token",)
+
+    def set_up(self) -> None:
+        first = ("bos_token", "pad_token", "eos_token", "unk_token", "sep_token", "cls_token")
+        lines = (self.folder / "dict.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
+        mask = self.named["mask_token"]
+        if isinstance(mask, str):
+            mask = self.named["mask_token"] = Token(mask, lstrip=True)
+        pieces = [*(content_of(self.named[name] or "") for name in first), *(line.split()[0] for line in lines)]
+        self.pieces = list(dict.fromkeys([*pieces, content_of(mask or "")]))
+        self.ids = {piece: index for index, piece in enumerate(self.pieces)}
+
+
+CLASSES: Mapping[str, type[SentencePieceTokenizer]] = {
+    "T5Tokenizer": T5Tokenizer,
+    "MT5Tokenizer": T5Tokenizer,
+    "LlamaTokenizer": LlamaTokenizer,
+    "PegasusTokenizer": PegasusTokenizer,
+    "MBartTokenizer": MBartTokenizer,
+    "MBart50Tokenizer": MBart50Tokenizer,
+    "NllbTokenizer": NllbTokenizer,
+    "M2M100Tokenizer": M2M100Tokenizer,
+    "MarianTokenizer": MarianTokenizer,
+    "BartphoTokenizer": BartphoTokenizer,
+}
+BY_MODEL_TYPE: Mapping[str | None, str] = {
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "umt5": "T5Tokenizer",
+    None: "T5Tokenizer",
+    "pegasus": "PegasusTokenizer",
+    "mbart": "MBartTokenizer",
+    "marian": "MarianTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+}
+
+
+def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
+    """Read a folder's SentencePiece model, or return None if it has none or one of another class."""
+    name = tokenizer_class(folder) or BY_MODEL_TYPE.get(model_type_of(folder))
+    if name == "M2M100Tokenizer" and not (folder / "vocab.json").is_file():
+        name = "NllbTokenizer"  # both have the same `model_type`
+    chosen = CLASSES.get(name or "")
+    if chosen is None or not (folder / chosen.model_file).is_file():
+        return None
+    with TokenizerErrors(f"{folder}: its tokenizer cannot be loaded"):
+        return chosen(folder, Settings.read(folder))
+
+
+def read_model(path: Path, adds_space: bool | None = None) -> Any:
+    """Read a SentencePiece model. adds_space: replaces its `add_dummy_prefix`."""
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+    data = path.read_bytes()
+    if adds_space is not None:
+        model = sentencepiece_model_pb2.ModelProto.FromString(data)  # type: ignore[attr-defined]
+        model.normalizer_spec.add_dummy_prefix = adds_space
+        data = model.SerializeToString()
+    processor = SentencePieceProcessor()
+    processor.LoadFromSerializedProto(data)
+    return processor
+
+
+def pieces_of(processor: Any) -> list[str]:
+    return list(processor.id_to_piece(list(range(len(processor)))))
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Read a vocab.json."""
+    vocabulary = json.loads(path.read_bytes())
+    if not isinstance(vocabulary, dict) or not all(type(index) is int for index in vocabulary.values()):
+        raise InputError(f"{path}: not an object of pieces and ids")
+    return vocabulary
+
+
+def token_from(token: Token | str | None) -> Token:
+    return token if isinstance(token, Token) else Token(token or "", special=True)
