@@ -232,10 +232,11 @@ def fetch(
 
 def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
     with hub_errors():
-        info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        info = HfApi().model_info(name, revision=revision, timeout=timeout)
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
     files = wanted.needed_files(listed)
@@ -246,6 +247,8 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
             break
     else:
         with hub_errors():
+            # Anyone may list the files of a gated model. Ask for one before progress bars appear.
+            get_hf_file_metadata(hf_hub_url(name, files[0], revision=info.sha), timeout=timeout)
             folder = snapshot_download(name, revision=info.sha, allow_patterns=[glob.escape(file) for file in files])
         snapshot = Snapshot(name, Path(folder))
     write_reference(snapshot, revision)
@@ -322,7 +325,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
     return UnknownModel(
         name,
         f"not in the Hub's cache {cache()}, and {problem}",
-        f"run `python convert.py --model {name}` on a machine with network access, and copy "
+        f"check the name, or run `python convert.py --model {name}` on a machine with network access, and copy "
         f"models/{name.rsplit('/', 1)[-1]} here",
     )
 

@@ -169,7 +169,11 @@ def tokenizer_folder(folder: Path, raw: Mapping[str, Any], named: str | None = N
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
-    return hub.fetch(default, only_tokenizer=True)
+    try:
+        return hub.fetch(default, only_tokenizer=True)
+    except InputError as error:
+        problem = f"{folder} has no tokenizer, and the tokenizer of {default} is not available: {error.problem}"
+        raise InputError(problem, way_out=f"copy the tokenizer's files from {default} into the folder") from error
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
@@ -283,18 +287,10 @@ def locate(
 def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
     """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
 
-    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
-    model in its cache, or one of `FORMER_NAMES`. The Hub is then not asked. For other names it is asked first, and a
-    similar local name is mentioned only if it has no such model or cannot be reached.
-
-    Raises:
-        InputError: There is no such model, or it cannot be downloaded.
+    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
     """
+    require_hub_name(missing)
     name = missing.name
-    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
-        raise missing
-    if missing.nearest and "/" not in name and not hub.is_known(name):
-        raise missing
     try:
         return fetch(name)
     except hub.UnknownModel as error:
@@ -302,6 +298,19 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
         meant = missing.nearest or nearest(name, hub.cached_names())
         suggestion = f"did you mean {meant}? Otherwise " if meant else ""
         raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
+
+
+def require_hub_name(missing: NoFolder) -> None:
+    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
+
+    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
+    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
+    """
+    name = missing.name
+    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
+        raise missing
+    if missing.nearest and "/" not in name and not hub.is_known(name):
+        raise missing
 
 
 class NoFolder(InputError):
