@@ -18,7 +18,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, Name, writing
 from ..models.base import checked_sources
-from . import manifest
+from . import hub, manifest
 from .atomic_io import atomic_directory
 from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import (
@@ -31,6 +31,7 @@ from .load import (
     download,
     find_folder,
     read_folder,
+    require_hub_name,
     tokenizer_folder,
 )
 from .names import model_name
@@ -68,10 +69,15 @@ def convert(
         raise InputError(f"{source} is a file", "model", "name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
         raise InputError(f"{revision} has no effect on the local folder {source}", "revision", "leave it out")
+    if not os.path.isdir(source):
+        require_hub_name(NoFolder(source, only_paths=True))
     name = model_name(local) if os.path.isdir(source) else source
     output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
     require_replaceable(output, local, force)
-    folder = find_folder(local) if os.path.isdir(source) else download(NoFolder(source, only_paths=True), revision)
+    if os.path.isdir(source):
+        folder = find_folder(local)
+    else:
+        folder = download(NoFolder(source, only_paths=True), lambda name: hub.fetch(name, revision))
 
     config, original = read_folder(folder)
     tokenizer_files = tokenizer_folder(folder, config, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -169,7 +169,11 @@ def tokenizer_folder(folder: Path, raw: Mapping[str, Any], named: str | None = N
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
-    return hub.fetch(default, only_tokenizer=True)
+    try:
+        return hub.fetch(default, only_tokenizer=True)
+    except InputError as error:
+        problem = f"{folder} has no tokenizer, and the tokenizer of {default} is not available: {error.problem}"
+        raise InputError(problem, way_out=f"copy the tokenizer's files from {default} into the folder") from error
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
@@ -274,34 +278,39 @@ def locate(
         return find_folder(path_or_name)
     except NoFolder as error:
         has_weights = gguf_file is not None and os.path.isfile(gguf_file)
-        name_of_gguf = None if gguf_file is None or has_weights else str(gguf_file)
-        return download(error, gguf_file=name_of_gguf, only_tokenizer=only_tokenizer or has_weights)
+        options: dict[str, Any] = {"only_tokenizer": only_tokenizer or has_weights}
+        if gguf_file is not None and not has_weights:
+            options["gguf_file"] = str(gguf_file)
+        return download(error, partial(hub.fetch, **options))
 
 
-def download(
-    missing: NoFolder, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
-) -> Path:
-    """Return the folder of a model on the Hub, for a name that is not a local folder.
+def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
+    """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
+
+    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
+    """
+    require_hub_name(missing)
+    name = missing.name
+    try:
+        return fetch(name)
+    except hub.UnknownModel as error:
+        problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
+        meant = missing.nearest or nearest(name, hub.cached_names())
+        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
+        raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
+
+
+def require_hub_name(missing: NoFolder) -> None:
+    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
 
     A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
-    model in its cache, or one of `FORMER_NAMES`. The Hub is then not asked. For other names it is asked first, and a
-    similar local name is mentioned only if it has no such model or cannot be reached.
-
-    Raises:
-        InputError: There is no such model, or it cannot be downloaded.
+    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
     """
     name = missing.name
     if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
         raise missing
     if missing.nearest and "/" not in name and not hub.is_known(name):
         raise missing
-    try:
-        return hub.fetch(name, revision, gguf_file, only_tokenizer=only_tokenizer)
-    except hub.UnknownModel as error:
-        problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
-        meant = missing.nearest or nearest(name, hub.cached_names())
-        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
-        raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
 
 
 class NoFolder(InputError):
@@ -321,7 +330,7 @@ class NoFolder(InputError):
             super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
             return
         known = map(str, model_folders()) if only_paths else model_names()
-        self.nearest = nearest(name, [*known, *folders_beside(name)])
+        self.nearest = nearest(name, [*folders_beside(name), *known])
         suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
         super().__init__(
             f"model {name!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())})",
