@@ -134,6 +134,8 @@ class RunConfig:
         """Describe the models and drafts in one line."""
         models = self.models
         target = shown_name(models.target)
+        if models.adapter is not None:
+            target += f" with adapter {models.adapter}"
         if self.options.num_beams > 1:
             return f"target {target}, {self.options.num_beams} beams, no draft"
         if self.is_baseline:

@@ -333,7 +333,8 @@ def refuse_adapter(folder: Path) -> None:
     base = read_json_object(folder / CONFIG).get("base_model_name_or_path")
     name = base if isinstance(base, str) and base else "BASE"
     of = f" of {base}" if name == base else ""
+    in_python = f"load({name!r}, adapter={os.fspath(folder)!r})"
     raise InputError(
-        f"{os.fspath(folder)} is an adapter{of}, not a model",
-        way_out=f"name both: --model {name} --adapter {folder}, or in Python load({name!r}, adapter={os.fspath(folder)!r})",
+        f"{folder} is an adapter{of}, not a model",
+        way_out=f"name both: --model {name} --adapter {folder}, or in Python {in_python}",
     )
