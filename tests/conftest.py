@@ -34,6 +34,7 @@ from speculative_decoding.loading.tokenizer import Tokenizer
 from tests.support.device import use
 
 use(mx.cpu)
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test uses the network, except a Hub on loopback (tests/support/hub.py)
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 M_ARENA_MAX = -8  # of malloc.h

@@ -18,7 +18,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
-from . import manifest
+from . import hub, manifest
 from .atomic_io import atomic_directory
 from .load import (
     MODELS,
@@ -72,7 +72,10 @@ def convert(
     name = model_name(local) if os.path.isdir(source) else source
     output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
     require_replaceable(output, local, force)
-    folder = find_folder(local) if os.path.isdir(source) else download(NoFolder(source, only_paths=True), revision)
+    if os.path.isdir(source):
+        folder = find_folder(local)
+    else:
+        folder = download(NoFolder(source, only_paths=True), lambda name: hub.fetch(name, revision))
 
     config, original = read_folder(folder)
     facts = {}

@@ -128,6 +128,10 @@ class Wanted:
     gguf_file: str | None = None
     only_tokenizer: bool = False
 
+    def needed_files(self, files: Collection[str]) -> list[str]:
+        """Return the files to download. There is one set of weights."""
+        return self.small_files(files) + self.weights(files)
+
     def small_files(self, files: Collection[str]) -> list[str]:
         """Return the files of a model other than weights. Only converted folders have a manifest of ours."""
         return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
@@ -153,8 +157,11 @@ class Wanted:
         """Return what a copy with these files lacks. listed: all files of the commit, or nothing if unknown."""
         if self.only_tokenizer and not listed:
             return [] if any(file in files for file in TOKENIZER_FILES) else ["its tokenizer"]
-        missing = [file for file in self.small_files(listed or ["config.json"]) if file not in files]
-        if self.only_tokenizer or is_whole(self.weights(files)):
+        weights = self.weights(files)
+        is_model = not any(file.endswith(".gguf") or file in ADAPTER_WEIGHTS for file in weights)  # has a config.json
+        expected = listed or (["config.json"] if is_model else [])
+        missing = [file for file in self.small_files(expected) if file not in files]
+        if self.only_tokenizer or is_whole(weights):
             return missing
         return missing + ([file for file in self.weights(listed) if file not in files] or ["its weights"])
 
@@ -231,7 +238,7 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
         info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
-    files = wanted.small_files(listed) + wanted.weights(listed)
+    files = wanted.needed_files(listed)
     # One commit for all files. Another name of this model may have been downloaded already.
     for each in dict.fromkeys((name, *other_names(name), info.id)):
         snapshot = Snapshot.find(each, info.sha)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -300,14 +300,14 @@ def locate(
         return find_folder(path_or_name)
     except NoFolder as error:
         has_weights = gguf_file is not None and os.path.isfile(gguf_file)
-        name_of_gguf = None if gguf_file is None or has_weights else str(gguf_file)
-        return download(error, gguf_file=name_of_gguf, only_tokenizer=only_tokenizer or has_weights)
+        options: dict[str, Any] = {"only_tokenizer": only_tokenizer or has_weights}
+        if gguf_file is not None and not has_weights:
+            options["gguf_file"] = str(gguf_file)
+        return download(error, partial(hub.fetch, **options))
 
 
-def download(
-    missing: NoFolder, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
-) -> Path:
-    """Return the folder of a model on the Hub, for a name that is not a local folder.
+def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
+    """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
 
     A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
     model in its cache, or one of `FORMER_NAMES`. The Hub is then not asked. For other names it is asked first, and a
@@ -322,7 +322,7 @@ def download(
     if missing.nearest and "/" not in name and not hub.is_known(name):
         raise missing
     try:
-        return hub.fetch(name, revision, gguf_file, only_tokenizer=only_tokenizer)
+        return fetch(name)
     except hub.UnknownModel as error:
         problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
         meant = missing.nearest or nearest(name, hub.cached_names())
@@ -347,7 +347,7 @@ class NoFolder(InputError):
             super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
             return
         known = map(str, model_folders()) if only_paths else model_names()
-        self.nearest = nearest(name, [*known, *folders_beside(name)])
+        self.nearest = nearest(name, [*folders_beside(name), *known])
         suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
         super().__init__(
             f"model {name!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())})",

@@ -236,6 +236,16 @@ def test_former_field_names_are_accepted(server: Serving, session: Session) -> N
     assert both.status_code == 400 and both.json()["error"]["param"] == "num_draft_tokens"
 
 
+def test_every_name_of_the_model_is_served() -> None:
+    with serving(model="org/tiny", aliases=["tiny"]) as server, server.client() as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["org/tiny"]
+        for name, status in (("org/tiny", 200), ("tiny", 200), ("org", 404), ("a" * 40, 404)):
+            assert client.get(f"/v1/models/{name}").status_code == status
+            response = client.post("/v1/completions", json={"model": name, "prompt": GERMAN, "max_tokens": 1})
+            assert response.status_code == status
+            assert response.json().get("model", "org/tiny") == "org/tiny"
+
+
 def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
     import openai
 

@@ -287,9 +287,10 @@ def test_only_needed_files_of_a_repository_are_downloaded() -> None:
     files = ["README.md", "config.json", "flax_model.msgpack", "spiece.model", "tf_model.h5", "onnx/model.onnx"]
     torch = ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
     safe = ["model.safetensors"]
-    assert hub.needed_files(files + torch + safe) == ["config.json", "spiece.model", *safe]
-    assert hub.needed_files(files + torch) == ["config.json", "spiece.model", *torch]
-    assert hub.needed_files([*files, "pytorch_model.bin"])[-1] == "pytorch_model.bin"
+    needed_files = hub.Wanted().needed_files
+    assert needed_files(files + torch + safe) == ["config.json", "spiece.model", *safe]
+    assert needed_files(files + torch) == ["config.json", "spiece.model", *torch]
+    assert needed_files([*files, "pytorch_model.bin"])[-1] == "pytorch_model.bin"
 
 
 @pytest.mark.parametrize("thing", ["thesis.txt", "chapters/", "weights.npz -> ", "no manifest"])
