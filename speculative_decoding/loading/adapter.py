@@ -23,9 +23,8 @@ from ..checkpoints.lora import MergedCheckpoint, Rows, Source, Update
 from ..checkpoints.safetensors import read_safetensors
 from ..checkpoints.torch_bin import read_torch
 from ..errors import CheckpointError, InputError
-from ..models.bart import LOGITS_BIAS
 from ..models.config import require
-from ..models.tensors import TokenTables
+from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
 from .tokenizer import TOKENIZER_FILES
 

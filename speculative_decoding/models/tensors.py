@@ -12,6 +12,7 @@ from ..errors import CheckpointError
 
 T = TypeVar("T")
 HEAD = "lm_head.weight"
+LOGITS_BIAS = "final_logits_bias"
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 

@@ -275,6 +275,8 @@ def test_commands_merge_an_adapter(
     words = {"<unk>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, 24)}
     tokenizer = TOKENIZER | {"model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}}
     (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.rmtree(adapter)
+    write_adapter(adapter, matrices("decoder.block.0.layer.2.DenseReluDense.wo"))
     stats = tmp_path / "stats.json"
     outputs = []
     for more in ([], ["--adapter", str(adapter)]):
