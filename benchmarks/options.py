@@ -93,7 +93,7 @@ def check(chosen: argparse.Namespace) -> None:
         "--num-beams: needs temperature 0 and excludes drafts": chosen.num_beams > 1 and (has_drafts or not is_greedy),
         "--bits: needs --random and excludes --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
-    for option in ("model", "draft_model", "drafter", "num_draft"):
+    for option in ("model", "draft_model", "adapter", "drafter", "num_draft"):
         conflicts[f"--{option.replace('_', '-')}: cannot be combined with --random"] = is_random and option in given
     for message, applies in conflicts.items():
         if applies:

@@ -529,6 +529,7 @@ def load(
     quantize: int | None = None,
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
 
@@ -544,13 +545,23 @@ def load(
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
             folder's. Without a config.json, the file's metadata are used.
+        adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
+            weights, and its tokenizer is used if it has one.
 
     Raises:
         InputError: An argument cannot be used.
         CheckpointError: A file is damaged or unsupported.
     """
     options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
-    pair = open_pair(path_or_name, draft, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)
+    pair = open_pair(
+        path_or_name,
+        draft,
+        dtype=dtype,
+        quantize=quantize,
+        group_size=group_size,
+        gguf_file=gguf_file,
+        adapter=adapter,
+    )
     draft_model = None if pair.draft is None else pair.draft.model
     check_drafter(options.drafter, draft_model)
     pair.load_weights()

@@ -96,7 +96,10 @@ class ConsoleState:
         """Open other models with the current options. If that fails, reopen the previous ones."""
         if self.config.models.process_group is not None:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
-        paths = ModelFlags(model, draft_model, self.config.models.dtype).find()
+        models = self.config.models
+        paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
+        if paths.target == models.target:  # another model has another adapter, or none
+            paths = replace(paths, adapter=models.adapter)
         changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
         previous = replace(self.config, options=self.options)
         config = make_run_config(paths, changed, self.config.flags)

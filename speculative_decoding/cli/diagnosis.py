@@ -22,7 +22,7 @@ from ..draft_length.costs import RoundCosts
 from ..draft_length.predicted_costs import chip_named, pass_seconds
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
-from ..loading.load import BUNDLED, Storage, build_unread, read_folder
+from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
 from ..loading.names import hub_name
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder, checked_sources
@@ -200,8 +200,10 @@ def size_entry(
     else:
         try:
             storage = Storage(precision.dtype or own.dtype, precision.quantize)
-            folder = config.models.target
-            model, _, checkpoint = build_unread(*read_folder(folder), storage)
+            raw, checkpoint = read_folder(config.models.target)
+            if config.models.adapter is not None:
+                raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
+            model, _, checkpoint = build_unread(raw, checkpoint, storage)
             sizes = weight_sizes(model, checkpoint)
             is_speech_model = model.audio is not None
         except InputError as error:

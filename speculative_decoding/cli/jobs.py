@@ -231,6 +231,8 @@ def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     files: Mapping[str, Any] = manifest.files_of(handle.folder)
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
+    if isinstance(handle, ModelHandle) and handle.adapter is not None:
+        files = {**files, "adapter": handle.adapter.fingerprint}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 

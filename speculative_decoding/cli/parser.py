@@ -37,6 +37,7 @@ DEFAULT_VALUES = {"show_draft": "text"}  # for flags that may be given without a
 METAVARS = {
     "model": "NAME",
     "draft_model": "NAME",
+    "adapter": "NAME",
     "input": "FILE",
     "audio": "FILE",
     "json": "FILE",

@@ -41,6 +41,7 @@ DRAFTERS_OF_FLAGS = {
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
+ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
@@ -54,19 +55,22 @@ class ModelFlags:
 
     model: A[str | None, Text(), MODEL] = None
     draft_model: A[str | None, Text(), DRAFT_MODEL] = None
+    adapter: A[str | None, Text(), ADAPTER] = None
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelPaths:
         """Find the folders of the models. Raises `InputError` that names the flag."""
+        if self.model is None and self.adapter is not None:
+            raise InputError(f"--adapter {self.adapter}: needs the model that it was trained for; name it with --model")
         if self.model is None:
             target, draft = find_default_pair()
         else:
             target, draft = find(self.model, "model"), None
         if self.draft_model == SELF_DRAFT:
-            return ModelPaths(target, SELF_DRAFT, self.dtype)
+            return ModelPaths(target, SELF_DRAFT, self.dtype, self.adapter)
         if self.draft_model is not None:
             draft = find(self.draft_model, "draft_model")
-        return ModelPaths(target, draft, self.dtype)
+        return ModelPaths(target, draft, self.dtype, self.adapter)
 
 
 @dataclass(frozen=True)
@@ -86,17 +90,28 @@ class DraftFlags:
 
 @dataclass(frozen=True)
 class ModelPaths:
-    """The folders of a target and its draft, which may be `SELF_DRAFT`, and the processes that share the target."""
+    """The folders of a target and its draft, which may be `SELF_DRAFT`, and the processes that share the target.
+
+    adapter: a folder or name of an adapter of the target, if any.
+    """
 
     target: Path
     draft: Path | str | None = None
     dtype: str | None = None
+    adapter: str | None = None
     process_group: ProcessGroup | None = None
 
     def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
         """Open the models without weights. quantize: bits per weight of the target."""
         draft = self.draft if use_draft else None
-        return open_pair(self.target, draft, dtype=self.dtype, quantize=quantize, process_group=self.process_group)
+        return open_pair(
+            self.target,
+            draft,
+            dtype=self.dtype,
+            quantize=quantize,
+            adapter=self.adapter,
+            process_group=self.process_group,
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,8 @@ class RunConfig:
         """Describe the models and drafts in one line."""
         models = self.models
         target = shown_name(models.target)
+        if models.adapter is not None:
+            target += f" with adapter {models.adapter}"
         if self.options.num_beams > 1:
             return f"target {target}, {self.options.num_beams} beams, no draft"
         if self.is_baseline:

@@ -41,6 +41,9 @@ class TrainFlags(TrainingOptions):
     draft_model: A[
         str | None, Text(), "the draft to start from: a head of this target, or with --kind model a small model"
     ] = None
+    adapter: A[str | None, Text(), "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub"] = (
+        None
+    )
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
     steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False
@@ -103,7 +106,7 @@ def train(chosen: argparse.Namespace) -> int:
     prompts: dict[str, Sequence[Prompt]] = {}
     prompts |= {str(path): common.read_prompts(path, Name("prompts")) for path in chosen.prompts}
     prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
-    target = open_model(folder, dtype="float32")
+    target = open_model(folder, dtype="float32", adapter=flags.adapter)
     require_readable(target, flags, bool(chosen.audio_manifest))
     draft = open_initial_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")

@@ -30,6 +30,7 @@ from .load import (
     checked_generation_config,
     download,
     find_folder,
+    open_adapter,
     read_folder,
     require_hub_name,
     tokenizer_folder,
@@ -45,6 +46,7 @@ def convert(
     storage: Storage = Storage("bfloat16"),  # noqa: B008
     *,
     tokenizer: str | None = None,
+    adapter: str | None = None,
     revision: str | None = None,
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
@@ -57,6 +59,7 @@ def convert(
         output: The folder to write; None means models/NAME.
         storage: Data type and quantization of the weights.
         tokenizer: A folder, or a model on the Hub, whose tokenizer to use instead of the model's.
+        adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
         progress: Called after each tensor with its name, the bytes read so far and the total bytes.
@@ -80,7 +83,15 @@ def convert(
         folder = download(NoFolder(source, only_paths=True), lambda name: hub.fetch(name, revision))
 
     config, original = read_folder(folder)
-    tokenizer_files = tokenizer_folder(folder, config, tokenizer)
+    facts: dict[str, Any] = {}
+    opened_adapter = None
+    if adapter is not None:
+        opened_adapter = open_adapter(adapter)
+        config, original = opened_adapter.merge(config, original)
+        facts["adapter"] = {"name": model_name(opened_adapter.folder), "fingerprint": opened_adapter.fingerprint}
+    elif (converted := manifest.read(folder).get("adapter")) is not None:
+        facts["adapter"] = converted
+    tokenizer_files = tokenizer_folder(folder, config, tokenizer, opened_adapter)
     proven_tokenizer = canonical_tokenizer(tokenizer_files, note)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
@@ -97,9 +108,8 @@ def convert(
         quantization = None
         if storage.quantize is not None:
             quantization = {"bits": storage.quantize, "group_size": storage.group_size}
-        manifest.write(
-            partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization, tokenizer=record
-        )
+        facts |= {"dtype": storage.dtype, "quantization": quantization, "tokenizer": record}
+        manifest.write(partial, source=name, revision=revision, **facts)
     return output
 
 

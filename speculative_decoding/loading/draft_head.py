@@ -124,6 +124,7 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
+        "adapter": target.adapter,
         "vocab_size": target.config.vocab_size,
         "d_model": target.config.d_model,
         "decoder_layers": target.config.decoder_layers,
@@ -141,6 +142,10 @@ def require_same_target(raw: Mapping[str, Any], facts: Mapping[str, Any], folder
         if theirs.get(name) != ours and (name != "vocabulary" or None not in (ours, theirs.get(name))):
             if name == "vocabulary":
                 reason = "its vocabulary has other pieces"
+            elif name == "adapter":
+                reason = "it was trained " + (
+                    "for the model with another adapter" if theirs.get(name) else "for the model without its adapter"
+                )
             else:
                 reason = f"its {name} is {theirs.get(name)}, the target's is {ours}"
             raise InputError(

@@ -24,6 +24,7 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
+from .adapter import Adapter, has_vocabulary, refuse_adapter
 from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
@@ -43,6 +44,7 @@ class ModelHandle:
     model: EncoderDecoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
+    adapter: Adapter | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +93,7 @@ def open_model(
     quantize: int | None = None,
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     process_group: ProcessGroup | None = None,
     beside: int = 0,
 ) -> ModelHandle:
@@ -101,6 +104,7 @@ def open_model(
         quantize: Bits per weight.
         group_size: Columns per group of quantized weights.
         gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
+        adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         process_group: The processes that share the model.
         beside: The size in bytes of a target that is loaded with this model.
 
@@ -118,7 +122,10 @@ def open_model(
     manifest.check_sizes(folder)
     raw, checkpoint = read_folder(folder, gguf)
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
-    if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
+    opened_adapter = None if adapter is None else open_adapter(adapter)
+    if opened_adapter is not None:
+        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # in float32, whatever the weights have
+    elif gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
     original = raw, checkpoint
     model, raw, checkpoint = build_unread(*original, storage)
@@ -132,14 +139,15 @@ def open_model(
                 raise
     if process_group is not None:
         model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
-    tokenizer = load_tokenizer(tokenizer_folder(folder, raw))
+    tokenizer = load_tokenizer(tokenizer_folder(folder, raw, adapter=opened_adapter))
+    model.adapter = manifest.adapter_of(folder) if opened_adapter is None else opened_adapter.fingerprint
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         model.audio = model.audio.resolved(tokenizer.vocabulary.pieces, generation_config, decoder, file)
-    return ModelHandle(folder, model, tokenizer, checkpoint)
+    return ModelHandle(folder, model, tokenizer, checkpoint, opened_adapter)
 
 
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
@@ -148,7 +156,12 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
 
 
 def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
-    """config.json with the special token ids of generation_config.json. Checks the ids that they replace, too."""
+    """config.json with the special token ids of generation_config.json. Checks the ids that they replace, too.
+
+    Raises `InputError` for the folder of an adapter, with the way to load it.
+    """
+    if gguf is None:
+        refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
     models.check_config(raw)
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
@@ -156,16 +169,29 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
     return raw | {name: value for name, value in ids.items() if value is not None}
 
 
-def tokenizer_folder(folder: Path, raw: Mapping[str, Any], named: str | None = None) -> Path:
-    """Return the folder of a model's tokenizer: the named one, or the model's own, or one from the Hub that fits.
+def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
+    """Open an adapter: a folder, or a name on the Hub. Raises `InputError`."""
+    try:
+        return Adapter.open(locate(path_or_name))
+    except NoFolder as error:
+        raise InputError(f"{error.name!r} is neither a folder nor an adapter on the Hub", "adapter") from error
+
+
+def tokenizer_folder(
+    folder: Path, raw: Mapping[str, Any], named: str | None = None, adapter: Adapter | None = None
+) -> Path:
+    """Return the folder of a model's tokenizer: the named one, the adapter's or the model's own, or one from the Hub.
 
     Args:
         folder: The model's.
         raw: The model's `checked_config`.
         named: A folder, or a model on the Hub.
+        adapter: An adapter, which may have a tokenizer.
     """
     if named is not None:
         return locate(named, only_tokenizer=True)
+    if adapter is not None and has_vocabulary(adapter.folder):
+        return adapter.folder
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder

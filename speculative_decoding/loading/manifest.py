@@ -51,6 +51,12 @@ def read(folder: Path) -> Mapping[str, Any]:
     return content
 
 
+def adapter_of(folder: Path) -> str | None:
+    """Return the fingerprint of the adapter that a converted folder contains, if there is one."""
+    adapter = read(folder).get("adapter")
+    return str(adapter["fingerprint"]) if isinstance(adapter, dict) and "fingerprint" in adapter else None
+
+
 def check_sizes(folder: Path) -> None:
     """Raise `CheckpointError` if a file is missing or has another size. Reads no data, so every load can afford it."""
     for name, entry in files_of(folder).items():

@@ -31,7 +31,8 @@ class ModelPair:
     def names(self) -> dict[str, str | None]:
         """The models, as statistics report them: names on the Hub, and folders."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
-        return {"model": shown_name(self.target.folder), "draft_model": draft}
+        names = {"model": shown_name(self.target.folder), "draft_model": draft}
+        return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
     def load_weights(self) -> None:
         """Read all weights. A draft model with the target's encoder shares it.
@@ -59,6 +60,7 @@ def open_pair(
     quantize: int | None = None,
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     process_group: ProcessGroup | None = None,
 ) -> ModelPair:
     """Open a target and its draft, and check that they fit together, without reading weights.
@@ -70,6 +72,7 @@ def open_pair(
         quantize: Bits per weight of the target.
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: Weights of the target, instead of the folder's.
+        adapter: A LoRA adapter to merge into the target.
         process_group: The processes that share the target.
 
     Raises:
@@ -89,7 +92,7 @@ def open_pair(
             ("leave out ", Name("quantize"), f" {quantize}"),
         )
     group_size = 64 if group_size is None else group_size
-    open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file)
+    open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file, adapter=adapter)
     opened = open_target(quantize=quantize, process_group=process_group)
     if draft is None:
         return ModelPair(opened)

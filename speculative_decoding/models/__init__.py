@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
@@ -15,6 +15,7 @@ from .config import RawConfig
 from .t5 import T5, T5Config
 from .t5gemma import T5Gemma, t5gemma_config
 from .t5gemma2 import T5Gemma2, t5gemma2_config
+from .tensors import TokenTables
 from .whisper import Whisper, WhisperConfig
 
 
@@ -32,24 +33,31 @@ class Architecture(NamedTuple):
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
     adapt: see `adapt`.
+    tables: see `token_tables`.
     for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
     """
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
     adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
+    tables: Callable[[Set[str]], TokenTables]
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
 
 
 ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5.adapted, t5_float16.for_float16)),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5"),
+        Architecture(T5, T5Config.from_dict, t5.adapted, lambda _: t5.TABLES, t5_float16.for_float16),
+    ),
     **{
-        name: Architecture(BART, BartConfig.from_dict, bart.adapted, None if family.norm_first else unchanged)
+        name: Architecture(
+            BART, BartConfig.from_dict, bart.adapted, bart.token_tables, None if family.norm_first else unchanged
+        )
         for name, family in FAMILIES.items()
     },
-    "whisper": Architecture(Whisper, WhisperConfig.from_dict, whisper.adapted, unchanged),
-    "t5gemma": Architecture(T5Gemma, t5gemma_config, t5gemma.adapted),
-    "t5gemma2": Architecture(T5Gemma2, t5gemma2_config, t5gemma2.adapted),
+    "whisper": Architecture(Whisper, WhisperConfig.from_dict, whisper.adapted, lambda _: whisper.TABLES, unchanged),
+    "t5gemma": Architecture(T5Gemma, t5gemma_config, t5gemma.adapted, lambda _: t5gemma.TABLES),
+    "t5gemma2": Architecture(T5Gemma2, t5gemma2_config, t5gemma2.adapted, t5gemma2.token_tables),
 }
 UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, which also accept long sources"}
 
@@ -88,6 +96,20 @@ def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint
     return find(raw).adapt(raw, checkpoint)
 
 
+def token_tables(raw: RawConfig, names: Set[str]) -> TokenTables:
+    """Return the names of the tables with a row per token in a checkpoint that `adapt` returned."""
+    return find(raw).tables(names)
+
+
+def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
+    """Return config.json for tables with this number of rows."""
+    changed = {**raw, "vocab_size": size} if "vocab_size" in raw else {**raw}
+    for section in ("encoder", "decoder", "text_config"):  # T5Gemma's
+        if isinstance(changed.get(section), dict):
+            changed[section] = with_vocab_size(changed[section], size)
+    return changed
+
+
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """Return config.json and weights of an equivalent model that cannot overflow in float16.
 
@@ -118,4 +140,6 @@ __all__ = [
     "default_tokenizer",
     "for_float16",
     "hugging_face_config",
+    "token_tables",
+    "with_vocab_size",
 ]

@@ -25,9 +25,8 @@ from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
 from .layers import Layer
 from .linear import Linear
-from .tensors import HEAD, Sources, TokenTables, named
+from .tensors import HEAD, LOGITS_BIAS, Sources, TokenTables, named
 
-LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 
 

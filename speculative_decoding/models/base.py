@@ -41,6 +41,7 @@ class EncoderDecoder(nn.Module):
     # The text of each id, if the model was loaded with a tokenizer; target and draft model must use the same ids.
     # It is not a dict, because MLX would treat a dict as parameters.
     pieces: Mapping[int, str] | None = None
+    adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
     _compiled: Compiled | None = None

@@ -172,6 +172,11 @@ def encoder_prefix(names: Set[str]) -> str:
     return next((prefix for prefix in ENCODERS if f"{prefix}.norm.weight" in names), "model.encoder")
 
 
+def token_tables(names: Set[str]) -> TokenTables:
+    """Return the names of the tables in a checkpoint that `adapted` returned. The encoder uses `shared`."""
+    return TokenTables(EMBEDDING, HEAD, shared=f"{encoder_prefix(names)}.embed_tokens.weight")
+
+
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once.
 

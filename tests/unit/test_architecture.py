@@ -38,7 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
 ]
 TOP_LEVEL_MODULES = 11
 PARAMETERS = 8
-PARAMETERS_MAY_BE_MORE: set[str] = set()  # "cli.main.function"
+PARAMETERS_MAY_BE_MORE = {"session.load"}  # users write its arguments by name
 
 
 @dataclass(frozen=True)

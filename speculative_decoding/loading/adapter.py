@@ -1,0 +1,339 @@
+"""Adapters: folders in which PEFT saves low-rank updates of a model (LoRA). They are merged as PEFT merges them.
+
+The names of PEFT 0.21 and older versions are known: `base_model.model.` + the module's name in transformers + the part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from .. import models
+from ..checkpoints import FORMATS, Checkpoint
+from ..checkpoints.files import open_regular, read_json_object
+from ..checkpoints.lora import MergedCheckpoint, Rows, Source, Update
+from ..checkpoints.safetensors import read_safetensors
+from ..checkpoints.torch_bin import read_torch
+from ..errors import CheckpointError, InputError
+from ..models.config import require
+from ..models.tensors import LOGITS_BIAS, TokenTables
+from ..sampling.values import Int, ListOf, Number, OrNone, Text
+from .tokenizer import TOKENIZER_FILES
+
+CONFIG = "adapter_config.json"
+WEIGHTS: Mapping[str, Callable[[Path], Checkpoint]] = {
+    "adapter_model.safetensors": read_safetensors,
+    "adapter_model.bin": read_torch,
+}
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+PREFIX = "base_model.model."
+WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
+# Fields that change the computation in a way that is not a sum of a weight and an update.
+UNSUPPORTED = {
+    "use_dora": "DoRA (use_dora)",
+    "lora_bias": "LoRA biases (lora_bias)",
+    "layer_replication": "layer replication",
+    "target_parameters": "LoRA of parameters (target_parameters)",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    **{name: f"the LoRA variant {name}" for name in ("use_qalora", "use_bdlora")},
+    **{name: f"the LoRA variant {name}" for name in ("arrow_config", "kasa_config", "monteclora_config")},
+}
+# Values of init_lora_weights with which PEFT changes the base model before training
+CHANGES_BASE = re.compile(r"(pissa|corda|olora|loftq|lora_ga|mica)", re.IGNORECASE)
+MAX_WILDCARDS = 4  # of a pattern: more take too long if the file is hostile
+PARTS = re.compile(
+    r"(?P<module>.+)\.(?:"
+    r"lora_(?P<matrix>[AB])\.weight"
+    r"|lora_embedding_(?P<embedding>[AB])"
+    r"|token_adapter\.(?P<rows>trainable_tokens_delta)"
+    r"|(?:token_adapter\.base_layer|base_layer|original_module)\.(?P<base>weight|bias)"
+    r"|modules_to_save\.(?P<saved>weight|bias)"
+    r")"
+)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The fields of adapter_config.json that merging needs.
+
+    base: the name or folder of the model that was trained, or None.
+    rank_pattern, alpha_pattern: values for some modules, by regular expression.
+    modules_to_save: ends of the names of modules that were trained as a whole.
+    token_indices: rows of embeddings that were trained, by the end of the module's name; "" is any embedding.
+    """
+
+    base: str | None
+    rank: int
+    alpha: float
+    use_rslora: bool
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    modules_to_save: Sequence[str] = ()
+    token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> AdapterConfig:
+        """Parse the file. Raises `InputError` for methods other than LoRA, and `CheckpointError` for invalid fields."""
+        raw = {name: value for name, value in read_json_object(path).items() if value is not None}
+        kind = raw.get("peft_type")
+        if kind != "LORA":
+            raise InputError(f"{path}: PEFT method {kind!r} is not supported, only LORA", way_out=WAY_OUT)
+        refused = [name for field_name, name in UNSUPPORTED.items() if raw.get(field_name)]
+        if (bias := raw.get("bias", "none")) != "none":
+            refused.append(f"LoRA biases (bias {bias!r})")
+        if CHANGES_BASE.match(initial := str(raw.get("init_lora_weights", ""))):
+            refused.append(f"LoRA that changes the base (init_lora_weights {initial!r})")
+        if refused:
+            raise InputError(f"{path}: {refused[0]} is not supported", way_out=WAY_OUT)
+
+        def checked(name: str, value: Any, default: Any) -> Any:
+            return require(name, value, raw.get(name, default), str(path))
+
+        def pattern(name: str, value: Any) -> Mapping[str, Any]:
+            found = raw.get(name, {})
+            if not isinstance(found, dict):
+                raise CheckpointError(f"{path}: {name!r} must be an object")
+            for key in found:
+                check_pattern(key, path)
+            return {key: require(f"{name} of {key}", value, each, str(path)) for key, each in found.items()}
+
+        base = raw.get("base_model_name_or_path")
+        indices = raw.get("trainable_token_indices", {})
+        indices = indices if isinstance(indices, dict) else {"": indices}
+        rank, alpha = Int(1, 1 << 16), Number(-1e9, 1e9)
+        return cls(
+            base if isinstance(base, str) and base else None,
+            checked("r", rank, 8),
+            checked("lora_alpha", alpha, 8),
+            raw.get("use_rslora") is True,
+            pattern("rank_pattern", rank),
+            pattern("alpha_pattern", alpha),
+            checked("modules_to_save", OrNone(ListOf(Text())), ()),
+            {
+                str(module): require("trainable_token_indices", ListOf(Int(0, 1 << 24)), each, str(path))
+                for module, each in indices.items()
+            },
+        )
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return the factor of a module's update. Raises `CheckpointError` if the module has another rank."""
+        expected = matching(self.rank_pattern, module, self.rank)
+        if rank != expected:
+            raise CheckpointError(f"{CONFIG}: {module} has rank {expected}, but its tensors have {rank}")
+        alpha = matching(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def check_pattern(pattern: str, path: Path) -> None:
+    """Raise `CheckpointError` for a regular expression that is invalid, or may need exponential time."""
+    try:
+        re.compile(pattern)
+        is_simple = len(pattern) <= 1000 and len(re.findall(r"[*+{]", pattern)) <= MAX_WILDCARDS
+        if is_simple and not re.search(r"\)[*+{?]", pattern):
+            return
+        problem = "too complex"
+    except (re.error, RecursionError, OverflowError) as error:
+        problem = str(error)
+    raise CheckpointError(f"{path}: the pattern {pattern[:80]!r} cannot be used ({problem})")
+
+
+def matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that a module's name matches, as PEFT does (`get_pattern_key`)."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter in a folder, whose tensors are read when they are needed."""
+
+    folder: Path
+    config: AdapterConfig
+    tensors: Checkpoint
+
+    @classmethod
+    def open(cls, folder: Path) -> Adapter:
+        """Open a folder. Raises `InputError` or `CheckpointError` if it holds no adapter that can be merged."""
+        if not (folder / CONFIG).is_file():
+            raise InputError(f"{folder}: has no {CONFIG}", "adapter", "name the folder that PEFT saved")
+        config = AdapterConfig.read(folder / CONFIG)
+        for name, read in WEIGHTS.items():
+            if (folder / name).is_file():
+                return cls(folder, config, read(folder / name))
+        raise InputError(f"{folder}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the configuration and the weights."""
+        found = hashlib.sha256()
+        for path in (self.folder / CONFIG, *(self.folder / name for name in WEIGHTS)):
+            if path.is_file():
+                with open_regular(path) as file:
+                    found.update(hashlib.file_digest(file, "sha256").digest())
+        return found.hexdigest()
+
+    def merge(self, raw: Mapping[str, Any], base: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
+        """Return config.json and checkpoint of the base with this adapter. No data is read.
+
+        Args:
+            raw: The base's `checked_config`.
+            base: As `models.adapt` returns it.
+
+        Raises:
+            InputError: The base is quantized or rescaled.
+            CheckpointError: A tensor of the adapter does not fit the base.
+        """
+        is_rescaled = any(raw.get(name, 1) != 1 for name in ("residual_scale", "value_scale"))
+        if is_rescaled or any(name.endswith(".scales") for name in base):
+            state = "rescaled for float16" if is_rescaled else "quantized"
+            raise InputError(
+                f"{self.folder}: cannot be merged into {base}, which is {state}",
+                "adapter",
+                "convert the original and the adapter together: convert.py --model ORIGINAL --adapter "
+                f"{self.folder}{'' if is_rescaled else ' --quantize BITS'}",
+            )
+        merging = Merging(self, base, models.token_tables(raw, base.keys()))
+        for name in self.tensors:
+            merging.read(name)
+        sources, rows = merging.result()
+        if rows is not None:
+            raw = models.with_vocab_size(raw, rows)
+            if LOGITS_BIAS in sources:
+                sources[LOGITS_BIAS] = replace(sources[LOGITS_BIAS], length=rows)
+        return raw, MergedCheckpoint(base, self.tensors, sources)
+
+
+class Merging:
+    """Collects what an adapter does to each tensor of a base.
+
+    The tables of a model may be tied: one tensor is used as embedding and head. As in PEFT, an update of one module
+    changes the tensor, and so every module that shares it. A module in `modules_to_save` gets a tensor of its own.
+    """
+
+    def __init__(self, adapter: Adapter, base: Checkpoint, tables: TokenTables) -> None:
+        self._adapter = adapter
+        self._base = base
+        self._tables = tables
+        self._used = tables.used(base.keys())  # the name of each table -> the tensor that it is, by any unique name
+        self._own = {name: Source(name) for name in base}  # by the same names
+        self._saved: dict[str, str] = {}  # tables that get a tensor of their own
+        self._updates: dict[str, dict[str, str]] = {}  # module -> A, B -> tensor
+        self._rows: dict[str, str] = {}  # module -> tensor
+        self._embeddings = set[str]()  # modules whose updates are those of embeddings
+
+    def read(self, tensor: str) -> None:
+        """Note what a tensor of the adapter changes. Raises `CheckpointError` if it changes nothing in the base."""
+        path = tensor.removeprefix(PREFIX)
+        match = PARTS.fullmatch(path)
+        if match is None:
+            if "lora_" in path:
+                kind = "DoRA" if "magnitude" in path else "this kind of LoRA"
+                raise InputError(f"{self._adapter.tensors}: {tensor!r}: {kind} is not supported", way_out=WAY_OUT)
+            self._replace(tensor, path)
+        elif letter := match["matrix"] or match["embedding"]:
+            module = match["module"]
+            self._find(tensor, f"{module}.weight")
+            self._updates.setdefault(module, {})[letter] = tensor
+            if match["embedding"]:
+                self._embeddings.add(module)
+        elif match["rows"]:
+            self._find(tensor, f"{match['module']}.weight")
+            self._rows[match["module"]] = tensor
+        elif match["base"]:
+            found = self._find(tensor, f"{match['module']}.{match['base']}")
+            self._own[self._used.get(found, found)] = Source(tensor, is_of_adapter=True)
+        elif f"{PREFIX}{match['module']}.{match['saved']}" not in self._adapter.tensors:
+            self._replace(tensor, f"{match['module']}.{match['saved']}")
+
+    def _find(self, tensor: str, name: str) -> str:
+        """Return the base's name of a tensor that transformers calls `name`. `tensor` is for the error message."""
+        for each in (name, name.removeprefix("model."), name.replace(".text_model.", ".", 1)):
+            if each in self._used or each in self._base:
+                return each
+        raise CheckpointError(
+            f"{self._adapter.tensors}: tensor {tensor!r} fits no tensor of {self._base}; use the adapter with the "
+            f"model that it was trained for{(self._adapter.config.base and f', {self._adapter.config.base}') or ''}"
+        )
+
+    def _replace(self, tensor: str, name: str) -> None:
+        found = self._find(tensor, name)
+        module = name.rpartition(".")[0]
+        if found in self._used and any(module.endswith(end) for end in self._adapter.config.modules_to_save):
+            self._saved[found] = tensor
+        else:
+            self._own[self._used.get(found, found)] = Source(tensor, is_of_adapter=True)
+
+    def result(self) -> tuple[dict[str, Source], int | None]:
+        """Return where each tensor comes from, and the rows of the decoder's embedding."""
+        used = dict(self._used)
+        for name, tensor in self._saved.items():
+            used[name] = f"{PREFIX}{name}"  # a name that no tensor of the base has
+            self._own[used[name]] = Source(tensor, is_of_adapter=True)
+        for module, matrices in self._updates.items():
+            name = self._find(next(iter(matrices.values())), f"{module}.weight")
+            self._add(used.get(name, name), updates=(self._update(module, matrices),))
+        for module, tensor in self._rows.items():
+            name = self._find(tensor, f"{module}.weight")
+            self._add(used.get(name, name), rows=(Rows(self._indices(module, tensor), tensor),))
+        return self._tables.unique(used, self._own), self._length(used.get(self._tables.decoder))
+
+    def _add(self, name: str, updates: Sequence[Update] = (), rows: Sequence[Rows] = ()) -> None:
+        source = self._own[name]
+        self._own[name] = replace(source, updates=(*source.updates, *updates), rows=(*source.rows, *rows))
+
+    def _update(self, module: str, matrices: Mapping[str, str]) -> Update:
+        """Return the update of a module. Raises `CheckpointError` if its matrices do not fit together."""
+        tensors = self._adapter.tensors
+        if len(matrices) != 2:
+            raise CheckpointError(f"{tensors}: tensor {next(iter(matrices.values()))!r} has no counterpart")
+        down, up = (tensors.info(matrices[letter]).shape for letter in "AB")
+        if len(down) < 2 or len(up) < 2 or down[0] != up[1] or math.prod(up[2:]) != 1:
+            raise CheckpointError(f"{tensors}: {module} has matrices that do not fit together (shapes {down} and {up})")
+        scale = self._adapter.config.scale(module, down[0])
+        return Update(matrices["A"], matrices["B"], scale, is_embedding=module in self._embeddings)
+
+    def _indices(self, module: str, tensor: str) -> tuple[int, ...]:
+        for end, indices in self._adapter.config.token_indices.items():
+            if module.endswith(end):
+                return indices
+        raise CheckpointError(f"{self._adapter.tensors}: {CONFIG} has no token indices for {tensor!r}")
+
+    def _length(self, name: str | None) -> int | None:
+        if name is None or name not in self._own:
+            return None
+        source = self._own[name]
+        shape = (self._adapter.tensors if source.is_of_adapter else self._base).info(source.name).shape
+        return shape[0] if shape else None
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer, not only settings of one."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES if name not in SIDE_FILES)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter rather than a model."""
+    indices = (f"{name}.index.json" for name in FORMATS)
+    has_weights = any((folder / name).is_file() for name in chain(FORMATS, indices))
+    return (folder / CONFIG).is_file() and not has_weights
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise `InputError` with the way to load an adapter if a folder that was named as a model is one."""
+    if not is_adapter(folder):
+        return
+    base = read_json_object(folder / CONFIG).get("base_model_name_or_path")
+    name = base if isinstance(base, str) and base else "BASE"
+    of = f" of {base}" if name == base else ""
+    in_python = f"load({name!r}, adapter={os.fspath(folder)!r})"
+    raise InputError(
+        f"{folder} is an adapter{of}, not a model",
+        way_out=f"name both: --model {name} --adapter {folder}, or in Python {in_python}",
+    )

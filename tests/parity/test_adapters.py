@@ -1,0 +1,85 @@
+"""Adapters against the weights that PEFT merges them into, for every tensor that a model reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import models
+from speculative_decoding.checkpoints import Checkpoint
+from speculative_decoding.loading.adapter import Adapter
+from speculative_decoding.loading.load import read_folder
+from speculative_decoding.models.base import checked_sources
+from tests.support.paths import GOLDENS
+
+ADAPTERS = GOLDENS / "adapters"
+CASES = sorted(path.parent.name for path in ADAPTERS.glob("*/merged.npz"))
+# How peft's merged model calls the embedding, the embedding of sources and the head
+TABLES = {
+    "embedding.weight": ("decoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    "source_embedding.weight": ("encoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"),
+    "head.weight": ("lm_head.weight", "proj_out.weight", "lm_head.out_proj.weight"),
+}
+
+
+def merge(case: str) -> tuple[Any, Checkpoint]:
+    base = json.loads((ADAPTERS / case / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return Adapter.open(ADAPTERS / case).merge(*read_folder(ADAPTERS / base))
+
+
+def errors(case: str, checkpoint: Checkpoint, raw: Any) -> dict[str, float]:
+    """The largest difference of each parameter from PEFT's, by its path. Tied tables are compared for each use."""
+    merged = np.load(ADAPTERS / case / "merged.npz")
+    model = models.build(raw, checkpoint)
+    sources = checked_sources(model, checkpoint)
+    uses = {path: [(name, name) for name in names] for path, names in sources.items()}
+    for path, theirs in TABLES.items():
+        if stored := [name for name in theirs if name in merged]:
+            uses[path] = [(sources.get(path, sources["embedding.weight"])[0], stored[0])]
+    return {
+        path: max(float(np.abs(np.array(checkpoint[ours]) - merged[name]).max()) for ours, name in names)
+        for path, names in uses.items()
+        if all(name in merged for _, name in names)
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_merged_weights_are_those_of_peft(case: str) -> None:
+    raw, checkpoint = merge(case)
+    found = errors(case, checkpoint, raw)
+    assert len(found) > 20 and max(found.values()) < 1e-5, max(found, key=lambda path: found[path])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_adapter_changes_the_base(case: str) -> None:
+    base = json.loads((ADAPTERS / case / "adapter_config.json").read_text())["base_model_name_or_path"]
+    _, checkpoint = read_folder(ADAPTERS / base)
+    _, merged = merge(case)
+    changed = [
+        name
+        for name in merged
+        if not mx.array_equal(merged[name], checkpoint[name] if name in checkpoint else mx.array(0))
+    ]
+    assert changed and len(changed) < len(merged)
+
+
+def test_a_shared_tensor_is_read_once_for_all_its_uses() -> None:
+    """An update of one of several tied modules changes all of them, as PEFT's merge does; there is still one table."""
+    for case in ("tied-embedding", "each-embedding", "tokens", "resized"):
+        raw, checkpoint = merge(case)
+        model = models.build(raw, checkpoint)
+        assert "head" not in model and "source_embedding" not in model
+
+
+def test_a_resized_vocabulary_is_that_of_the_adapter() -> None:
+    """The bias of added tokens is zero, as transformers makes it."""
+    for case in ("resized", "resized-saved"):
+        raw, checkpoint = merge(case)
+        assert raw["vocab_size"] == 14
+        assert models.build(raw, checkpoint).config.vocab_size == 14
+        bias = np.array(checkpoint["final_logits_bias"])[0]
+        assert bias.shape == (14,) and bias[:11].all() and not bias[11:].any()
