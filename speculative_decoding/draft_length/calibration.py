@@ -129,6 +129,8 @@ class Calibration:
     def _measure(self, rows: int, exact: bool, seconds: float) -> None:
         """Time what is known least, again and again, for this long or until no cost is rough; then store the result."""
         started = time.perf_counter()
+        if self._next(rows, exact) is None:
+            return
         self._announce()
         while not self._are_known(rows, exact) or time.perf_counter() - started < seconds:
             if not self._time_next(rows, exact):

@@ -59,7 +59,7 @@ class ResumableOutput:
     """An output file with its journal. `open` it, iterate over `remaining` lines, and `write` within `running`.
 
     Attributes:
-        settings: Recorded in the journal. "exact" is that of the journal if the caller leaves it out.
+        settings: Recorded in the journal. A resumed job keeps the journal's "exact" if its settings leave that out.
         written: Position after the last complete record.
         errors: How many records of earlier runs are errors.
     """
@@ -204,9 +204,9 @@ class ResumableOutput:
 
     def _read(self) -> None:
         """Read the journal of an earlier run, and the records that it lists and that still exist."""
-        journaled, exact = read_journal(self.path, self.settings)
-        if exact is not None:
-            self.settings["exact"] = exact
+        journaled = read_journal(self.path, self.settings)
+        recorded = read_json_object(journal_path(self.path))["settings"]
+        self.settings = {name: recorded[name] for name in ("exact",) if name in recorded} | self.settings
         lines = 0
         size = 0
         with self.path.open("rb") as records:
@@ -234,11 +234,8 @@ def journal_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.job")
 
 
-def read_journal(output: Path, settings: Mapping[str, Any]) -> tuple[ResumePoint, bool | None]:
-    """Read the journal of an output, and whether its passes are exact, which earlier versions did not record.
-
-    Raises `InputError` if the journal is missing, damaged or of a job with other settings.
-    """
+def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
+    """Read the journal of an output. Raises `InputError` if it is missing, damaged or of a job with other settings."""
     path = journal_path(output)
     if not path.exists():
         raise cannot_resume(f"{output} has no journal ({path.name})", ("name another ", Name("output")))
@@ -248,10 +245,9 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> tuple[ResumePoint
         previous = current_names(content.pop("settings"))
         removed = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # options of earlier versions, with their defaults
         previous = {name: value for name, value in previous.items() if removed.get(name) != value}
-        exact = previous.pop("exact", settings.get("exact"))
-        settings = {**settings, "exact": settings.get("exact", exact)}
-        previous["exact"] = exact
         point = ResumePoint(**content).checked() if version == VERSION else None
+        settings = {"exact": previous.get("exact"), **settings}  # the first run may decide it
+        previous.setdefault("exact", settings["exact"])  # earlier versions did not record it
         changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, InputError) else ""
@@ -263,7 +259,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> tuple[ResumePoint
         before, now = json.dumps(previous.get(name)), json.dumps(settings.get(name))
         problem = f"{output} was written with other settings ({name} was {before}, is {now})"
         raise cannot_resume(problem, "give the same settings")
-    return point, exact
+    return point
 
 
 def recorded_setting(output: Path, name: str) -> Any:

@@ -20,15 +20,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import models, session
+from speculative_decoding import Session, models, session
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.prompts import EXAMPLE
+from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.planner import PassPlanner
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
+from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
@@ -506,6 +509,48 @@ def test_a_job_of_an_earlier_version_can_be_resumed(
     assert settings.keys() > ALIASES.keys()
     journal_path(output).write_text(json.dumps(content | {"settings": settings}))
     assert main_py(*arguments, "--resume")[0] == 0
+
+
+def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
+    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    arguments = ["--input", str(prompts), "--output", str(output), "-m", "2"]
+    used: list[bool | None] = []
+    batch = Session.batch_as_completed
+
+    def noted(self: Session, *given: Any, **options: Any) -> Any:
+        used.append(self.options.strict)
+        return batch(self, *given, **options)
+
+    def settings() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(journal_path(output).read_text())["settings"]
+        return found
+
+    monkeypatch.setattr(Session, "batch_as_completed", noted)
+    monkeypatch.setattr(PassPlanner, "_any_width", False)
+    decided = True
+    monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)
+    prompts.write_text("a\n")
+    assert main_py(*arguments)[0] == 0
+    assert settings()["exact"] is True and settings()["strict"] is False and used == [True]
+    decided = False
+    prompts.write_text("a\nb\n")
+    assert main_py(*arguments, "--resume")[0] == 0
+    assert settings()["exact"] is True and used == [True, True]
+    status, _, err = main_py(*arguments, "--resume", "--no-strict")
+    assert status == 2 and "exact was true, is false" in err
+
+    monkeypatch.setattr(ModelPair, "load_weights", None)
+    status, _, err = main_py(*arguments, "--resume")
+    assert status == 0 and "2 lines" in err and len(output.read_text().splitlines()) == 2
+    monkeypatch.undo()
+
+    former = json.loads(journal_path(output).read_text())  # earlier versions did not record it
+    del former["settings"]["exact"]
+    journal_path(output).write_text(json.dumps(former))
+    prompts.write_text("a\nb\nc\n")
+    assert main_py(*arguments, "--resume")[0] == 0 and "exact" in settings()
 
 
 def test_characters_that_standard_output_cannot_encode_are_escaped(

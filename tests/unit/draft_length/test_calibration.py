@@ -7,24 +7,27 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError
+from speculative_decoding.draft_length import calibration as module
 from speculative_decoding.draft_length.calibration import (
-    CALIBRATION_VARIABLE,
     COMPARED_WIDTHS,
+    ROUNDS_BEFORE_REFINING,
+    START_SECONDS,
     Calibration,
-    CalibrationStore,
     calibration_key,
     choose_exact_widths,
     next_power_of_two,
 )
+from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH
 from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, SETTLED, CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.version import native_libraries
@@ -33,13 +36,13 @@ from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
 CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
-pytestmark = pytest.mark.filterwarnings("ignore:measuring this device", "ignore:timings vary")
+pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
 def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
     calibration = calibrated(FakeProbe())
     assert calibration.exact_widths == [6, 8, 9, 10, 12, 14, 15]
-    assert {*calibration.exact_costs(1).passes} <= {*range(6, 16)} and calibration.exact_costs(1).passes
+    assert {*calibration.costs(1, exact=True).passes} <= {*range(6, 16)} and calibration.costs(1, exact=True).passes
     assert min(calibration.costs(1).passes) == 1
 
 
@@ -70,9 +73,11 @@ def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed
 
 def test_measurements_are_stored_and_loaded(folder: Path) -> None:
     first, probe = calibrated(FakeProbe(), "a head"), FakeProbe()
-    costs = [(first.costs(rows), first.exact_costs(rows), first.batches_match(rows)) for rows in (1, 4)]
+    costs = [(first.costs(rows), first.costs(rows, exact=True), first.batches_match(rows)) for rows in (1, 4)]
     second = calibrated(probe, "a head")
-    assert [(second.costs(rows), second.exact_costs(rows), second.batches_match(rows)) for rows in (1, 4)] == costs
+    assert [
+        (second.costs(rows), second.costs(rows, exact=True), second.batches_match(rows)) for rows in (1, 4)
+    ] == costs
     assert probe.timed == probe.compared == []
     (path,) = folder.glob("*.json")
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -80,45 +85,6 @@ def test_measurements_are_stored_and_loaded(folder: Path) -> None:
     assert calibrated(another).costs(1).passes == costs[0][0].passes  # without a draft, the stored passes are used
     assert another.timed == another.compared == []
     assert json.loads(path.read_text())["key"] == KEY
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "", "{", "[]", "null", '{"format": 2}', '{"format": 1}', '{"format": 1, "passes": {"1": {"1": -1}}}',
-        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-    ],
-)  # fmt: skip
-def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> None:
-    calibrated(FakeProbe()).costs(1)
-    (path,) = folder.glob("*.json")
-    whole = path.read_text()
-    path.write_text(content)
-    assert calibrated(FakeProbe()).costs(1).passes and path.read_text() == whole
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
-def test_a_truncated_file_is_ignored(folder: Path, share: float) -> None:
-    calibrated(FakeProbe()).costs(1)
-    (path,) = folder.glob("*.json")
-    whole = path.read_text()
-    path.write_text(whole[: int(share * len(whole))])
-    assert calibrated(FakeProbe()).costs(1).passes and path.read_text() == whole
-
-
-def test_measurements_stay_in_memory_if_they_cannot_be_stored(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "cache").write_text("a file instead of a folder")
-    probe = FakeProbe()
-    calibration = calibrated(probe, "a head")
-    assert calibration.costs(1) is calibration.costs(1) and probe.timed.count((1, 0)) == 1
-
-
-def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    calibrated(FakeProbe()).costs(1)
-    assert not any(folder.iterdir())
 
 
 def test_forget_discards_measurements(folder: Path) -> None:
@@ -132,25 +98,119 @@ def test_forget_discards_measurements(folder: Path) -> None:
     assert calibrated(FakeProbe()).costs(1) == after  # the stored file was replaced
 
 
-def test_timings_that_do_not_settle_are_not_stored(folder: Path) -> None:
+class Clock:
+    """A clock that advances by some seconds with each timing of `TimedProbe`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+class TimedProbe(FakeProbe):
+    """Each timing takes some seconds."""
+
+    def __init__(self, clock: Clock, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.clock = clock
+        self.seconds = seconds
+
+    def pass_seconds(self, rows: int, width: int) -> float:
+        self.clock.now += self.seconds
+        return super().pass_seconds(rows, width)
+
+    def draft_seconds(self, rows: int) -> tuple[float, float, float]:
+        self.clock.now += self.seconds
+        return super().draft_seconds(rows)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.1, 3.0])
+def test_the_first_token_waits_for_a_short_measurement_only(folder: Path, clock: Clock, seconds: float) -> None:
+    probe = TimedProbe(clock, seconds)
+    costs = calibrated(probe, "a head").costs(1)
+    assert clock.now <= max(START_SECONDS, 2 * seconds) + seconds
+    assert {(1, 1), (1, 0)} <= {*probe.timed}  # a pass and the draft, even if each takes long
+    assert max(costs.passes) == MAX_WIDTH and [*costs.passes.values()] == sorted(costs.passes.values())
+    assert costs.step > 0
+
+
+def test_rough_costs_are_stored_marked_and_used(folder: Path, clock: Clock) -> None:
+    first = calibrated(TimedProbe(clock, 0.06), "a head").costs(1)
+    (path,) = folder.glob("*.json")
+    assert json.loads(path.read_text())["rough"] == {"pass 1 1": 1, "draft a head 1": 1, "pass 1 17": 1}
+    again = TimedProbe(clock, 0.06)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a second run says nothing about measuring
+        assert calibrated(again, "a head").costs(1) == first
+    assert again.timed == []
+
+
+def test_later_runs_refine_rough_costs_for_at_most_a_fifth_of_a_second(folder: Path, clock: Clock) -> None:
+    calibrated(TimedProbe(clock, 0.06), "a head").costs(1)
+    timed = 0
+    run = 0
+    while run < 60:
+        run += 1
+        probe = TimedProbe(clock, 0.03)
+        calibration = calibrated(probe, "a head")
+        calibration.costs(1)
+        assert probe.timed == []
+        started = clock.now
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(100):
+                calibration.refine(1)
+        assert clock.now - started < 0.2 + 0.03
+        timed += len(probe.timed)
+        if not probe.timed:
+            break
+    complete = Calibration(FakeProbe(), CalibrationStore(KEY | {"mlx": "2"}), "a head").settle(1)
+    assert calibrated(FakeProbe(), "a head").costs(1) == complete
+    assert 1 < run < 20 and timed < 60
+
+
+def test_costs_that_are_never_steady_are_refined_a_few_times_only(folder: Path) -> None:
     class NoisyProbe(FakeProbe):
         def pass_seconds(self, rows: int, width: int) -> float:
-            self._fastest[rows, width] = [1.0, 2.0]
+            self.speed *= 1.5 if len(self.timed) % 2 else 0.5
             return super().pass_seconds(rows, width)
 
-    for _ in range(2):
-        with pytest.warns(match="timings vary"):
-            assert calibrated(NoisyProbe(), "a head").costs(1).passes
-        assert not any(folder.iterdir())
-    costs = calibrated(FakeProbe(), "a head").costs(1)
-    assert calibrated(NoisyProbe(), "a head").costs(1) == costs
+    probe = NoisyProbe()
+    calibration = calibrated(probe)
+    calibration.settle(1)
+    timed = len(probe.timed)
+    assert 9 <= timed <= SETTLED * (MAX_MEASURED_WIDTHS + 1)
+    calibration.settle(1)
+    assert len(probe.timed) == timed
+
+
+def test_the_run_that_measures_first_refines_only_if_it_is_long(folder: Path, clock: Clock) -> None:
+    probe = TimedProbe(clock, 0.06)
+    calibration = calibrated(probe)
+    calibration.costs(1)
+    timed = len(probe.timed)
+    for _ in range(ROUNDS_BEFORE_REFINING):
+        calibration.refine(1)
+    assert len(probe.timed) == timed
+    calibration.refine(1)
+    assert len(probe.timed) == timed + 1
 
 
 def test_measuring_is_announced_once_for_all_models(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for target in ("a target", "another"):
-            Calibration(FakeProbe(), CalibrationStore({"target": target})).costs(1)
+            calibration = Calibration(FakeProbe(), CalibrationStore({"target": target}))
+            calibration.costs(1)
+            assert calibration.exact_widths
     assert len(found) == 1 and f"stored in {folder}" in str(found[0].message)
 
 
@@ -163,6 +223,62 @@ def test_few_passes_are_timed_and_batches_only_when_needed(folder: Path) -> None
         calibration.costs(rows)
     assert {rows for rows, _ in probe.timed} == {1, 4} and next_power_of_two(3) == 4
     assert all(rows * width <= 256 for rows, width in probe.timed)
+
+
+def test_times_and_bits_are_measured_only_if_they_are_needed(folder: Path) -> None:
+    probe = FakeProbe()
+    calibration = calibrated(probe, "a head")
+    for rows in (1, 8):
+        calibration.costs(rows)
+    assert probe.compared == []  # passes that need not be exact
+    timed = len(probe.timed)
+    assert calibration.exact_widths and calibration.batches_match(8) and calibration.exact_widths_for(8, 7)
+    assert not calibration.is_exact_by_default(None, 8)
+    assert len(probe.timed) == timed
+
+
+def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> None:
+    probe = FakeProbe(batches=False)
+    calibration = Calibration(probe, CalibrationStore(KEY), any_width=True)
+    assert calibration.is_exact_by_default(40, 64) and calibration.batches_match(64)
+    assert not calibration.fixed_capacity and calibration.exact_width(1000) == 1000
+    assert calibration.costs(1, exact=True).passes == calibration.costs(1).passes
+    assert probe.compared == []
+
+
+@pytest.mark.parametrize(
+    ("kind_of", "expected"),
+    [
+        (lambda width: 0, {0: True, 5: True, 40: True, None: True}),
+        (metal, {0: False, 4: False, 5: True, 14: True, 15: False, None: False}),
+        (lambda width: width > 1, {0: False, 1: True, 5: True, None: True}),  # 16 bits on M1: only width 1 differs
+        (lambda width: width > 10, {0: True, 9: True, 10: False, None: True}),
+        (lambda width: width > 6, {0: False, 5: False, 7: True, None: False}),  # 4 bits on M1
+    ],
+)
+def test_the_default_is_exact_where_usual_passes_need_no_padding(
+    folder: Path, kind_of: Callable[[int], int], expected: Mapping[int | None, bool]
+) -> None:
+    assert {length: calibrated(FakeProbe(kind_of)).is_exact_by_default(length, 1) for length in expected} == expected
+
+
+def test_no_timing_changes_what_is_exact_by_default(folder: Path) -> None:
+    lengths = (0, 3, 6, 14, None)
+    first = [calibrated(FakeProbe(), "a head").is_exact_by_default(length, 4) for length in lengths]
+    calibrated(FakeProbe(), "a head").settle(4)
+    for speed, slope in ((1.0, 0.0), (50.0, 0.0), (1.0, 5.0)):
+        probe = FakeProbe(slope=slope)
+        probe.speed = speed
+        calibration = calibrated(probe, "a head")
+        calibration.forget()
+        calibration.settle(4)
+        assert [calibration.is_exact_by_default(length, 4) for length in lengths] == first
+
+
+def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
+    calibration = calibrated(FakeProbe(lambda width: 0, batches=False))
+    assert calibration.is_exact_by_default(None, 1)
+    assert not calibration.is_exact_by_default(None, 8) and not calibration.batches_match(8)
 
 
 def test_a_slower_device_scales_all_costs_and_stores_nothing(folder: Path) -> None:
@@ -187,29 +303,6 @@ def test_measuring_again_replaces_a_missing_width_by_the_next_wider_one(folder: 
     assert 3 not in calibration.costs(1).passes
     calibration.measure_again(1, (1, 3))
     assert calibration.costs(1).baseline == pytest.approx(0.003)
-
-
-def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = {
-        "format": 1,
-        "passes": {"1": {"1": 0.5, "4": 1.0}},
-        "drafts": {},
-        "same_bits": {},
-        "fixed_capacity": False,
-    }
-    path = tmp_path / "curve.json"
-    path.write_text(json.dumps(content))
-    monkeypatch.setenv(CALIBRATION_VARIABLE, str(path))
-    probe = FakeProbe()
-    calibration = calibrated(probe, "a head")
-    for rows in (1, 8):
-        assert calibration.costs(rows).passes == {1: 0.5, 4: 1.0} == calibration.exact_costs(rows).passes
-    calibration.measure_again(1, (1, 4))
-    calibration.forget()
-    assert calibration.costs(1).baseline == 0.5 and probe.timed == probe.compared == []
-    path.write_text("{}")
-    with pytest.raises(InputError, match=f"{CALIBRATION_VARIABLE}: .*curve.json is not a calibration file"):
-        CalibrationStore(KEY)
 
 
 def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

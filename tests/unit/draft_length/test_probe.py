@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from speculative_decoding.draft_length import probe as module
-from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.draft_length.probe import Probe, fastest
 from speculative_decoding.drafters import BatchHeadDrafter
-from tests.support.tiny import head_drafter, model_drafter, noisy_copy, tiny_model
+from tests.support.tiny import head_drafter, model_drafter, noisy_copy, tiny_model, tiny_whisper
 
 
 def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,30 +26,36 @@ def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -
     probe = Probe(tiny_model())
     assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)
     step[0] = 2e-3
-    assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)  # the fastest so far
-    probe.forget()
     assert probe.pass_seconds(1, 2) == pytest.approx(2e-3)
 
 
-def test_timings_are_repeated_until_the_two_fastest_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SWEEP_SECONDS", float("inf"))
+def test_the_fastest_of_a_few_runs_counts_and_slow_runs_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
 
-    def settled(*seconds: float) -> tuple[float, bool]:
-        runs = iter(seconds)
+    def timed(*seconds: float) -> tuple[float, int]:
+        left = [*seconds]
 
         def run() -> None:
             nonlocal now
-            now += next(runs)
+            now += left.pop(0)
 
-        probe = Probe(tiny_model())
-        found = probe.settled(lambda: probe._time(run, "a pass"))
-        return found, probe.is_noisy
+        return fastest(run), len(left)
 
-    assert settled(1, 1.05, 1.1) == pytest.approx((1, False))
-    assert settled(4, 3, 2, 1, 5, 1.05) == pytest.approx((1, False))
-    assert settled(4, 8, 3, 8, 2, 8, 1, 8) == pytest.approx((1, True))
+    assert timed(0.003, 0.001, 0.002, 0.001) == (pytest.approx(0.001), 1)
+    assert timed(0.03, 0.01) == (pytest.approx(0.03), 1)
+
+
+def test_a_window_of_audio_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding 30 seconds of speech takes longer than all passes that are timed."""
+    model = tiny_whisper()
+    assert model.audio is not None
+    encoded = model.encode_window(mx.zeros((model.audio.window_frames, model.audio.num_mel_bins)))  # type: ignore[operator]
+    monkeypatch.setattr(type(model), "encode_window", None)
+    probe = Probe(model)
+    assert probe.pass_seconds(2, 3) > 0 and probe.bits(2) and probe.batch_bits(2, 1)
+    (noise,) = model.encode_rows([probe._source(0)])
+    assert noise.shape == encoded.shape and noise.dtype == encoded.dtype
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
@@ -67,7 +74,7 @@ def test_the_first_pass_of_a_shape_is_not_timed(monkeypatch: pytest.MonkeyPatch)
     passes: list[str] = []
     states = type(model).states
     monkeypatch.setattr(type(model), "states", lambda *given: (passes.append("pass"), states(*given))[1])
-    monkeypatch.setattr(Probe, "_time", lambda self, run, *what: (passes.append("timed"), run(), 1.0)[2])
+    monkeypatch.setattr(module, "fastest", lambda run: (passes.append("timed"), run(), 1.0)[2])
     device = Probe(model)
     for width in (1, 3, 1):
         device.pass_seconds(1, width)
