@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,7 +30,7 @@ from .drafters import (
     new_ngram,
 )
 from .engine import Engine, Event, responses, result_of
-from .errors import InputError
+from .errors import InputError, note
 from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
@@ -492,7 +491,7 @@ def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
     if message := options.without_effect(names):
-        warnings.warn(message, stacklevel=5)
+        note(message)
 
 
 def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:

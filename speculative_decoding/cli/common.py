@@ -17,7 +17,7 @@ from typing import Any
 
 from ..checkpoints.files import open_if_regular
 from ..distributed import launched_rank
-from ..errors import InputError, compiling, one_line, writing
+from ..errors import InputError, Note, compiling, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 from .parser import with_flag
 
@@ -67,10 +67,11 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "") ->
     when_interrupted: added to the line that reports Ctrl-C.
     """
 
-    def note(message: Warning | str, *_: object, **__: object) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
 
-    warnings.showwarning = note
+    warnings.showwarning = show
+    warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
     try:
         require_streams()
         with one_interrupt(), compiling():
