@@ -387,7 +387,6 @@ class Session:
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """An engine with its own drafter, for requests whose options differ from `options` as rows may differ."""
         widths = self.planner.widths(options, slots)
-        mx.reset_peak_memory()
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 

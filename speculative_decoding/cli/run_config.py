@@ -11,6 +11,8 @@ from threading import Event, Thread
 from typing import Annotated as A
 from typing import Any
 
+import mlx.core as mx
+
 from ..decoding.prompt import check_token_ids
 from ..distributed import ProcessGroup
 from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
@@ -171,6 +173,7 @@ class RunConfig:
                     draft = DraftModel(network, vocabulary)
                 else:
                     draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
+            mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
             session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
             if self.flags.recalibrate:
                 session.calibrate(again=True)
