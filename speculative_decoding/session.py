@@ -204,8 +204,8 @@ class Session:
     ) -> Iterator[BatchResult]:
         """Yield the results of many prompts, in the order of the prompts.
 
-        Each result equals that of `generate` for the same prompt: the tokens at temperature 0 or with acceptance
-        "coupled", otherwise the distribution.
+        Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
+        distribution of samples does.
 
         Args:
             prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
