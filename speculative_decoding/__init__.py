@@ -3,12 +3,9 @@
 import os
 import sys
 
-# `python -m speculative_decoding.train` imports this package before the module, while sys.argv[0] is "-m". Programs of
-# other packages that import this one handle Ctrl-C themselves.
-if sys.argv[:1] == ["-m"] and any(
-    option == "-m" and module.partition(".")[0] == __name__
-    for option, module in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-):
+# `python -m speculative_decoding.train` imports this package before the module, while sys.argv is "-m" and the module's
+# arguments. Its name precedes them. Programs of other packages that import this one handle Ctrl-C themselves.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__:
     from speculative_decoding_program import handle_ctrl_c
 
     handle_ctrl_c("speculative_decoding")

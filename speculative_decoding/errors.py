@@ -1,7 +1,10 @@
-"""Errors that a user can cause. Each message is one line with the subject, the problem and a way out."""
+"""Errors that a user can cause, and notes. Each message is one line with the subject, the problem and a way out."""
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +12,24 @@ from pathlib import Path
 from .cache_folder import WAY_OUT
 
 MAX_CHARACTERS = 1000
+PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+class Note(UserWarning):
+    """A note about a request or a file, which is used nevertheless."""
+
+
+def note(message: str) -> None:
+    """Warn, naming the line outside this package that made the call.
+
+    Python shows a message once for each such line. The command line shows it each time.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, Note, stacklevel=level)
 
 
 class Name(str):

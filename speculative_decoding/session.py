@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,7 +30,7 @@ from .drafters import (
     new_ngram,
 )
 from .engine import Engine, Event, responses, result_of
-from .errors import InputError, Name
+from .errors import InputError, Name, note
 from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
@@ -205,8 +204,8 @@ class Session:
     ) -> Iterator[BatchResult]:
         """Yield the results of many prompts, in the order of the prompts.
 
-        Each result equals that of `generate` for the same prompt: the tokens at temperature 0 or with acceptance
-        "coupled", otherwise the distribution.
+        Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
+        distribution of samples does.
 
         Args:
             prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
@@ -389,7 +388,6 @@ class Session:
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """An engine with its own drafter, for requests whose options differ from `options` as rows may differ."""
         widths = self.planner.widths(options, slots)
-        mx.reset_peak_memory()
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 
@@ -493,7 +491,7 @@ def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
     if error := options.without_effect(names):
-        warnings.warn(str(error), stacklevel=5)
+        note(str(error))
 
 
 def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..checkpoints.files import open_if_regular
 from ..distributed import launched_rank
-from ..errors import InputError, Name, compiling, one_line, writing
+from ..errors import InputError, Name, Note, compiling, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 from .parser import flag
 
@@ -71,10 +71,11 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
         name: Returns how an option is written on the command line; see `Parser.name_of`.
     """
 
-    def note(message: Warning | str, *_: object, **__: object) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
 
-    warnings.showwarning = note
+    warnings.showwarning = show
+    warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
     try:
         require_streams()
         with one_interrupt(), compiling():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated as A
 from typing import Any
+
+import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
 from ..distributed import ProcessGroup
@@ -24,7 +27,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Bool, Int, Text
 from ..session import Session
-from .common import read_text
+from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
@@ -46,6 +49,7 @@ DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 a
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
+SAVE_SECONDS = 60.0
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
 
 
@@ -172,7 +176,7 @@ class RunConfig:
 
     @contextmanager
     def session(self, pair: ModelPair, *, use_ngrams: bool | None = None) -> Iterator[Session]:
-        """Load the weights and yield a session. The n-gram store is saved on exit, even after an error or interruption.
+        """Load the weights and yield a session. The n-gram store is saved as by `saving`.
 
         use_ngrams: None looks up n-grams if the drafter does.
         """
@@ -191,14 +195,16 @@ class RunConfig:
                     draft = DraftModel(network, vocabulary)
                 else:
                     draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
+            mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
             session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
             if self.flags.recalibrate:
                 session.calibrate(again=True)
-            try:
+            path = self.flags.ngram_store
+            keep: AbstractContextManager[None] = nullcontext()
+            if path is not None and store is not None:
+                keep = saving(store, path)
+            with keep:
                 yield session
-            finally:
-                if self.flags.ngram_store is not None and store is not None:
-                    store.save(self.flags.ngram_store)
 
     def _open_store(self, pair: ModelPair) -> TextStore | None:
         """Open the store of --ngram-store; it is empty if the file does not exist."""
@@ -218,6 +224,43 @@ class RunConfig:
             return None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
+
+
+@contextmanager
+def saving(store: TextStore, path: Path) -> Iterator[None]:
+    """Save a store on exit, even after an error, and once a minute, so that a process may be killed.
+
+    Raises `InputError` if it cannot be saved, unless another exception ends the block.
+    """
+    stop = Event()
+    thread = Thread(target=save_changes, args=(store, path, stop), name="n-gram store", daemon=True)
+    thread.start()
+
+    def save() -> None:
+        stop.set()
+        thread.join()
+        store.save(path)
+
+    try:
+        yield
+    except BaseException:
+        try:
+            save()
+        except InputError as error:
+            say(f"note: {error}")
+        raise
+    save()
+
+
+def save_changes(store: TextStore, path: Path, stop: Event) -> None:
+    saved = store.changes
+    while not stop.wait(SAVE_SECONDS):
+        if store.changes != saved:
+            saved = store.changes
+            try:
+                store.save(path)
+            except InputError as error:
+                say(f"note: {error}")
 
 
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:

@@ -102,6 +102,7 @@ def verify(chosen: argparse.Namespace) -> int:
             options = session.options.override({"seed": seed})
             exact = session.planner.widths(options.override(mode.keywords), slots).exact
             expected = []
+            identical_before = num_identical
             for prompt in prompts:
                 expected.append(baseline(prompt, seed=seed, strict=exact or None))
                 show(num_done, total, f"{name}: {len(expected)} of {len(prompts)} baseline outputs")
@@ -118,6 +119,8 @@ def verify(chosen: argparse.Namespace) -> int:
                 if difference is not None:
                     print(f"prompt {each.index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
                 show(num_done, total, f"{name}: {num_identical} of {num_done} outputs identical")
+            if len(trials) > 1:
+                print(f"{name}: {num_identical - identical_before} of {len(prompts)} identical", flush=True)
     print(f"{num_identical} of {total} identical ({num_tokens} tokens)")
     return 0 if num_identical == total else 1
 

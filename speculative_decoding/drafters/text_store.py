@@ -36,6 +36,9 @@ class TextStore:
         max_entries: The most tokens kept. When there are more, the older half is dropped.
         vocabulary: `tokenizer.vocabulary.fingerprint`. The file keeps it, so that a store is never used with the ids
             of another model.
+
+    Attributes:
+        changes: How many times the texts have changed.
     """
 
     max_ngram_size: int = 16
@@ -46,10 +49,12 @@ class TextStore:
     def __post_init__(self) -> None:
         for name, least in (("max_ngram_size", 1), ("max_entries", 2)):
             setattr(self, name, validate(name, Int(least), getattr(self, name)))
+        self.changes = 0
         self.reset()
 
     def reset(self) -> None:
         """Remove all texts."""
+        self.changes += 1
         self._index = SuffixIndex(self.max_ngram_size)
 
     def __len__(self) -> int:
@@ -58,6 +63,7 @@ class TextStore:
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
         """Add `text[start:]`. Earlier calls have added `text[:start]`."""
+        self.changes += 1
         known = self._index.tokens
         context = list(text[max(start - self.max_ngram_size, 0) : start])
         if known and not (context and known[-len(context) :] == context):  # another text was added in between
@@ -79,12 +85,12 @@ class TextStore:
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically. Only its owner may read it.
+        """Write a JSON file atomically. Only its owner may read it. Another thread may add texts meanwhile.
 
         Raises:
             InputError: The file cannot be written.
         """
-        content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
+        content = json.dumps({"kind": KIND, **asdict(self), "tokens": [*self._index.tokens]})
         with writing("n-gram store", Path(path)):
             atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n", mode=0o600)
 

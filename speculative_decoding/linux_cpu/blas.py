@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import warnings
 from contextlib import suppress
 from importlib import machinery, metadata, util
 from pathlib import Path
 
+from ..errors import note
 from ..version import native_libraries
 
 VARIABLE = "SPECULATIVE_DECODING_BLAS"  # path of a library, or "none" to keep MLX's own
@@ -56,7 +56,7 @@ def threads() -> int | None:
 def warn_about_problems() -> None:
     """Warn once about each cause of slowness found so far."""
     while problems:
-        warnings.warn(problems.pop(), stacklevel=3)
+        note(problems.pop())
 
 
 def bundles_reference_blas() -> bool:

@@ -23,6 +23,8 @@ from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
 COMPILER_SECONDS = 60
+# MLX asks std::filesystem::temp_directory_path, which takes the first of these that is set.
+TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 
 _folder: Path | None = None  # the folder that MLX uses for compiled kernels
 
@@ -38,9 +40,10 @@ def use_private_folder() -> None:
         mx.disable_compile()
         return
     _folder = folder
-    # MLX reads TMPDIR from the C environment for each kernel, so this must stay set. `putenv` leaves `os.environ` and
-    # `tempfile` unchanged; only subprocesses started without an explicit environment inherit the new value.
-    os.putenv("TMPDIR", str(folder))
+    # MLX reads the C environment for each kernel, so this must stay set. `putenv` leaves `os.environ` and `tempfile`
+    # unchanged, but subprocesses started without an explicit environment inherit the value. Usually none of the
+    # variables is set. Then the last one is, which hardly any other program reads.
+    os.putenv(next((name for name in TEMPORARY_FOLDERS if name in os.environ), TEMPORARY_FOLDERS[-1]), str(folder))
 
 
 def remove_unsafe_kernels(folder: Path) -> None:

@@ -39,7 +39,8 @@ def canonical_tokenizer(source: Path, note: Callable[[str], None]) -> FastTokeni
         other = read_sentencepiece(source)
         if other is not None and (found := next(differences(reference, other), None)) is not None:
             note(
-                f"{source}: tokenizer.json and {other.model_file} differ, for example in {found}; tokenizer.json is used"
+                f"{source}: tokenizer.json and {other.model_file} differ, for example in {found}; "
+                "tokenizer.json is used"
             )
     return prove(reference, source, note)
 

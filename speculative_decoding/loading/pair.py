@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from functools import partial
 
 from ..distributed import ProcessGroup, ShardedModel
-from ..errors import InputError, Name
+from ..errors import InputError, Name, note
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
 from ..models.shared_encoder import share_encoder
@@ -43,7 +42,7 @@ class ModelPair:
         warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.ignored:
-            warnings.warn(f"{shown_name(self.target.folder)}, generation_config.json: {ignored}", stacklevel=3)
+            note(f"{shown_name(self.target.folder)}, generation_config.json: {ignored}")
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import InputError, Name
+from ..errors import InputError, Name, note
 from .base import MAX_BATCHED_SOURCE, EncoderDecoder
 from .device import gpu_info
 from .draft_head import DraftHead
@@ -112,10 +111,9 @@ def warn_if_slow(subject: object, weights: int) -> None:
     """Warn about weights that fit into the physical memory, but not into the part that the device should use."""
     available = available_memory()
     if not fits(weights, available):
-        warnings.warn(
+        note(
             f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
-            "may be slow; free memory, or use a smaller precision",
-            stacklevel=3,
+            "may be slow; free memory, or use a smaller precision"
         )
 
 

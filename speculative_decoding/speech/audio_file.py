@@ -6,7 +6,6 @@ The samples of a file equal those of `ffmpeg -ac 1 -ar 16000 -f s16le`, which op
 from __future__ import annotations
 
 import os
-import warnings
 import wave
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.files import open_if_regular
-from ..errors import InputError
+from ..errors import InputError, note
 from ..sampling.options import short_repr
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
     for block in joined(decode(file, name)):
         yield block.astype(np.float32) / np.float32(32768)
     if is_cut_off(file):
-        warn(f"{name}: the file is shorter than its header says; it seems to be cut off")
+        note(f"{name}: the file is shorter than its header says; it seems to be cut off")
 
 
 def open_source(audio: str | os.PathLike[str] | NDArray[np.floating]) -> AudioSource:
@@ -206,9 +205,9 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
     if damage is not None:
         if not seconds:
             raise damage
-        warn(f"{name}: damaged parts are skipped ({reason(damage)})")
+        note(f"{name}: damaged parts are skipped ({reason(damage)})")
     elif seconds < 0.95 * announced - 0.1:
-        warn(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
+        note(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
 
 
 def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
@@ -276,7 +275,3 @@ def open_file(path: Path) -> BufferedReader:
 
 def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
-
-
-def warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)

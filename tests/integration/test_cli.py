@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,10 @@ def test_verify_tests_every_draft_length(capsys: pytest.CaptureFixture[str], tmp
     assert "3 of 3 identical (24 tokens)" in capsys.readouterr().out
     coupled = ["--temperature", "1", "--seed", "1", "2", "--num-draft", "1", "4"]
     assert verify_command.main([*arguments, *coupled]) == 0
-    assert "4 of 4 identical" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    for length, seed in product((1, 4), (1, 2)):
+        assert f"drafter auto, num-draft {length}, seed {seed}, slots 1: 1 of 1 identical\n" in out
+    assert out.endswith("\n4 of 4 identical (32 tokens)\n")
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1", *FIXED]) == 1
     assert "prompt 1, drafter model, num-draft 5, seed 0, slots 1: first divergence at token" in capsys.readouterr().out

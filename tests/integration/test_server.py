@@ -81,6 +81,8 @@ def test_prompts_and_choices_keep_their_order(client: openai.OpenAI, session: Se
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
     assert len({each.text for each in found.choices}) == 4  # each seed gives another text
+    samples = [session.generate(each, seed=5, num_return_sequences=2, **SAMPLED).sequences for each in prompts]
+    assert [each.text for row in samples for each in row] == [each.text for each in found.choices]
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 

@@ -27,6 +27,7 @@ from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.cli import serve as serve_command
 from speculative_decoding.cli.programs import main as program
 from speculative_decoding.decoding.stats import Round
+from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import connections, decoding_thread
@@ -513,8 +514,9 @@ def test_a_missing_extra_is_reported_with_its_install_command(
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_a_stream_finish_and_exits_with_0(sent: signal.Signals, tmp_path: Path) -> None:
-    """Run the command as a supervisor or a user does, with a client that reads the stream slowly."""
+    """Run the command as a supervisor or a user does, with a client that reads the stream slowly. Texts are stored."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
+    command += ["--ngram-store", "store.json", "--share-client-texts"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -533,3 +535,4 @@ def test_a_signal_lets_a_stream_finish_and_exits_with_0(sent: signal.Signals, tm
         rest = process.stderr.read()
         assert process.wait(PATIENCE) == 0 and len(text) > 200 and "Traceback" not in rest, rest
         assert rest.count("stopping") == 1
+        assert len(TextStore.load(tmp_path / "store.json")) > 200

@@ -106,11 +106,11 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"\n{program}: interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["speculative_decoding", "speculative_decoding.verify"])
+@pytest.mark.parametrize("module", ["-m speculative_decoding", "-mspeculative_decoding.verify"])
 def test_ctrl_c_during_the_imports_of_a_module_prints_one_line(module: str, tmp_path: Path) -> None:
     before, _, _ = INTERRUPTED_IMPORT.partition("sys.argv")
     (tmp_path / "sitecustomize.py").write_text(before)
-    command = [sys.executable, "-m", module, "--help"]
+    command = [sys.executable, *module.split(), "--help"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nspeculative_decoding: interrupted\n")
@@ -121,8 +121,10 @@ def test_importing_the_package_leaves_ctrl_c_to_other_programs(tmp_path: Path) -
     (tmp_path / "app/__init__.py").write_text("import speculative_decoding")
     (tmp_path / "app/__main__.py").write_text("import signal; print(signal.getsignal(2) is signal.default_int_handler)")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "app"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    for arguments in ([], ["-m", "speculative_decoding.model"]):  # the second are the program's own
+        command = [sys.executable, "-m", "app", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 @pytest.mark.parametrize("to_all", [False, True])

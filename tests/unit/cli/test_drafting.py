@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
+from speculative_decoding.cli import run_config as run_config_module
 from speculative_decoding.cli.flags import main_parser, require_consistent
 from speculative_decoding.cli.parser import flag, flags_from, given_options
 from speculative_decoding.cli.run_config import (
@@ -21,6 +22,7 @@ from speculative_decoding.cli.run_config import (
 from speculative_decoding.drafters import DraftModel, TextStore
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.pair import SELF_DRAFT
+from tests.support.serving import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 
@@ -186,6 +188,36 @@ def test_a_store_is_saved_when_a_run_is_interrupted(tmp_path: Path) -> None:
         session.generate("grammar: It were a cod business.")
         raise KeyboardInterrupt
     assert path.exists()
+
+
+def test_a_store_that_cannot_be_saved_does_not_hide_another_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "folder" / "store"
+    path.parent.mkdir()
+    for error in (ZeroDivisionError, KeyboardInterrupt, None):
+        made, pair = open_pair("--drafter", "ngram", "--ngram-store", str(path))
+        with pytest.raises(error or InputError) as raised, made.session(pair):
+            path.parent.rmdir()
+            if error is not None:
+                raise error
+        said = capsys.readouterr().err if error else str(raised.value)
+        assert f"n-gram store {path}: cannot be written" in said
+        path.parent.mkdir()
+
+
+def test_a_killed_process_keeps_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are saved while the session is open, each time that there are new ones."""
+    monkeypatch.setattr(run_config_module, "SAVE_SECONDS", 0.01)
+    path = tmp_path / "store"
+    made, pair = open_pair("--drafter", "ngram", "--ngram-store", str(path))
+    with made.session(pair) as session:
+        assert session.ngram is not None
+        store = session.ngram.store
+        assert isinstance(store, TextStore)
+        for count in (1, 2):
+            session.generate(f"grammar: It were a cod business {count}.", max_tokens=4)
+            eventually(lambda: path.exists() and len(TextStore.load(path)) == len(store))
 
 
 def test_an_unwritable_store_is_refused_before_weights_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

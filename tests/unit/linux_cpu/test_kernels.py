@@ -75,6 +75,26 @@ def test_kernels_are_compiled_in_a_private_folder_and_damaged_ones_are_replaced(
     assert [library.stat().st_size] == [each.stat().st_size for each in machine.libraries] == [size]
 
 
+CHILD = """
+import os, subprocess, sys, tempfile
+import speculative_decoding
+import mlx.core as mx
+mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.zeros(2)))
+show = "import os, tempfile; print(os.environ.get('TMPDIR'), tempfile.gettempdir())"
+child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True).stdout
+assert child.split() == [str(os.environ.get("TMPDIR")), tempfile.gettempdir()], child
+"""
+
+
+@on_linux_cpu
+def test_child_processes_keep_their_folder_for_temporary_files(machine: Machine) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in kernels.TEMPORARY_FOLDERS}
+    environment |= {"XDG_CACHE_HOME": str(machine.cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(machine.libraries) == 1
+
+
 @on_linux_cpu
 def test_untrusted_folder_is_not_used(machine: Machine) -> None:
     elsewhere = machine.cache / "elsewhere"
