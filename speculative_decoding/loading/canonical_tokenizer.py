@@ -38,10 +38,8 @@ def canonical_tokenizer(source: Path, note: Callable[[str], None]) -> FastTokeni
     if (source / "tokenizer.json").is_file() and proven_record(source) is None:
         other = read_sentencepiece(source)
         if other is not None and (found := next(differences(reference, other), None)) is not None:
-            note(
-                f"{source}: tokenizer.json and {other.model_file} differ, for example in {found}; "
-                "tokenizer.json is used"
-            )
+            files = f"tokenizer.json and {other.model_file}"
+            note(f"{source}: {files} differ, for example in {found}; tokenizer.json is used")
     return prove(reference, source, note)
 
 

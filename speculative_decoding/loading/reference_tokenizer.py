@@ -6,6 +6,7 @@ No code in a folder is executed: transformers is given a folder that holds only 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -18,11 +19,20 @@ from ..errors import InputError
 from ..sampling.options import short_repr
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
-from .tokenizer import SENTENCEPIECE, TOKENIZER_FILES, Duties, FastTokenizer, FolderTokenizer, TokenizerErrors
+from .tokenizer import (
+    SENTENCEPIECE,
+    TOKENIZER_FILES,
+    Duties,
+    FastTokenizer,
+    FolderTokenizer,
+    TokenizerErrors,
+    read_backend,
+)
 from .tokenizer_checks import check_sentencepiece, check_tokenizer_json, check_vocabulary
 from .tokenizer_settings import family_config, model_type_of, settings_of
 
 MAX_EXTRA_IDS = 1 << 16
+MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 
 def read_reference(folder: Path) -> FolderTokenizer:
@@ -35,9 +45,11 @@ def read_reference(folder: Path) -> FolderTokenizer:
 
 def check_contents(folder: Path) -> None:
     """Raise `InputError` for files that the libraries must not read."""
-    extra = settings_of(path := folder / "tokenizer_config.json").get("extra_ids")
-    if not (extra is None or (type(extra) is int and 0 <= extra <= MAX_EXTRA_IDS)):  # a piece is made for each
-        raise InputError(f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}")
+    settings = settings_of(path := folder / "tokenizer_config.json")
+    for name in ("extra_ids", "offset"):  # a piece is made for each
+        count = settings.get(name)
+        if not (count is None or (type(count) is int and 0 <= count <= MAX_EXTRA_IDS)):
+            raise InputError(f"{path}: {name!r} must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(count)}")
     checks = {"tokenizer.json": (check_tokenizer_json, "tokenizer")}
     checks |= {name: (check_sentencepiece, "SentencePiece model") for name in (*SENTENCEPIECE, "sentencepiece.model")}
     checks |= {name: (check_vocabulary, "vocabulary") for name in ("vocab.json", "merges.txt", "vocab.txt", "dict.txt")}
@@ -50,12 +62,13 @@ def check_contents(folder: Path) -> None:
 def read_with_transformers(folder: Path) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
-    If the class that the folder names cannot hold the model of its tokenizer.json, such as a T5 with a BPE model, the
-    general class of transformers reads it.
+    The class that a folder names, or that its `model_type` implies, builds its own kind of model, and transformers 5
+    does not compare it with the kind in tokenizer.json. If they differ, transformers' general class reads the file.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
 
-    classes: list[Any] = [AutoTokenizer, *([PreTrainedTokenizerFast] if (folder / "tokenizer.json").is_file() else [])]
+    kind = kind_of_model(folder / "tokenizer.json")
+    classes: list[Any] = [AutoTokenizer] if kind is None else [AutoTokenizer, PreTrainedTokenizerFast]
     reason = ""
     with data_only(folder) as data, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -63,18 +76,28 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
             try:
                 loaded = each.from_pretrained(data, local_files_only=True, trust_remote_code=False)
                 pieces, added = loaded.get_vocab(), loaded.added_tokens_decoder
-                break
             except BaseException as error:
                 if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                     raise
                 reason = reason or next(iter(str(error).strip().splitlines()), type(error).__name__)
+                continue
+            if kind is None or (loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == kind):
+                break
         else:
+            if (path := folder / "tokenizer.json").is_file():
+                read_backend(path.read_bytes(), path)  # raises an error that names the file, if it is damaged
             reason = reason.replace(str(data), str(folder))
             raise InputError(f"{folder}: its tokenizer cannot be loaded ({reason})")
     languages, cleans_up = Languages.of(added, folder), cleans_up_spaces(loaded, folder)
     if loaded.is_fast:
         return FastTokenizer(loaded.backend_tokenizer, languages, Duties(cleans_up))
     return PythonTokenizer(loaded, pieces, languages, cleans_up)
+
+
+def kind_of_model(path: Path) -> str | None:
+    """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not say it."""
+    found = MODEL_TYPE.findall(path.read_bytes()) if path.is_file() else []
+    return found[-1].decode() if found else None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError
+from ..sampling.options import short_repr
 from . import language_codes
 from .languages import Languages
 from .tokenizer import FolderTokenizer, TokenizerErrors
@@ -79,7 +80,10 @@ class Settings:
             for content, index in settings_of(folder / "added_tokens.json").items():
                 added[int(index)] = Token(content, special=content in special)
         if options.get("sp_model_kwargs"):
-            raise InputError("'sp_model_kwargs' of tokenizer_config.json is not supported")
+            raise InputError(f"{folder}: 'sp_model_kwargs' of its tokenizer_config.json is not supported")
+        for name in NAMED:
+            if not isinstance(options.get(name), Token | str | None):
+                raise InputError(f"{folder}: {name} must be a text, not {short_repr(options[name])}")
         return cls(options, added)
 
     def additional(self) -> list[Token | str] | None:
@@ -285,7 +289,9 @@ class T5Tokenizer(T5Like):
         given = self.settings.additional()
         known = names if given is None else [each for each in given if "<extra_id_" in content_of(each)]
         if count > 0 and known and count != len(known):
-            raise InputError(f"'extra_ids' is {count}, but there are {len(known)} extra ids among the special tokens")
+            raise InputError(
+                f"{self.folder}: 'extra_ids' is {count}, but {len(known)} of the special tokens are extra ids"
+            )
         self.additional = [*(given or []), *([] if known and given is not None else names)]
         end = len(self.pieces) - 1 + count
         extra = {end - i: Token(f"<extra_id_{i}>", True, True, special=True) for i in range(len(known))}
@@ -445,7 +451,7 @@ class MarianTokenizer(SentencePieceTokenizer):
 
     def set_up(self) -> None:
         if self.settings.flag("separate_vocabs", False):
-            raise InputError("'separate_vocabs' of tokenizer_config.json is not supported")
+            raise InputError(f"{self.folder}: 'separate_vocabs' of its tokenizer_config.json is not supported")
         self.target = read_model(self.folder / "target.spm")
         self.ids = read_vocabulary(self.folder / "vocab.json")
         unknown = content_of(self.named["unk_token"] or "")

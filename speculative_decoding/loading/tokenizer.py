@@ -291,7 +291,7 @@ class StreamingDetokenizer:
         for token in prefix:
             self._add(token)
         if prefix:  # what is held back is the prefix's, except for an incomplete character
-            self._returned = len(self._decode(self._window).rstrip(REPLACEMENT))
+            self._returned += len(self._complete_text())
 
     def add(self, token: int) -> str:
         """Return the text that this id completes; empty while later ids may change it."""
@@ -338,6 +338,12 @@ class StreamingDetokenizer:
         elif self._anchor:
             self._window = self._anchor + own
         self._returned = len(self._decode(self._window))
+
+    def _complete_text(self) -> str:
+        """Return the remaining text without an incomplete character at its end."""
+        ends = range(len(self._window), self._done - 1, -1)
+        texts = (self._decode(self._window[:end])[self._returned :] for end in ends)
+        return next(text for text in texts if REPLACEMENT not in text)
 
     def _text_of_invalid_bytes(self) -> str:
         """Return the text of ids that no later id can complete, and remove them from the window."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,10 @@ import pytest
 from speculative_decoding import Session, load, stream_generate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Draft, Drafter
+from speculative_decoding.loading.languages import Languages
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.tokenizer import (
-    REPLACEMENT,
-    FastTokenizer,
-    FolderTokenizer,
-    Tokenizer,
-    TransformersTokenizer,
-)
+from speculative_decoding.loading.reference_tokenizer import PythonTokenizer
+from speculative_decoding.loading.tokenizer import REPLACEMENT, Duties, FastTokenizer, Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
 from speculative_decoding.scoring import score
@@ -87,20 +82,15 @@ def byte_fallback(*words: str) -> Tokenizer:
     )
     backend.add_special_tokens(["<pad>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = FastTokenizer.__new__(FastTokenizer)
-    tokenizer._backend = backend
-    FolderTokenizer.__init__(tokenizer, Path(), backend.get_vocab(), {})
-    return tokenizer
+    return FastTokenizer(backend, Languages(), Duties())
 
 
 def byt5() -> Tokenizer:
     """Return the tokenizer of transformers, which decodes an incomplete character to an empty string."""
     from transformers import ByT5Tokenizer
 
-    tokenizer = TransformersTokenizer.__new__(TransformersTokenizer)
-    tokenizer._backend = ByT5Tokenizer()
-    FolderTokenizer.__init__(tokenizer, Path(), tokenizer._backend.get_vocab(), {})
-    return tokenizer
+    loaded = ByT5Tokenizer()
+    return PythonTokenizer(loaded, loaded.get_vocab(), Languages(), cleans_up=False)
 
 
 def bundled() -> Tokenizer:
