@@ -27,6 +27,7 @@ from .client_request import Call, Served
 from .errors import FAILED, ServerError
 from .limits import Limits
 from .prompts import PromptWork
+from .reading_threads import ReadingThreads
 from .recordings import RecordingWork
 
 LOG = logging.getLogger("speculative_decoding.server")
@@ -39,6 +40,7 @@ class Work(Protocol):
     Attributes:
         decoding: How many items have a slot.
         waiting: How many items wait for a slot.
+        is_idle: Whether `step` has nothing to do.
         active: The items that are not finished.
         finished: How many items have finished without an error.
     """
@@ -47,6 +49,8 @@ class Work(Protocol):
     def decoding(self) -> int: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def is_idle(self) -> bool: ...
     @property
     def active(self) -> Sequence[Served]: ...
     @property
@@ -76,9 +80,11 @@ class DecodingThread:
     Attributes:
         decoding: How many items have a slot.
         waiting: How many items wait for a slot.
+        reading: Threads that read recordings.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
+        self.reading = ReadingThreads()
         self._open_session = open_session
         self._limits = limits
         self._wake = threading.Condition()
@@ -99,6 +105,7 @@ class DecodingThread:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="decoding")
         self._thread.start()
+        self.reading.start()
 
     def submit(self, items: Sequence[Served]) -> None:
         """Queue items. Each is accepted or refused before any of them is decoded."""
@@ -118,6 +125,7 @@ class DecodingThread:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join()
+        self.reading.stop()
 
     def _run(self, on_ready: Callable[[Session], None], on_end: Callable[[Exception | None], None]) -> None:
         error: Exception | None = None
@@ -140,8 +148,7 @@ class DecodingThread:
     def _decode(self, session: Session) -> Exception | None:
         """Decode until `stop` is called. Returns the error if too many rounds fail."""
         while not self._is_stopping:
-            new_work = PromptWork if session.model.audio is None else RecordingWork
-            work: Work = new_work(session, self._limits)
+            work = self._new_work(session)
             try:
                 while self._take(work):
                     self._call_on_loop(work.step())
@@ -159,10 +166,19 @@ class DecodingThread:
                     return error
         return None
 
+    def _new_work(self, session: Session) -> Work:
+        if session.model.audio is None:
+            return PromptWork(session, self._limits)
+        return RecordingWork(session, self._limits, self.reading, self._notify)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
     def _take(self, work: Work) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
         with self._wake:
-            while not (work.decoding or work.waiting or self._to_submit or self._to_cancel or self._is_stopping):
+            while work.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []

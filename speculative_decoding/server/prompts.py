@@ -93,6 +93,10 @@ class PromptWork:
         return self._engine.waiting
 
     @property
+    def is_idle(self) -> bool:
+        return not (self.decoding or self.waiting)
+
+    @property
     def active(self) -> list[ServedPrompt]:
         return [*self._active.values()]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -20,6 +21,8 @@ from ..speech.transcription import Transcription
 from .client_request import Call, Served
 from .errors import FAILED, ServerError
 from .limits import Limits
+from .reading_threads import ReadingThreads
+from .turns import Turns
 
 FIELD_NAMES = {  # fields of the API for options with another name
     "audio": "file",
@@ -50,10 +53,12 @@ class ServedRecording(Served):
     Args:
         recording: Its frames.
         options: Of the transcription and of decoding; see `Scheduler.task`.
+        address: Of its client, which shares its turns with the other recordings of that client.
     """
 
     recording: MelSpectrogram
     options: Mapping[str, Any]
+    address: str = ""
     result: Transcription | None = field(init=False, default=None)
 
     def check(self, limits: Limits) -> None:
@@ -65,60 +70,126 @@ class ServedRecording(Served):
 
 
 class RecordingWork:
-    """Transcribes recordings for the decoding thread; see `Work`."""
+    """Transcribes recordings for the decoding thread; see `Work`.
 
-    def __init__(self, session: Session, limits: Limits) -> None:
+    A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
+    client has had. Meanwhile `reading` reads the frames of its next window and of the one after it, since the output
+    decides where that begins: so the decoding thread reads no audio.
+
+    Args:
+        session: With a speech model.
+        limits: Of the server.
+        reading: Reads frames.
+        wake: Called in other threads when frames have been read.
+    """
+
+    def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
         self._scheduler = session.scheduler(TranscriptionOptions(), {}, limits.slots)
         self._slots = limits.slots
-        self._waiting: deque[ServedRecording] = deque()
-        self._running: dict[int, ServedRecording] = {}
-        self._numbers = count()
+        self._frames = 2 * self._scheduler.audio.window_frames
+        self._reading = reading
+        self._wake = wake
+        self._turns = Turns[ServedRecording]()
+        self._numbers: dict[ServedRecording, int] = {}  # of those that have been started
+        self._items: dict[int, ServedRecording] = {}  # by number
+        self._next_number = count()
+        self._being_read: dict[ServedRecording, Future[None]] = {}
+        self._read: deque[ServedRecording] = deque()  # since the last step; appended to by other threads
         self.finished = 0
 
     @property
     def decoding(self) -> int:
-        return len(self._running)
+        return self._scheduler.running
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._turns.items) - self.decoding
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.decoding or self._turns.waiting or self._read)
 
     @property
     def active(self) -> list[ServedRecording]:
-        return [*self._waiting, *self._running.values()]
+        return self._turns.items
 
     def submit(self, item: ServedRecording) -> Call:
-        self._waiting.append(item)
+        self._turns.enter(item, item.address)
+        self._read_ahead(item, 0)
         return item.client.on_queued
 
     def cancel(self, item: ServedRecording) -> None:
-        if item in self._waiting:
-            self._waiting.remove(item)
-        for number, running in [*self._running.items()]:
-            if running is item:
-                self._scheduler.cancel(number)
-                del self._running[number]
+        self._turns.leave(item)
+        if (reading := self._being_read.pop(item, None)) is not None:
+            reading.cancel()
+        if (number := self._numbers.pop(item, None)) is not None:
+            self._scheduler.cancel(number)
+            del self._items[number]
 
     def step(self) -> list[Call]:
-        calls = []
-        while self._waiting and len(self._running) < self._slots:
-            number = next(self._numbers)
-            item = self._running[number] = self._waiting.popleft()
+        calls = self._take_read()
+        while self.decoding < self._slots and (item := self._turns.take()) is not None:
+            self._turns.charge(item, 1)
+            calls += self._resume(item)
+        calls += self._handled(self._scheduler.step())
+        for number in self._scheduler.paused:
+            item = self._items[number]
+            if item not in self._being_read and not self._turns.is_waiting(item):
+                self._read_ahead(item, self._scheduler.seek(number))
+        return calls
+
+    def _read_ahead(self, item: ServedRecording, start: int) -> None:
+        """Let a recording wait for its turn as soon as its frames have been read."""
+        reading = self._reading.run(item.address, item.recording.read_ahead(start, start + self._frames))
+        self._being_read[item] = reading
+
+        def on_read(_: Future[None]) -> None:
+            self._read.append(item)
+            self._wake()
+
+        reading.add_done_callback(on_read)
+
+    def _take_read(self) -> list[Call]:
+        """Let recordings whose frames have been read wait for their turns."""
+        calls: list[Call] = []
+        while self._read:
+            item = self._read.popleft()
+            reading = self._being_read.pop(item, None)
+            if reading is None or item not in self._turns:
+                continue  # cancelled
+            error = reading.exception()
+            if error is None:
+                self._turns.wait(item)
+            elif isinstance(error, InputError):  # the file is damaged further on
+                self.cancel(item)
+                calls.append(partial(item.client.fail, of_recording(error)))
+            else:
+                raise error
+        return calls
+
+    def _resume(self, item: ServedRecording) -> list[Call]:
+        """Give a recording a slot."""
+        calls: list[Call] = []
+        if item not in self._numbers:
+            number = self._numbers[item] = next(self._next_number)
+            self._items[number] = item
             try:
                 task = self._scheduler.task(item.recording, item.options)
                 calls += self._handled(self._scheduler.start(number, task))
             except InputError as error:
-                del self._running[number]
+                self.cancel(item)
                 calls.append(partial(item.client.fail, of_recording(error)))
-        return calls + self._handled(self._scheduler.step())
+        if item in self._numbers:  # it has not failed
+            calls += self._handled(self._scheduler.resume(self._numbers[item]))
+        return calls
 
     def _handled(self, events: Iterable[TranscriptionEvent]) -> list[Call]:
         """Return the calls that tell clients about their recordings."""
         calls: list[Call] = []
         for event in events:
-            item = self._running[event.number]
+            item = self._items[event.number]
             if event.is_last:
-                del self._running[event.number]
+                self.cancel(item)
             if event.error is not None:
                 calls.append(partial(item.client.fail, of_recording(event.error)))
             elif event.segments or event.result is not None:

@@ -16,6 +16,8 @@ from .decoding_thread import DecodingThread
 from .errors import FAILED, ServerError
 from .limits import Limits
 from .metrics import Metrics
+from .reading_threads import ReadingThreads
+from .uploads import Upload
 
 LOADING = "loading"
 READY = "ready"
@@ -44,8 +46,8 @@ class Service:
         self.on_end: Callable[[Exception | None], None] = lambda error: None
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
+        self._uploads: set[Upload] = set()
         self._seconds_per_item = 1.0  # a running mean; this is a guess for the first ones
-        self._uploaded = 0  # bytes of recordings in memory
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)
@@ -78,8 +80,14 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts and recordings are being decoded or wait for a slot."""
-        return sum(request.unfinished for request in self._requests)
+        """How many prompts and recordings are being decoded or opened, or wait for that."""
+        opening = sum(upload.is_opening for upload in self._uploads)
+        return opening + sum(request.unfinished for request in self._requests)
+
+    @property
+    def reading(self) -> ReadingThreads:
+        """The threads that read recordings."""
+        return self._thread.reading
 
     def require_room(self, count: int) -> None:
         """Raise `ServerError` if the queue has no room for `count` more prompts or recordings."""
@@ -94,45 +102,61 @@ class Service:
             )
 
     @contextmanager
-    def upload(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts the bytes of a recording, which are in memory until the context is left.
+    def upload(self) -> Iterator[Upload]:
+        """Admit a recording, whose bytes are in memory until the context is left. Raises `ServerError`.
 
-        It raises `ServerError` if the recordings of all clients become too large.
+        Its request has one deadline, and may finish while the server stops.
         """
-        size = 0
-
-        def add(count: int) -> None:
-            nonlocal size
-            if self._uploaded + count > MAX_UPLOADS * self.limits.max_audio:
-                message = "too many recordings are being transcribed; try again later"
-                raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
-            size += count
-            self._uploaded += count
-
+        self.require_ready()
+        self.require_room(1)
+        loop = asyncio.get_running_loop()
+        upload = Upload(loop.time() + self.limits.max_seconds, self._require_memory)
+        timer = loop.call_at(upload.deadline, upload.fail, self._timeout())
+        self._uploads.add(upload)
+        self._is_empty.clear()
         try:
-            yield add
+            yield upload
         finally:
-            self._uploaded -= size
+            timer.cancel()
+            self._uploads.discard(upload)
+            self._note_if_empty()
+
+    def _require_memory(self, count: int) -> None:
+        if sum(upload.size for upload in self._uploads) + count > MAX_UPLOADS * self.limits.max_audio:
+            message = "too many recordings are being transcribed; try again later"
+            raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
 
     @contextmanager
-    def request(self, items: Sequence[Item]) -> Iterator[ClientRequest[Item]]:
+    def opening(self, upload: Upload) -> Iterator[None]:
+        """Count a recording in the queue within the context, while it is opened. Raises `ServerError`."""
+        self.require_room(1)
+        upload.is_opening = True
+        try:
+            yield
+        finally:
+            upload.is_opening = False
+
+    @contextmanager
+    def request(self, items: Sequence[Item], upload: Upload | None = None) -> Iterator[ClientRequest[Item]]:
         """Decode prompts or a recording within the context. Leaving it early cancels them.
 
         Raises `ServerError` if they exceed the limits or the queue is full.
+
+        upload: of the recording, which has been admitted and has a deadline.
         """
-        self.require_ready()
         for item in items:
             item.check(self.limits)
-        self.require_room(len(items))
+        if upload is None:
+            self.require_ready()
+            self.require_room(len(items))
 
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = ClientRequest(
             items, on_first_output=lambda: self.metrics.time_to_first_token.observe(loop.time() - started)
         )
-        seconds = self.limits.max_seconds
-        timeout = ServerError(504, f"not finished within {seconds:g} s", code="timeout")
-        timer = loop.call_later(seconds, self._fail, request, timeout)
+        deadline = started + self.limits.max_seconds if upload is None else upload.deadline
+        timer = loop.call_at(deadline, self._fail, request, self._timeout())
         self._requests.add(request)
         self._is_empty.clear()
         self._thread.submit(items)
@@ -141,8 +165,7 @@ class Service:
         finally:
             timer.cancel()
             self._requests.discard(request)
-            if not self._requests:
-                self._is_empty.set()
+            self._note_if_empty()
             self._thread.cancel([item for item in items if item.finish_reason is None])
             self._record(request, loop.time() - started)
 
@@ -153,6 +176,13 @@ class Service:
             if item.finish_reason is not None:
                 self._seconds_per_item = 0.9 * self._seconds_per_item + 0.1 * seconds
             self.metrics.add(item.stats, item.finish_reason or failed)
+
+    def _timeout(self) -> ServerError:
+        return ServerError(504, f"not finished within {self.limits.max_seconds:g} s", code="timeout")
+
+    def _note_if_empty(self) -> None:
+        if not (self._requests or self._uploads):
+            self._is_empty.set()
 
     async def drain(self) -> None:
         """Admit no more requests, let the admitted ones finish within the grace period, and end."""
@@ -182,6 +212,8 @@ class Service:
             self.on_end(error)
 
     def _fail_all(self, error: ServerError) -> None:
+        for upload in self._uploads:
+            upload.fail(error)
         for request in self._requests:
             self._fail(request, error)
 

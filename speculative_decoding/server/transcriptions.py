@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import InputError
-from ..speech.audio_file import AudioBytes, Samples
+from ..speech.audio_file import AudioBytes
 from ..speech.mel import MelSpectrogram
 from ..speech.transcription import Transcription
 from .bodies import EventStream, cancel_on_disconnect, read_body
@@ -26,25 +25,9 @@ from .transcription_format import (
     parse_transcription_request,
     transcription_response,
 )
+from .uploads import Upload
 
-OPENING = ThreadPoolExecutor(2, "audio")  # decodes files once, for their length and loudness
 UPLOAD_SECONDS = 120.0  # to receive a recording
-
-
-class Upload:
-    """A file that a client has sent, as an `AudioSource` that stops when it is no longer wanted."""
-
-    name = "file"
-
-    def __init__(self, content: bytes) -> None:
-        self._audio = AudioBytes(content, self.name)
-        self.is_wanted = True
-
-    def blocks(self) -> Iterator[Samples]:
-        for block in self._audio.blocks():
-            if not self.is_wanted:
-                raise InputError("no longer wanted", "file")
-            yield block
 
 
 async def transcriptions(request: Request) -> Response:
@@ -58,11 +41,11 @@ async def translations(request: Request) -> Response:
 async def transcribe(request: Request, task: str) -> Response:
     service: Service = request.app.state.service
     audio = service.require_speech()
-    service.require_room(1)
     limits = service.limits
     with ExitStack() as stack:
-        count = stack.enter_context(service.upload())
-        body = await read_body(request, limits.max_audio + limits.max_body, seconds=UPLOAD_SECONDS, count=count)
+        upload = stack.enter_context(service.upload())
+        receiving = read_body(request, limits.max_audio + limits.max_body, seconds=UPLOAD_SECONDS, count=upload.add)
+        body = await upload.unless_failed(receiving)
         parts = parse_multipart(request.headers.get("content-type", ""), body)
         del body
         names = request.app.state.settings.names
@@ -72,48 +55,47 @@ async def transcribe(request: Request, task: str) -> Response:
         if "initial_prompt" in wanted.options:
             request.scope["prompts"] = [wanted.options["initial_prompt"]]
 
-        opening = open_recording(wanted.content, audio.num_mel_bins, limits.max_audio_seconds)
-        try:
-            recording = await cancel_on_disconnect(request.receive, opening, limits.max_seconds)
-        except TimeoutError:
-            raise ServerError(504, f"file: was not decoded within {limits.max_seconds:g} s", code="timeout") from None
-        item = ServedRecording(recording, wanted.options)
+        address = request.client.host if request.client else ""
+        source = AudioBytes(wanted.content, "file")
+        opening = MelSpectrogram.opening(source, audio.num_mel_bins, limits.max_audio_seconds)
+        with service.opening(upload):
+            recording = await cancel_on_disconnect(
+                request.receive, upload.unless_failed(opened(service, address, opening))
+            )
+        item = ServedRecording(recording, wanted.options, address)
         if not wanted.stream:
-            result = await cancel_on_disconnect(request.receive, complete(service, item))
+            result = await cancel_on_disconnect(request.receive, complete(service, item, upload))
             return transcription_response(wanted, result)
-        events = stream(service, item)
+        events = stream(service, item, upload)
         await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
         return EventStream(events, limits.max_seconds, stack.pop_all())
     raise AssertionError  # the stack does not suppress errors
 
 
-async def open_recording(content: bytes, num_mel_bins: int, max_seconds: float) -> MelSpectrogram:
-    """Decode a file once, in another thread. Raises `ServerError`."""
-    upload = Upload(content)
-    loop = asyncio.get_running_loop()
+async def opened(service: Service, address: str, opening: Generator[None, None, MelSpectrogram]) -> MelSpectrogram:
+    """Open a recording in other threads. Raises `ServerError`."""
     try:
-        return await loop.run_in_executor(OPENING, MelSpectrogram, upload, num_mel_bins, max_seconds)
+        return await asyncio.wrap_future(service.reading.run(address, opening))
     except InputError as error:
         raise ServerError.of(error, field_name, "file") from None
-    except asyncio.CancelledError:
-        upload.is_wanted = False
-        raise
 
 
-async def complete(service: Service, item: ServedRecording) -> Transcription:
-    with service.request([item]) as client:
+async def complete(service: Service, item: ServedRecording, upload: Upload) -> Transcription:
+    with service.request([item], upload) as client:
         await client.wait_until_finished()
         assert item.result is not None
         return item.result
 
 
-async def stream(service: Service, item: ServedRecording) -> AsyncGenerator[dict[str, Any] | str | None]:
+async def stream(
+    service: Service, item: ServedRecording, upload: Upload
+) -> AsyncGenerator[dict[str, Any] | str | None]:
     """Yield None when the recording is queued, then the events of the stream.
 
     A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
     15 seconds without an event, to keep the connection open.
     """
-    with service.request([item]) as client:
+    with service.request([item], upload) as client:
         await client.wait_until_queued()
         yield None
         is_first = True

@@ -7,8 +7,9 @@ the second pass yields frames. The values follow `log_mel_spectrogram` in openai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,24 +27,53 @@ Frames = NDArray[np.float32]  # (frames, mel bands)
 
 
 class MelSpectrogram:
-    """The log-mel frames of one recording, followed by 30 s of silence.
+    """The log-mel frames of one recording, followed by 30 s of silence. `opening` and `open_audio` make one.
 
     Args:
-        source: The samples; read once here, and once more for the frames.
-        num_mel_bins: 80, or 128 for large-v3.
-        max_seconds: A longer recording raises `InputError`.
+        source: The samples.
+        filters: See `mel_filters`.
+        num_samples: Of the source.
+        peak: The largest value of all frames.
     """
 
-    def __init__(self, source: AudioSource, num_mel_bins: int, max_seconds: float | None = None) -> None:
+    def __init__(self, source: AudioSource, filters: Frames, num_samples: int, peak: float) -> None:
         self._source = source
-        self._filters = mel_filters(num_mel_bins)
-        self._num_samples = 0
-        self._peak = SILENCE
-        for frames in log_mel_blocks(self._counted(max_seconds), self._filters):
-            self._peak = max(self._peak, float(frames.max()))
+        self._filters = filters
+        self._num_samples = num_samples
+        self._peak = peak
         self._start = 0  # the first frame in `_held`
-        self._held: Frames = np.empty((0, num_mel_bins), np.float32)
+        self._held: Frames = np.empty((0, filters.shape[1]), np.float32)
         self._blocks = self._read()
+
+    @classmethod
+    def opening(
+        cls, source: AudioSource, num_mel_bins: int, max_seconds: float | None = None
+    ) -> Generator[None, None, MelSpectrogram]:
+        """Read a recording once, for its length and its largest value. Yields after each block, and returns it.
+
+        Args:
+            source: The samples, which will be read once more for the frames.
+            num_mel_bins: 80, or 128 for large-v3.
+            max_seconds: A longer recording raises `InputError`.
+        """
+        filters = mel_filters(num_mel_bins)
+        num_samples = 0
+
+        def counted() -> Iterator[NDArray[np.float32]]:
+            nonlocal num_samples
+            for block in source.blocks():
+                num_samples += len(block)
+                if max_seconds is not None and num_samples > max_seconds * SAMPLE_RATE:
+                    raise InputError(f"{source.name}: longer than {max_seconds:g} seconds; split it")
+                yield block
+            if num_samples < HOP_SAMPLES:
+                raise InputError(f"{source.name}: no sound (got {num_samples} samples at 16 kHz); use another file")
+
+        peak = SILENCE
+        for frames in log_mel_blocks(counted(), filters):
+            peak = max(peak, float(frames.max()))
+            yield
+        return cls(source, filters, num_samples, peak)
 
     @property
     def num_frames(self) -> int:
@@ -61,37 +91,49 @@ class MelSpectrogram:
         """
         if start < self._start:
             self._start, self._held, self._blocks = 0, self._held[:0], self._read()
-        while self._start + len(self._held) < start + count:
-            new = next(self._blocks, None)
-            if new is None:
-                missing = start + count - self._start - len(self._held)
-                new = np.full((missing, self._held.shape[1]), SILENCE, np.float32)
-            dropped = min(start - self._start, len(self._held))
-            self._held = np.concatenate([self._held[dropped:], new])
-            self._start += dropped
+        while self._end < start + count:
+            self._read_block(start, start + count)
         frames = self._held[start - self._start :][:count]
         return (np.maximum(frames, np.float32(self._peak - RANGE)) + np.float32(4)) / np.float32(4)
 
+    def read_ahead(self, start: int, stop: int) -> Generator[None, None, None]:
+        """Read up to frame `stop` of the recording, so that `frames` need not read. Yields after each block.
+
+        start: the first frame that is still needed; `frames` must have been called with earlier ones only.
+        """
+        stop = min(stop, self.num_frames)
+        while self._end < stop:
+            self._read_block(start, stop)
+            yield
+
+    @property
+    def _end(self) -> int:
+        """The first frame that has not been read."""
+        return self._start + len(self._held)
+
+    def _read_block(self, start: int, stop: int) -> None:
+        """Read some more frames, or silence up to frame `stop` after the end. Forgets frames before `start`."""
+        new = next(self._blocks, None)
+        if new is None:
+            new = np.full((stop - self._end, self._held.shape[1]), SILENCE, np.float32)
+        dropped = min(start - self._start, len(self._held))
+        self._held = np.concatenate([self._held[dropped:], new])
+        self._start += dropped
+
     def _read(self) -> Iterator[Frames]:
         return log_mel_blocks(self._source.blocks(), self._filters)
-
-    def _counted(self, max_seconds: float | None) -> Iterator[NDArray[np.float32]]:
-        for block in self._source.blocks():
-            self._num_samples += len(block)
-            if max_seconds is not None and self.seconds > max_seconds:
-                raise InputError(f"{self._source.name}: longer than {max_seconds:g} seconds; split it")
-            yield block
-        if self.num_frames == 0:
-            raise InputError(
-                f"{self._source.name}: no sound (got {self._num_samples} samples at 16 kHz); use another file"
-            )
 
 
 def open_audio(
     audio: str | os.PathLike[str] | NDArray[np.floating], num_mel_bins: int, max_seconds: float | None = None
 ) -> MelSpectrogram:
     """Open a recording. audio: a file, or float samples from -1 to 1 at 16 kHz. Raises `InputError`."""
-    return MelSpectrogram(open_source(audio), num_mel_bins, max_seconds)
+    opening = MelSpectrogram.opening(open_source(audio), num_mel_bins, max_seconds)
+    while True:
+        try:
+            next(opening)
+        except StopIteration as end:
+            return cast(MelSpectrogram, end.value)
 
 
 def log_mel_blocks(blocks: Iterable[NDArray[np.float32]], filters: Frames) -> Iterator[Frames]:

@@ -65,12 +65,16 @@ class Task:
 
 @dataclass
 class Running:
-    """A recording that is being transcribed."""
+    """A recording that is being transcribed.
+
+    attempt: The next one, if it is not being decoded.
+    """
 
     number: int
     transcriber: Transcriber
     requests: WindowRequests
     attempts: Generator[Attempt, DecodedWindow, None]
+    attempt: Attempt | None = None
     reported: int = 0  # segments
 
     def event(self, *, is_last: bool = False) -> TranscriptionEvent:
@@ -86,6 +90,10 @@ class Running:
 @dataclass
 class Scheduler:
     """Decodes the windows of several recordings side by side.
+
+    `start` prepares the first window of a recording, and `step` decodes. A recording that is `paused` between two
+    outputs has no slot; `resume` gives it one. What it needs to continue is its own, so its text does not depend on
+    when it is resumed.
 
     Args:
         model: A speech model.
@@ -105,7 +113,8 @@ class Scheduler:
     new_engine: Callable[[GenerationOptions, int], Engine]
     draft_length: Callable[[GenerationOptions, int], DraftLength]
     _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
-    _running: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
+    _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
+    _paused: dict[int, Running] = field(init=False, default_factory=dict)  # by number
 
     def __post_init__(self) -> None:
         language_code(self.model.audio, self.options)
@@ -120,14 +129,23 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """The number of recordings that are being transcribed."""
-        return len(self._running)
+        """The number of recordings with a slot."""
+        return len(self._decoding)
+
+    @property
+    def paused(self) -> list[int]:
+        """The recordings that wait for `resume`."""
+        return [*self._paused]
+
+    def seek(self, number: int) -> int:
+        """The first frame that a paused recording needs."""
+        return self._paused[number].transcriber.seek
 
     def run(self, recordings: Iterable[Callable[[], Recording | Task]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
         waiting = enumerate(recordings)
         has_more = True
-        while has_more or self._running:
+        while has_more or self._decoding:
             while has_more and self.running < self.slots:
                 number, open_recording = next(waiting, (-1, None))
                 if open_recording is None:
@@ -139,10 +157,16 @@ class Scheduler:
                     yield from self.start(number, task)
                 except InputError as error:
                     yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
+                yield from self._resume_all()
             yield from self.step()
+            yield from self._resume_all()
+
+    def _resume_all(self) -> Iterator[TranscriptionEvent]:
+        for number in self.paused:
+            yield from self.resume(number)
 
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
-        """Use a slot for a recording. Raises `InputError` if it cannot be transcribed with its options."""
+        """Prepare a recording, and pause it. Raises `InputError` if it cannot be transcribed with its options."""
         recording, options = task.recording, task.options
         language, opening = language_code(self.audio, options), None
         if language is None:
@@ -155,24 +179,39 @@ class Scheduler:
         yield from self._advance(one, None)
 
     def step(self) -> Iterator[TranscriptionEvent]:
-        """Run a round of every recording that has been started."""
+        """Run a round of every recording with a slot. One whose output is complete is paused before the next."""
         for engine in [*self._engines.values()]:
             for event in engine.step():
                 request = event.request
                 if request.finish_reason:
-                    one = self._running.pop(request)
+                    one = self._decoding.pop(request)
                     one.transcriber.stats.add(request.stats)
                     if request.error:
                         yield one.event()._replace(error=ArithmeticError(request.error))
                     else:
                         yield from self._advance(one, one.requests.decoded(request))
 
+    def resume(self, number: int) -> Iterator[TranscriptionEvent]:
+        """Give a paused recording a slot. Yields an event only if it fails."""
+        one = self._paused.pop(number)
+        attempt, one.attempt = one.attempt, None
+        assert attempt is not None
+        try:
+            start = one.requests.decoder_prompt(attempt)
+            length = self.draft_length(start.options, self.slots)
+            request = self._engine(start.options).submit(attempt.window.audio, start.options, length, start)
+        except InputError as error:
+            yield one.event()._replace(error=error)
+            return
+        self._decoding[request] = one
+
     def cancel(self, number: int) -> None:
         """Drop a recording and free its slot. A finished one is ignored."""
-        for request, one in [*self._running.items()]:
+        self._paused.pop(number, None)
+        for request, one in [*self._decoding.items()]:
             if one.number == number:
                 self._engine(request.options).cancel(request)
-                del self._running[request]
+                del self._decoding[request]
 
     def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
@@ -181,19 +220,17 @@ class Scheduler:
         return max(found, key=found.__getitem__), opening
 
     def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
-        """Give a recording an output, and submit its next attempt."""
+        """Give a recording an output, and pause it before its next attempt."""
         seek = one.transcriber.seek
         try:
-            attempt = next(one.attempts) if output is None else one.attempts.send(output)
+            one.attempt = next(one.attempts) if output is None else one.attempts.send(output)
         except StopIteration:
             yield one.event(is_last=True)
             return
         except InputError as error:  # the file is damaged further on
             yield one.event()._replace(error=error)
             return
-        start = one.requests.decoder_prompt(attempt)
-        length = self.draft_length(start.options, self.slots)
-        self._running[self._engine(start.options).submit(attempt.window.audio, start.options, length, start)] = one
+        self._paused[one.number] = one
         if one.transcriber.seek != seek:
             yield one.event()
 

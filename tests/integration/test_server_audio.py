@@ -80,6 +80,11 @@ def post(server: Serving, index: int = 0, path: str = PATH, **fields: Any) -> ht
         return client.post(path, files={"file": file(index)}, data=form(fields))
 
 
+def uploaded(server: Serving) -> int:
+    """Return the bytes of all recordings in memory."""
+    return sum(upload.size for upload in server.service._uploads)
+
+
 @pytest.mark.parametrize("index", range(4))
 def test_text_equals_the_sessions(client: openai.OpenAI, index: int) -> None:
     found, expected = create(client, index), alone(index)
@@ -196,7 +201,7 @@ def test_invalid_fields_are_named_in_one_line(server: Serving, fields: Any, para
     error = response.json()["error"]
     assert response.status_code == (404 if param == "model" else 400), error
     assert error["param"] == param and words in error["message"] and "\n" not in error["message"], error
-    assert server.service._uploaded == 0
+    assert uploaded(server) == 0
 
 
 FILES: list[tuple[bytes, int, str]] = [
@@ -215,7 +220,7 @@ def test_unsuitable_files_are_refused_in_one_line(server: Serving, content: byte
         response = client.post(PATH, files={"file": ("../x.wav", content)})
     error = response.json()["error"]["message"]
     assert response.status_code == status and words in error and "\n" not in error and "x.wav" not in error, error
-    assert server.service._uploaded == 0
+    assert uploaded(server) == 0
 
 
 FORM = 'multipart/form-data; boundary="b"'
@@ -249,7 +254,7 @@ def test_malformed_forms_are_refused(server: Serving, kind: str, body: bytes, st
 def test_recordings_in_memory_are_limited(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_UPLOADS", 0.2)
     refused = post(server, 1)
-    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0 and server.service._uploaded == 0
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0 and uploaded(server) == 0
     assert post(server, 3).status_code == 200
 
 
@@ -284,10 +289,10 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory(monkeypatch: pytest
             sent = {"files": {"file": file(0)}, "data": form({"stream": "true"})}
             with client.stream("POST", PATH, **sent) as response:
                 assert response.status_code == 200
-                eventually(lambda: server.thread.waiting + server.service.admitted == 1)
-                assert server.service._uploaded > 50_000
+                eventually(lambda: server.service.admitted == 1)
+                assert uploaded(server) > 50_000
         may_step.set()
-        eventually(lambda: server.service.admitted == server.thread.decoding == server.service._uploaded == 0)
+        eventually(lambda: server.service.admitted == server.thread.decoding == uploaded(server) == 0)
         assert server.metric("prompts_total", finish_reason="cancelled") == 1
         assert post(server, 1).json()["text"] == alone(1).text.strip()
 
@@ -296,4 +301,4 @@ def test_a_late_recording_answers_504_and_a_stream_ends_with_the_error() -> None
     late = Limits(slots=1, queue=2, max_prompts=1, max_seconds=1e-6)
     with serving(session(), late, model=MODEL) as server:
         assert post(server).status_code == 504 == post(server, stream="true").status_code
-        assert server.service._uploaded == 0 == server.service.admitted
+        assert uploaded(server) == 0 == server.service.admitted

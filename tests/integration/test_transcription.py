@@ -371,9 +371,12 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
     scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):
         assert len([*scheduler.start(number, scheduler.task(open_audio(audio, 6), {}))]) == 1
+        assert not [*scheduler.resume(number)]
     scheduler.cancel(0)
     results = []
     while scheduler.running:
         results += [event for event in scheduler.step() if event.result]
+        for number in scheduler.paused:
+            assert not [*scheduler.resume(number)]
     assert [event.number for event in results] == [1]
     check_equal(results[0].result, baselines[1])

@@ -1,0 +1,112 @@
+"""Threads that decode the audio of all clients, a step of some seconds of sound at a time.
+
+After each step, `Turns` decides by processor time whose step is next. So a long or costly recording delays others by a
+step only. Knows nothing of the model.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from .turns import Turns
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class Reading(Generic[Result]):
+    """Steps, and the future of what they return."""
+
+    steps: Generator[None, None, Result]
+    future: Future[Result] = field(default_factory=Future)
+    is_running: bool = False
+
+
+class ReadingThreads:
+    """Runs the steps of many readings.
+
+    Args:
+        count: The number of threads.
+        clock: Returns the processor time of the current thread, in seconds.
+    """
+
+    def __init__(self, count: int = 2, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._turns = Turns[Reading[Any]]()
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._threads = [threading.Thread(target=self._work, name=f"audio {i}", daemon=True) for i in range(count)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End after the current steps. Futures of unfinished readings are cancelled."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify_all()
+            unfinished = self._turns.items
+        for reading in unfinished:
+            reading.future.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def run(self, client: str, steps: Generator[None, None, Result]) -> Future[Result]:
+        """Run steps for a client. Cancelling the future ends them after the current step."""
+        reading = Reading(steps)
+        reading.future.add_done_callback(lambda _: self._remove(reading))
+        with self._wake:
+            self._turns.enter(reading, client)
+            self._turns.wait(reading)
+            self._wake.notify()
+        return reading.future
+
+    def _remove(self, reading: Reading[Any]) -> None:
+        """Free what a reading holds as soon as its future is done."""
+        with self._wake:
+            self._turns.leave(reading)
+            is_running = reading.is_running
+        if not is_running:
+            reading.steps.close()
+
+    def _work(self) -> None:
+        while (reading := self._next()) is not None:
+            started = self._clock()
+            result, error, has_ended = None, None, True
+            try:
+                next(reading.steps)
+                has_ended = False
+            except StopIteration as end:
+                result = end.value
+            except BaseException as raised:
+                error = raised
+            with self._wake:
+                reading.is_running = False
+                self._turns.charge(reading, self._clock() - started)
+                if not has_ended and reading in self._turns:
+                    self._turns.wait(reading)
+                    continue
+            if not has_ended:  # cancelled during the step
+                reading.steps.close()
+            elif reading.future.set_running_or_notify_cancel():
+                if error is None:
+                    reading.future.set_result(result)
+                else:
+                    reading.future.set_exception(error)
+
+    def _next(self) -> Reading[Any] | None:
+        """Wait for a reading whose turn it is. None at the end."""
+        with self._wake:
+            while not self._is_stopping:
+                reading = self._turns.take()
+                if reading is not None:
+                    reading.is_running = True
+                    return reading
+                self._wake.wait()
+        return None

@@ -1,0 +1,54 @@
+"""A recording of a client from its first byte until it has been decoded: its memory, its place and its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from .errors import ServerError
+
+Result = TypeVar("Result")
+
+
+class Upload:
+    """All methods run on the event loop.
+
+    Args:
+        deadline: When its request must be finished, in the event loop's time.
+        count: Called with the number of bytes that arrive. It may raise `ServerError`.
+
+    Attributes:
+        size: Bytes in memory.
+        is_opening: Whether it counts in the queue: it has arrived, and has not been passed to the decoding thread.
+    """
+
+    def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
+        self.deadline = deadline
+        self.size = 0
+        self.is_opening = False
+        self._count = count
+        self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
+
+    def add(self, size: int) -> None:
+        """Count bytes that have arrived. Raises `ServerError` if the recordings of all clients become too large."""
+        self._count(size)
+        self.size += size
+
+    def fail(self, error: ServerError) -> None:
+        """Let `unless_failed` raise an error, now or in its next call."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    async def unless_failed(self, work: Awaitable[Result]) -> Result:
+        """Return the result of `work`, or cancel it when the upload fails. Raises `ServerError`."""
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((working, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                raise self._failure.result()
+            return working.result()
+        finally:
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
