@@ -28,8 +28,8 @@ class ModelPair:
     draft: ModelHandle | DraftHeadHandle | None = None
 
     @property
-    def names(self) -> dict[str, str | None]:
-        """The models, as statistics report them: names on the Hub, and folders."""
+    def folders(self) -> dict[str, str | None]:
+        """The folders, or the names on the Hub, as statistics report them."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
         return {"model": shown_name(self.target.folder), "draft_model": draft}
 
