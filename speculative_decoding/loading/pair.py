@@ -39,7 +39,7 @@ class ModelPair:
         Warns about unsupported fields of the target's generation_config.json.
         """
         model = self.target.model
-        warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
+        warn_if_slow(shown_name(self.target.folder), self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.ignored:
             warnings.warn(f"{shown_name(self.target.folder)}, generation_config.json: {ignored}", stacklevel=3)
