@@ -75,7 +75,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             first = next(lines, None)
             if first is None:  # no model is needed
                 with running:
-                    return finish(totals, config, stats_json, pair.names | settings, files)
+                    return finish(totals, config, stats_json, pair.folders | settings, files)
             lines = chain([first], lines)
 
         session = stack.enter_context(config.session(pair))
@@ -105,7 +105,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
 
-    return finish(totals, config, stats_json, pair.names | settings, files)
+    return finish(totals, config, stats_json, pair.folders | settings, files)
 
 
 def finish(

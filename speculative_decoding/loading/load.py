@@ -25,7 +25,7 @@ from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
 from .adapter import Adapter, has_vocabulary, refuse_adapter
-from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest
+from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest, shown_name
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # convert.py writes here
@@ -130,7 +130,7 @@ def open_model(
     original = raw, checkpoint
     model, raw, checkpoint = build_unread(*original, storage)
     size = weight_bytes(model, checkpoint) // (1 if process_group is None else process_group.size)
-    require_memory(folder, size, beside, partial(smaller_precision, *original))
+    require_memory(shown_name(folder), size, beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
             model, raw, checkpoint = build_model(*original, storage)
