@@ -55,7 +55,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
             "--model openai/whisper-base"
         )
     with naming_flags():
-        language = language_code(audio, TranscriptionOptions(**options))
+        language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
     say(config.describe())
     output = Output(flags.audio, flags.output_format, shows_language=language is None)
     with config.session(pair) as session:

@@ -62,7 +62,8 @@ class RecordingWork:
     """Transcribes recordings for the decoding thread; see `Work`."""
 
     def __init__(self, session: Session, limits: Limits) -> None:
-        self._scheduler = session.scheduler(TranscriptionOptions(), {}, limits.slots)
+        defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
+        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots)
         self._slots = limits.slots
         self._waiting: deque[ServedRecording] = deque()
         self._running: dict[int, ServedRecording] = {}

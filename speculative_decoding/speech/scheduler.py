@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.speech_languages import code_of_language
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .keywords import split_names
@@ -143,6 +145,8 @@ class Scheduler:
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
         """Use a slot for a recording. Raises `InputError` if it cannot be transcribed with its options."""
         recording, options = task.recording, task.options
+        if options.word_timestamps and self.audio.alignment_note:
+            warnings.warn(self.audio.alignment_note, stacklevel=2)
         language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
@@ -212,11 +216,11 @@ def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> s
     """
     if audio is None:
         raise InputError("audio: this model reads text and cannot transcribe; load a speech model, such as Whisper")
-    code = None if options.language is None else options.language.lower()
+    code = None if options.language is None else code_of_language(options.language)
     if not audio.is_multilingual:
         if options.task == "translate":
             raise InputError("task translate: this model knows English only; leave it out, or use a multilingual model")
-        if code not in (None, "en", "english"):
+        if code not in (None, "en"):
             raise InputError(
                 f"language {short_repr(options.language)}: this model knows English only; use a multilingual model"
             )
