@@ -192,7 +192,7 @@ class AudioConfig:
             task=fields.read("task", Text(("transcribe", "translate") if is_multilingual else ("transcribe",))),
         )
 
-    def _stated_ids(self, special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, int]:
+    def _stated_ids(self, special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
         """Return the special ids: those of generation_config.json, else the tokenizer's, else those of the layout.
 
         A vocabulary that is as large as one of OpenAI's has its layout, unless the tokenizer names every token. So the
@@ -221,14 +221,14 @@ SPECIAL_PIECES = {
 }
 
 
-def ids_by_layout(no_timestamps: int) -> dict[str, int]:
+def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
     """Return the ids of the special tokens around this one.
 
     Whisper's vocabularies have the same ones in the same order: startoftranscript, languages, translate, transcribe,
     startoflm, startofprev, nospeech, notimestamps, timestamps.
     """
     names = ("translate", "transcribe", "startoflm", "previous", "no_speech", "no_timestamps", "timestamp_begin")
-    ids = {name: no_timestamps - 5 + i for i, name in enumerate(names)}
+    ids: dict[str, Any] = {name: no_timestamps - 5 + i for i, name in enumerate(names)}
     del ids["startoflm"]
     return ids
 
