@@ -291,7 +291,7 @@ class Session:
         """
         from .speech.mel import open_audio
 
-        scheduler = self.scheduler(*split_options(options), slots)
+        scheduler = self.scheduler(*split_options(options, self.model.audio), slots)
 
         def opened(recording: Audio | Mapping[str, Any]) -> Task:
             own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
@@ -318,7 +318,7 @@ class Session:
         from .speech.chunks import transcribe_chunks
         from .speech.mel import open_audio
 
-        own, decoding = split_options(options)
+        own, decoding = split_options(options, self.model.audio)
         config = self.scheduler(own, decoding, slots).audio
 
         def scheduler(language: str | None) -> Scheduler:

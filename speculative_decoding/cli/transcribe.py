@@ -57,7 +57,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
             "audio",
             ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
         )
-    language = language_code(audio, TranscriptionOptions(**options))
+    language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
     say(config.describe())
     output = Output(flags.audio, flags.output_format, shows_language=language is None)
     with config.session(pair) as session:

@@ -146,7 +146,8 @@ def open_model(
     if model.audio is not None:
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
-        model.audio = model.audio.resolved(tokenizer.vocabulary.pieces, generation_config, decoder, file)
+        pieces, size = tokenizer.vocabulary.pieces, model.config.vocab_size
+        model.audio = model.audio.resolved(pieces, generation_config, decoder, size, file)
     return ModelHandle(folder, model, tokenizer, checkpoint, opened_adapter)
 
 

@@ -11,10 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError, InputError
-from ..sampling.values import Bool, Int, ListOf
+from ..sampling.options import short_repr
+from ..sampling.values import Bool, Int, ListOf, Text, Value
 from .config import require
+from .speech_languages import code_of_language
 
-MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer
+MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer, large-v3's one more
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +53,18 @@ def token_ids(source: Source) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class AudioConfig:
-    """Sizes of a speech model's source, and the token ids with which it writes speech.
-
-    Whisper's vocabularies end with the same tokens in the same order, so sizes determine the ids: startoftranscript,
-    languages, translate, transcribe, startoflm, startofprev, nospeech, notimestamps, timestamps.
+    """Sizes of a speech model's source, the token ids with which it writes speech, and its defaults.
 
     window_frames: The longest source, in frames of 10 ms.
     previous: Precedes the text before the window.
     timestamp_begin: The token of 0.00 s; the timestamp of position i is `timestamp_begin` + i.
     languages: Language code -> token. Empty for English-only models.
     alignment_heads: (layer, head) of the cross-attention heads that follow the speech.
+    alignment_note: Why they are not those of generation_config.json, or "".
     max_initial_timestamp_index: The largest first timestamp, in encoder positions.
+    unused: Ids after the timestamps that are no tokens; they pad the vocabulary.
+    suppressed, begin_suppressed: Tokens that never occur, or not at the start; None means those of openai-whisper.
+    language, task: The model's defaults, or None.
     """
 
     num_mel_bins: int
@@ -76,24 +79,41 @@ class AudioConfig:
     timestamp_begin: int
     is_multilingual: bool
     alignment_heads: Sequence[tuple[int, int]]
+    alignment_note: str = ""
     languages: Mapping[str, int] = field(default_factory=dict)
     max_initial_timestamp_index: int = 50
+    unused: Sequence[int] = ()
+    suppressed: Sequence[int] | None = None
+    begin_suppressed: Sequence[int] | None = None
+    language: str | None = None
+    task: str | None = None
 
     @classmethod
     def by_layout(cls, vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:
         """Return the config of a vocabulary that ends with one timestamp for each encoder position and one more."""
-        first = vocab_size - window_positions - 1
         return cls(
-            timestamp_begin=first,
-            no_timestamps=first - 1,
-            no_speech=first - 2,
-            previous=first - 3,
-            transcribe=first - 5,
-            translate=first - 6,
-            is_multilingual=vocab_size >= MULTILINGUAL_SIZE,
+            **ids_by_layout(vocab_size - window_positions - 2),
+            is_multilingual=vocab_size >= MULTILINGUAL_SIZE and known["end"] != ENGLISH_END,
             window_frames=2 * window_positions,
             **known,
         )
+
+    @property
+    def timestamp_end(self) -> int:
+        """The first id after the timestamps. Tokens that were added to the vocabulary may follow."""
+        return self.timestamp_begin + self.window_frames // 2 + 1
+
+    def is_timestamp(self, token: int) -> bool:
+        return self.timestamp_begin <= token < self.timestamp_end
+
+    def is_text(self, token: int) -> bool:
+        """Return whether a token is text: one before the special tokens, or an added one after the timestamps."""
+        return token < self.end or token >= self.timestamp_end
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options of a transcription that the model determines unless they are given."""
+        return {name: value for name in ("language", "task") if (value := getattr(self, name)) is not None}
 
     def start_tokens(self, language: str, task: str = "transcribe") -> list[int]:
         """Return the ids that start every output: startoftranscript, and for multilingual models language and task."""
@@ -102,25 +122,46 @@ class AudioConfig:
         return [self.start, self.languages[language], self.translate if task == "translate" else self.transcribe]
 
     def resolved(
-        self, pieces: Mapping[int, str], generation_config: Mapping[str, Any], decoder: tuple[int, int], file: str
+        self,
+        pieces: Mapping[int, str],
+        generation_config: Mapping[str, Any],
+        decoder: tuple[int, int],
+        vocab_size: int,
+        file: str,
     ) -> AudioConfig:
-        """Return the config with the languages of a tokenizer and the fields of generation_config.json.
+        """Return the config with the tokens of a tokenizer and the fields of generation_config.json.
 
         Args:
             pieces: The tokenizer's piece for each id.
             generation_config: The parsed file.
             decoder: The number of decoder layers, and of heads in each.
+            vocab_size: The number of rows of the embedding.
             file: The name of that file.
 
         Raises:
             InputError: The tokenizer belongs to another vocabulary.
             CheckpointError: A field is invalid.
         """
+        fields = Fields(generation_config, vocab_size, file)
+        special = {piece: token for token, piece in pieces.items() if token >= self.end}
+        ids = self._stated_ids(special, fields, vocab_size)
+        found = replace(self, **ids)
+        if found.timestamp_end > vocab_size:
+            raise CheckpointError(
+                f"{file}: 'no_timestamps_token_id' {found.no_timestamps} leaves no room for {found.window_frames // 2} "
+                f"timestamps among {vocab_size} tokens"
+            )
+        languages = fields.languages() or {
+            match[1]: token
+            for token in range(self.start + 1, found.translate)
+            if (match := re.fullmatch(r"<\|([a-z]{2,4})\|>", pieces.get(token, "")))
+        }
         expected = {
-            self.start: ("<|startoftranscript|>",),
-            self.transcribe: ("<|transcribe|>",),
-            self.no_speech: ("<|nospeech|>", "<|nocaptions|>"),
-            self.no_timestamps: ("<|notimestamps|>",),
+            found.start: ("<|startoftranscript|>",),
+            found.transcribe: ("<|transcribe|>",),
+            found.no_speech: NO_SPEECH,
+            found.no_timestamps: ("<|notimestamps|>",),
+            **{token: (f"<|{code}|>",) for code, token in languages.items()},
         }
         for token, names in expected.items():
             if pieces.get(token) not in names:
@@ -128,23 +169,99 @@ class AudioConfig:
                     f"tokenizer: token {token} does not fit the model (got {pieces.get(token)!r}, expected "
                     f"{names[0]!r}); use the tokenizer of a Whisper model with the same vocabulary"
                 )
-        found = {name: value for name, value in generation_config.items() if value is not None}
-        is_multilingual = require("is_multilingual", Bool(), found.get("is_multilingual", self.is_multilingual), file)
-        largest = require(
-            "max_initial_timestamp_index",
-            Int(0, 1 << 16),
-            found.get("max_initial_timestamp_index", self.max_initial_timestamp_index),
-            file,
-        )
-        codes = {match[1]: token for token in range(self.start + 1, self.translate)
-                 if (match := re.fullmatch(r"<\|([a-z]{2,4})\|>", pieces.get(token, "")))}  # fmt: skip
+        is_multilingual = fields.read("is_multilingual", Bool(), self.is_multilingual)
+        language = fields.read("language", Text())
+        if language is not None:
+            language = code_of_language(language)
+            if language not in (languages if is_multilingual else ("en",)):
+                raise CheckpointError(f"{file}: 'language' {language[:80]!r} is no language of this model")
+        heads, note = alignment_heads(fields.read("alignment_heads", ListOf(ListOf(Int(0)))), *decoder, file)
         return replace(
-            self,
+            found,
             is_multilingual=is_multilingual,
-            languages=codes if is_multilingual else {},
-            max_initial_timestamp_index=largest,
-            alignment_heads=alignment_heads(found.get("alignment_heads"), *decoder, file) or self.alignment_heads,
+            languages=languages if is_multilingual else {},
+            max_initial_timestamp_index=fields.read(
+                "max_initial_timestamp_index", Int(0, 1 << 16), self.max_initial_timestamp_index
+            ),
+            alignment_heads=heads or self.alignment_heads,
+            alignment_note=note,
+            unused=[token for token in range(found.timestamp_end, vocab_size) if token not in pieces],
+            suppressed=fields.read("suppress_tokens", ListOf(fields.token)),
+            begin_suppressed=fields.read("begin_suppress_tokens", ListOf(fields.token)),
+            language=language if is_multilingual else None,
+            task=fields.read("task", Text(("transcribe", "translate") if is_multilingual else ("transcribe",))),
         )
+
+    def _stated_ids(self, special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
+        """Return the special ids: those of generation_config.json, else the tokenizer's, else those of the layout.
+
+        A vocabulary that is as large as one of OpenAI's has its layout, unless the tokenizer names every token. So the
+        tokenizer of another Whisper is recognized.
+        """
+        stated = fields.ids()
+        by_piece = {name: special[piece] for piece, name in SPECIAL_PIECES.items() if piece in special}
+        names_all = vocab_size - 1 in special.values()
+        if "no_timestamps" in stated:
+            known = by_piece | stated
+        elif "no_timestamps" in by_piece and (names_all or vocab_size - MULTILINGUAL_SIZE not in (-1, 0, 1)):
+            known = by_piece
+        else:
+            return {}
+        return ids_by_layout(known["no_timestamps"]) | known
+
+
+ENGLISH_END = 50256  # the end of text of English-only models
+NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+SPECIAL_PIECES = {
+    "<|translate|>": "translate",
+    "<|transcribe|>": "transcribe",
+    "<|startofprev|>": "previous",
+    **dict.fromkeys(NO_SPEECH, "no_speech"),
+    "<|notimestamps|>": "no_timestamps",
+}
+
+
+def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
+    """Return the ids of the special tokens around this one.
+
+    Whisper's vocabularies have the same ones in the same order: startoftranscript, languages, translate, transcribe,
+    startoflm, startofprev, nospeech, notimestamps, timestamps.
+    """
+    names = ("translate", "transcribe", "startoflm", "previous", "no_speech", "no_timestamps", "timestamp_begin")
+    ids: dict[str, Any] = {name: no_timestamps - 5 + i for i, name in enumerate(names)}
+    del ids["startoflm"]
+    return ids
+
+
+class Fields:
+    """Reads fields of generation_config.json. Raises `CheckpointError` for invalid ones."""
+
+    def __init__(self, raw: Mapping[str, Any], vocab_size: int, file: str) -> None:
+        self._raw = {name: value for name, value in raw.items() if value is not None}
+        self._file = file
+        self.token = Int(0, vocab_size - 1)
+
+    def read(self, name: str, value: Value, default: Any = None) -> Any:
+        return require(name, value, self._raw[name], self._file) if name in self._raw else default
+
+    def ids(self) -> dict[str, int]:
+        """Return the ids that the file states, by the names of `AudioConfig`."""
+        tasks = self._mapping("task_to_id")
+        stated = {name: tasks.get(name) for name in ("translate", "transcribe")}
+        stated["no_timestamps"] = self.read("no_timestamps_token_id", self.token)
+        stated["previous"] = self.read("prev_sot_token_id", self.token)
+        return {name: token for name, token in stated.items() if token is not None}
+
+    def languages(self) -> dict[str, int]:
+        return {
+            name.removeprefix("<|").removesuffix("|>"): token for name, token in self._mapping("lang_to_id").items()
+        }
+
+    def _mapping(self, name: str) -> dict[str, int]:
+        found = self._raw.get(name, {})
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self._file}: {name!r} must be an object, not {short_repr(found)}")
+        return {key: require(f"{name} of {key}", self.token, token, self._file) for key, token in found.items()}
 
 
 def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
@@ -152,15 +269,23 @@ def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
     return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
 
 
-def alignment_heads(raw: Any, layers: int, heads: int, file: str) -> list[tuple[int, int]]:
-    """Parse the alignment heads of generation_config.json. Raises `CheckpointError` for unknown heads."""
-    if raw is None:
-        return []
-    pairs = require("alignment_heads", ListOf(ListOf(Int(0))), raw, file)
+def alignment_heads(
+    pairs: Sequence[Sequence[int]] | None, layers: int, heads: int, file: str
+) -> tuple[list[tuple[int, int]], str]:
+    """Check the alignment heads of generation_config.json. Returns them, or nothing and a note why.
+
+    Heads of missing layers are those of the model that this one was distilled from, where other heads have the same
+    numbers.
+    """
+    if pairs is None:
+        return [], ""
     for pair in pairs:
-        if len(pair) != 2 or pair[0] >= layers or pair[1] >= heads:
-            raise CheckpointError(
-                f"{file}: 'alignment_heads' must be pairs of a layer below {layers} and a head below {heads}, "
-                f"not {list(pair)}"
+        if len(pair) != 2:
+            raise CheckpointError(f"{file}: 'alignment_heads' must be pairs of a layer and a head, not {list(pair)}")
+        if pair[0] >= layers or pair[1] >= heads:
+            note = (
+                f"'alignment_heads' has {list(pair)}, but this decoder has {layers} layers of {heads} heads; the times "
+                "of words come from all heads of the upper half, as for models without known heads"
             )
-    return [(layer, head) for layer, head in pairs]
+            return [], f"{file}: {note}"
+    return [(layer, head) for layer, head in pairs], ""

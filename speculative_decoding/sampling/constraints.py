@@ -34,14 +34,19 @@ class TimestampRules:
     Args:
         begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
         text_end: Ids below are text.
-        zero: The id of timestamp 0. This id and all higher ones are timestamps, in order.
+        zero: The id of timestamp 0. This id and the following ones are timestamps, in order.
         max_initial: The highest id of the first timestamp; None allows all.
+        added_from: The first id after the timestamps. It and all higher ones are text, too. None: there are none.
     """
 
     begin: int
     text_end: int
     zero: int
     max_initial: int | None = None
+    added_from: int | None = None
+
+    def is_timestamp(self, token: int) -> bool:
+        return token >= self.zero and (self.added_from is None or token < self.added_from)
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, 
         The logits, and the largest one of each position (B, L), without another pass over the vocabulary.
     """
     rules = [own.timestamps for own in history.constraints]
-    zero, text_end = next((own.zero, own.text_end) for own in rules if own is not None)
+    zero, text_end, added = next((own.zero, own.text_end, own.added_from) for own in rules if own is not None)
     length = logits.shape[1]
     stop = 0 if history.drafted is None else history.drafted.shape[1]
     counts = mx.array(  # (B, L): generated tokens before each position
@@ -267,7 +272,8 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, 
         ids = mx.concatenate([ids, mx.where(mx.array([[own is None] for own in rules]), PADDING, drafted)], axis=1)
 
     # Column i of these (B, 3 + D) arrays: the last timestamp of the row, its last two ids, its draft ids.
-    is_timestamp = ids >= zero
+    stop_id = logits.shape[-1] if added is None else added
+    is_timestamp = (ids >= zero) & (ids < stop_id)
     latest_column = mx.cummax(mx.where(is_timestamp, mx.arange(ids.shape[1]), 0), axis=1)
     latest = mx.take_along_axis(ids, latest_column, axis=1)
     end = ids.shape[1]
@@ -279,17 +285,21 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, 
     ends_segment = last & ~before_last
     starts_segment = last & before_last
 
-    lowest = mx.where(latest >= zero, latest + ~ends_segment, zero)
-    lowest = mx.where(starts_segment, logits.shape[-1], lowest)
-    highest_first = [logits.shape[-1] if own is None or own.max_initial is None else own.max_initial for own in rules]
-    highest = mx.where(is_first, mx.array(highest_first)[:, None], logits.shape[-1])
-    own_ids = mx.arange(zero, logits.shape[-1])
+    has_timestamp = (latest >= zero) & (latest < stop_id)
+    lowest = mx.where(has_timestamp, latest + ~ends_segment, zero)
+    lowest = mx.where(starts_segment, stop_id, lowest)
+    highest_first = [stop_id if own is None or own.max_initial is None else own.max_initial for own in rules]
+    highest = mx.where(is_first, mx.array(highest_first)[:, None], stop_id)
+    own_ids = mx.arange(zero, stop_id)
     is_allowed = (own_ids >= lowest[..., None]) & (own_ids <= highest[..., None])
-    timestamps = mx.where(is_allowed, logits[..., zero:], -mx.inf)
+    timestamps = mx.where(is_allowed, logits[..., zero:stop_id], -mx.inf)
 
     text, special = logits[..., :text_end], logits[..., text_end:zero]
     no_text = is_first | ends_segment
-    best_text = mx.where(no_text, -mx.inf, text.max(axis=-1))
+    largest_text = text.max(axis=-1)
+    if added is not None:
+        largest_text = mx.maximum(largest_text, logits[..., added:].max(axis=-1))
+    best_text = mx.where(no_text, -mx.inf, largest_text)
     best_special = mx.where(is_first, -mx.inf, special.max(axis=-1))
     likeliest = mx.maximum(best_text, best_special)
     is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
@@ -300,6 +310,8 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, 
         mx.where(only_timestamps[..., None], -mx.inf, special),
         timestamps,
     ]
+    if added is not None:
+        parts.append(mx.where((no_text | only_timestamps)[..., None], -mx.inf, logits[..., added:]))
     largest = mx.maximum(timestamps.max(axis=-1), mx.where(only_timestamps, -mx.inf, likeliest))
     return mx.concatenate(parts, axis=-1), largest
 
@@ -309,7 +321,7 @@ def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
     if rules is None:
         return [PADDING] * 3
     begin = rules.begin
-    latest = next((token for token in reversed(tokens[begin:]) if token >= rules.zero), PADDING)
+    latest = next((token for token in reversed(tokens[begin:]) if rules.is_timestamp(token)), PADDING)
     return [latest, *([PADDING, PADDING, *tokens[begin:]][-2:])]
 
 

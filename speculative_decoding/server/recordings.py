@@ -84,7 +84,8 @@ class RecordingWork:
     """
 
     def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
-        self._scheduler = session.scheduler(TranscriptionOptions(), {}, limits.slots)
+        defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
+        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots)
         self._slots = limits.slots
         self._frames = 2 * self._scheduler.audio.window_frames
         self._reading = reading

@@ -98,7 +98,7 @@ def parse_transcription_request(
     if options.get("temperature") == 0:
         del options["temperature"]  # in this API, 0 raises the temperature where necessary, as the default does
     try:
-        own, decoding = split_options(options)
+        own, decoding = split_options(options, audio)
         language_code(audio, own)
         defaults.override_for_row(decoding)
     except InputError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from ..errors import UnknownOption
+from ..models.audio import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.keywords import keyword_parameters
 from ..sampling.options import current_names, suggested_option
@@ -70,14 +71,18 @@ class TranscriptionKeywords(TypedDict, total=False):
     timed: bool
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[TranscriptionOptions, dict[str, Any]]:
+def split_options(
+    options: Mapping[str, Any], audio: AudioConfig | None = None
+) -> tuple[TranscriptionOptions, dict[str, Any]]:
     """The options of the transcription, and those of decoding.
+
+    audio: of a model, whose defaults hold for options that are not given.
 
     Raises:
         InputError: There is no such option, or it does not accept the value.
     """
     own, decoding = split_names(options)
-    return TranscriptionOptions(**own), decoding
+    return TranscriptionOptions(**(own if audio is None else audio.defaults | own)), decoding
 
 
 def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

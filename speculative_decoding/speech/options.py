@@ -19,9 +19,14 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 class TranscriptionOptions:
     """How to transcribe a recording. Raises `InputError` naming the option for a value that is not accepted."""
 
-    task: Annotated[str, Text(TASKS), "transcribe the speech, or translate it to English"] = "transcribe"
+    task: Annotated[str, Text(TASKS), "transcribe the speech, or translate it to English (default: the model's)"] = (
+        "transcribe"
+    )
     language: Annotated[
-        str | None, OrNone(Text()), "language of the speech, such as en (default: detected in the first 30 seconds)"
+        str | None,
+        OrNone(Text()),
+        "language of the speech, such as en or English; none: detect it in the first 30 seconds (default: the model's "
+        "language if its files state one, else none)",
     ] = None
     word_timestamps: Annotated[bool, Bool(), "return the time of each word"] = False
     without_timestamps: Annotated[bool, Bool(), "write no timestamps; a segment is a window of 30 seconds"] = False

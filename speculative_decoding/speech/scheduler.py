@@ -11,10 +11,11 @@ import mlx.core as mx
 from ..decoding.request import Request
 from ..draft_length.base import DraftLength
 from ..engine import Engine
-from ..errors import InputError
+from ..errors import InputError, note
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.speech_languages import code_of_language
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .keywords import split_names
@@ -168,6 +169,8 @@ class Scheduler:
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
         """Prepare a recording, and pause it. Raises `InputError` if it cannot be transcribed with its options."""
         recording, options = task.recording, task.options
+        if options.word_timestamps and self.audio.alignment_note:
+            note(self.audio.alignment_note)
         language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
@@ -250,7 +253,7 @@ def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> s
     """
     if audio is None:
         raise InputError("this model reads text and cannot transcribe", "audio", "load a speech model, such as Whisper")
-    code = None if options.language is None else options.language.lower()
+    code = None if options.language is None else code_of_language(options.language)
     if not audio.is_multilingual:
         if options.task == "translate":
             raise InputError(
@@ -258,7 +261,7 @@ def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> s
                 "task",
                 "leave it out, or use a multilingual model",
             )
-        if code not in (None, "en", "english"):
+        if code not in (None, "en"):
             raise InputError(
                 f"this model knows English only, not {short_repr(options.language)}",
                 "language",

@@ -122,7 +122,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     """Split an output where two timestamps follow each other. An unfinished last segment is left to the next window."""
     zero = text.audio.timestamp_begin
     tokens = decoded.tokens
-    is_timestamp = [token >= zero for token in tokens]
+    is_timestamp = [text.audio.is_timestamp(token) for token in tokens]
     is_complete = is_timestamp[-2:] == [False, True]
     next_seek = window.seek + window.size
 
@@ -132,7 +132,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
             seek=window.seek,
             start=start,
             end=end,
-            text=text.decode([token for token in own if token < text.audio.end]),
+            text=text.decode([*filter(text.audio.is_text, own)]),
             tokens=own,
             temperature=decoded.temperature,
             avg_logprob=decoded.avg_logprob,
@@ -145,7 +145,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
 
     ends = [i for i in range(1, len(tokens)) if is_timestamp[i - 1] and is_timestamp[i]]
     if not ends:
-        last = next((token for token in reversed(tokens) if token >= zero), zero)
+        last = next((token for token in reversed(tokens) if text.audio.is_timestamp(token)), zero)
         duration = window.seconds if last == zero else seconds(last)
         return Split([segment(tokens, window.start, window.start + duration)], next_seek, is_complete)
     if is_complete:

@@ -23,7 +23,7 @@ NOTES = "♩♪♫♬♭♮♯"  # if one has several tokens, the first one is s
 class SpeechText:
     """The tokens of one speech model as openai-whisper's tokenizer reads and writes them.
 
-    Text tokens have ids below `audio.end`.
+    Text tokens have ids below `audio.end`, or were added after the timestamps.
     """
 
     def __init__(self, tokenizer: Tokenizer, audio: AudioConfig) -> None:
@@ -34,24 +34,23 @@ class SpeechText:
         """The text tokens. Raises `InputError` that names the argument for a text with special tokens."""
         if "<|" in text:  # the search takes longer than encoding
             for token, piece in self._tokenizer.vocabulary.pieces.items():
-                if token >= self.audio.end and piece in text:
+                if not self.audio.is_text(token) and piece in text:
                     raise InputError(f"contains the special token {piece}", name, "remove it")
         return self._tokens_of(text)
 
     def _tokens_of(self, text: str) -> list[int]:
-        return [token for token in self._tokenizer.encode_output(text) if token < self.audio.end]
+        return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens without timestamps. Special tokens are written as their pieces."""
         audio = self.audio
         pieces = self._tokenizer.vocabulary.pieces
-        shown = [token for token in tokens if token < audio.timestamp_begin]
-        if not any(token >= audio.end for token in shown):
+        shown = [token for token in tokens if not audio.is_timestamp(token)]
+        if all(map(audio.is_text, shown)):
             return self._tokenizer.decode(shown)
-        runs = groupby(shown, lambda token: token >= audio.end)
         return "".join(
-            "".join(pieces[each] for each in run) if is_special else self._tokenizer.decode(list(run))
-            for is_special, run in runs
+            self._tokenizer.decode(list(run)) if is_text else "".join(pieces[each] for each in run)
+            for is_text, run in groupby(shown, audio.is_text)
         )
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
@@ -61,7 +60,7 @@ class SpeechText:
             return pieces
         words: list[tuple[str, list[int]]] = []
         for text, own in pieces:
-            starts_word = own[0] >= self.audio.end or text.startswith(" ") or text.strip() in string.punctuation
+            starts_word = not self.audio.is_text(own[0]) or text.startswith(" ") or text.strip() in string.punctuation
             if starts_word or not words:
                 words.append((text, list(own)))
             else:
@@ -83,17 +82,26 @@ class SpeechText:
 
     @cached_property
     def suppressed(self) -> list[int]:
-        """Tokens that openai-whisper never writes: symbols, descriptions of sounds, and special tokens but the end."""
+        """Tokens that never occur: those of the model's files, else symbols and descriptions of sounds as in
+        openai-whisper; special tokens but the end; and ids without a token, which pad the vocabulary.
+        """
         audio = self.audio
+        special = {audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech}
+        own = self._symbols if audio.suppressed is None else audio.suppressed
+        return sorted(special.union(own, audio.unused))
+
+    @property
+    def _symbols(self) -> set[int]:
         found = {self._tokens_of(" -")[0], self._tokens_of(" '")[0]}
         for symbol in [*SYMBOLS, *NOTES]:
             for tokens in (self._tokens_of(symbol), self._tokens_of(" " + symbol)):
                 if len(tokens) == 1 or symbol in NOTES:
                     found.add(tokens[0])
-        special = (audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech)
-        return sorted(found.union(special))
+        return found
 
     @cached_property
     def blank(self) -> list[int]:
         """Tokens that an output never begins with."""
+        if self.audio.begin_suppressed is not None:
+            return [*self.audio.begin_suppressed]
         return [*self._tokens_of(" "), self.audio.end]

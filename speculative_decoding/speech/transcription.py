@@ -184,8 +184,8 @@ class Transcriber:
 
     def _add_words(self, segments: list[Segment], window: Window, is_complete: bool) -> bool:
         """Add words, and move `seek` to the end of the last one. Returns False to drop the window."""
-        end = self.text_tokens.audio.end
-        words = self.align(window, [token for segment in segments for token in segment.tokens if token < end])
+        is_text = self.text_tokens.audio.is_text
+        words = self.align(window, [token for segment in segments for token in segment.tokens if is_text(token)])
         add_words(segments, words, window, self.text_tokens, self.options, self._last_speech)
         last_end = end_of(segments)
         threshold = self.options.hallucination_silence_threshold

@@ -68,9 +68,9 @@ class WindowRequests:
         rules = None
         never = self.text.suppressed
         if not self.options.without_timestamps:
-            rules = TimestampRules(
-                begin, audio.end, audio.timestamp_begin, audio.timestamp_begin + audio.max_initial_timestamp_index
-            )
+            zero, added = audio.timestamp_begin, audio.timestamp_end
+            added_from = added if added < self.model.config.vocab_size else None
+            rules = TimestampRules(begin, audio.end, zero, zero + audio.max_initial_timestamp_index, added_from)
             never = [*never, audio.no_timestamps]
         constraints = Constraints(
             self.decoding.no_repeat_ngram_size or 0,
@@ -117,8 +117,10 @@ class WindowRequests:
         encoder_output = self.model.encode_rows([window.audio])[0]
         scores, states = self.model.cross_attention_weights(mx.array([read]), encoder_output, audio.alignment_heads)
         first = len(self.start)
-        logits = self.model.logits(states[0, first : first + len(tokens)])[:, : audio.end].astype(mx.float32)
-        likely = mx.take_along_axis(mx.softmax(logits, axis=-1), mx.array(tokens)[:, None], axis=-1)[:, 0]
+        logits = self.model.logits(states[0, first : first + len(tokens)]).astype(mx.float32)
+        logits = mx.concatenate([logits[:, : audio.end], logits[:, audio.timestamp_end :]], axis=-1)  # of text
+        columns = [token if token < audio.end else token - audio.timestamp_end + audio.end for token in tokens]
+        likely = mx.take_along_axis(mx.softmax(logits, axis=-1), mx.array(columns)[:, None], axis=-1)[:, 0]
         own = np.array(scores[..., : window.size // FRAMES_PER_POSITION].astype(mx.float32))
         return align(self.text.words([*tokens, audio.end], self.language), own, first, likely.tolist())  # type: ignore[arg-type]
 

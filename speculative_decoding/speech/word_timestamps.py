@@ -125,7 +125,7 @@ def add_words(
     merge_punctuation(words, options.prepend_punctuations, options.append_punctuations)
     waiting = iter(words)
     for segment in segments:
-        own = segment_words(waiting, sum(token < text.audio.end for token in segment.tokens), window.start)
+        own = segment_words(waiting, sum(map(text.audio.is_text, segment.tokens)), window.start)
         segment.words = own
         if own:
             shorten_after_pause(own, last_speech, median)

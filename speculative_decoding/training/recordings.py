@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..models.speech_languages import code_of_language
 from ..session import Session
 from ..speech.mel import open_audio
 from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
@@ -54,7 +55,7 @@ def read_manifest(path: Path) -> list[Recording]:
         try:
             entry = json.loads(line)
             spoken = [Spoken(float(each["start"]), float(each["end"]), str(each["text"])) for each in entry["segments"]]
-            recordings.append(Recording(path.parent / entry["audio"], str(entry["language"]), spoken))
+            recordings.append(Recording(path.parent / entry["audio"], code_of_language(str(entry["language"])), spoken))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"{path}: line {number} is no transcript ({error!r})",
@@ -108,7 +109,9 @@ class WindowMaker:
     def _prefix(self, language: str, is_timed: bool, previous: Sequence[int], rng: np.random.Generator) -> list[int]:
         audio = self.text.audio
         if audio.is_multilingual and language not in audio.languages:
-            raise InputError(f"{language!r} is no language of this model", "audio_manifest", "use a code such as en")
+            raise InputError(
+                f"{language!r} is no language of this model", "audio_manifest", "use a code such as en, or a name"
+            )
         prefix = audio.start_tokens(language)
         if not is_timed:
             prefix.append(audio.no_timestamps)

@@ -177,7 +177,7 @@ class TrainingRun:
             vocabulary = DraftVocabulary.learned(self.frequent, pairs, eos)
         else:
             common = DraftVocabulary.most_frequent(self.frequent, outputs, eos).ids
-            timestamps = range(target.audio.timestamp_begin, target.config.vocab_size)
+            timestamps = range(target.audio.timestamp_begin, target.audio.timestamp_end)
             vocabulary = DraftVocabulary((*common, *sorted(set(timestamps).difference(common))))
         if self.draft is not None:
             return HeadStudent(target, self.draft.model, frequent, vocabulary)

@@ -36,32 +36,40 @@ RULES = (
 def naive_rules(
     logits: Sequence[float], before: Sequence[int], own: TimestampRules, without: Collection[str] = ()
 ) -> list[float]:
-    """openai-whisper 20250625, `ApplyTimestampRules.apply`, for one row. without: rules to leave out."""
+    """openai-whisper 20250625, `ApplyTimestampRules.apply`, for one row. without: rules to leave out.
+
+    Ids from `added_from` on, which OpenAI's vocabularies do not have, are like other text.
+    """
     found = list(logits)
+    stop = len(found) if own.added_from is None else own.added_from
+    times = range(own.zero, stop)
     sampled = list(before[0 if "prefix does not count" in without else own.begin :])
 
     def forbid(start: int, end: int) -> None:
         for token in range(start, end):
             found[token] = -math.inf
 
-    last_was_timestamp = len(sampled) >= 1 and sampled[-1] >= own.zero
-    penultimate_was_timestamp = len(sampled) < 2 or sampled[-2] >= own.zero
+    last_was_timestamp = len(sampled) >= 1 and sampled[-1] in times
+    penultimate_was_timestamp = len(sampled) < 2 or sampled[-2] in times
     if last_was_timestamp and penultimate_was_timestamp and "no third timestamp" not in without:
-        forbid(own.zero, len(found))
+        forbid(own.zero, stop)
     if last_was_timestamp and not penultimate_was_timestamp and "no text after an end" not in without:
         forbid(0, own.text_end)
-    timestamps = [token for token in sampled if token >= own.zero]
+        forbid(stop, len(found))
+    timestamps = [token for token in sampled if token in times]
     if timestamps and "no decrease" not in without:
         may_repeat = (last_was_timestamp and not penultimate_was_timestamp) or "no zero length" in without
         forbid(own.zero, timestamps[-1] + (0 if may_repeat else 1))
     if len(before) == own.begin:
         if "first is a timestamp" not in without:
             forbid(0, own.zero)
+            forbid(stop, len(found))
         if own.max_initial is not None and "first is early" not in without:
-            forbid(own.max_initial + 1, len(found))
-    total = math.log(sum(math.exp(value) for value in found[own.zero :]) or 1e-300)
-    if total > max(found[: own.zero]) and "total probability" not in without:
+            forbid(own.max_initial + 1, stop)
+    total = math.log(sum(math.exp(value) for value in found[own.zero : stop]) or 1e-300)
+    if total > max(found[: own.zero] + found[stop:]) and "total probability" not in without:
         forbid(0, own.zero)
+        forbid(stop, len(found))
     return found if max(found) > -math.inf else list(logits)
 
 
@@ -70,6 +78,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
     rng = random.Random(1)
     cases = []
     for number in range(count):
+        added_from = rng.choice([None, VOCAB - 3])
         rows = rng.randint(1, 3)
         drafted = rng.randint(0, 4)
         length = rng.randint(1, drafted + 1)
@@ -80,7 +89,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
             output = [
                 timestamps.pop(0) if rng.random() < 0.6 else rng.randrange(ZERO) for _ in range(rng.randint(0, 6))
             ]
-            rules = TimestampRules(len(prefix), TEXT_END, ZERO, rng.choice([None, ZERO + 2]))
+            rules = TimestampRules(len(prefix), TEXT_END, ZERO, rng.choice([None, ZERO + 2]), added_from)
             tokens.append(prefix + output)
             banned = rng.choice([(), ((ZERO - 1,), (0,))])
             constraints.append(Constraints(banned=banned, timestamps=rng.choice([rules, rules, rules, None])))
@@ -93,7 +102,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
     return cases
 
 
-CASES = random_cases(300)
+CASES = random_cases(400)
 
 
 @cache
