@@ -25,6 +25,7 @@ from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech.chunks import in_order, transcribe_chunks
 from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
@@ -307,20 +308,23 @@ def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
     recording = open_audio(np.zeros(65 * 160, np.float32), 80)
     used: list[str | None] = []
+    starts: list[int] = []
 
     def scheduler(language: str | None) -> Any:
         used.append(language)
-        return SimpleNamespace(run=run_chunks)
+        return SimpleNamespace(run=run_chunks, options=TranscriptionOptions(), decoding=GenerationOptions())
 
     def run_chunks(chunks: Iterator[Any]) -> Iterator[TranscriptionEvent]:
-        sizes = [each().num_frames for each in chunks]
+        tasks = [each() for each in chunks]
+        sizes = [task.recording.num_frames for task in tasks]
+        starts.extend(task.first_frame for task in tasks)
         for index in reversed(range(len(sizes))):
             words = [Word(" a", 0.1, 0.2, 0.5)]
             result = Transcription(f" {sizes[index]}", [], "de", 1.0, STATS)
             yield TranscriptionEvent(index, [segment(" a", 0.1, words)], sizes[index] / 100, 0.3, "de", result)
 
     events = [*transcribe_chunks(recording, 30, scheduler)]
-    assert used == [None, "de"]
+    assert used == [None, "de"] and starts == [0, 30, 60]
     result = events[-1].result
     assert result is not None and (result.text, result.seconds, result.language) == (" 30 30 5", 0.65, "de")
     assert [(each.id, each.seek, round(each.start, 6)) for each in result.segments] == [
