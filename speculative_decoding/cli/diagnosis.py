@@ -252,8 +252,10 @@ def measure_costs(session: Session) -> dict[str, Any]:
     calibration = session.planner.calibration(options)
     fast = calibration.settle(1)
     exact = calibration.settle(1, exact=True)
-    price = session.planner.price(options)
     has_draft = session.draft_model is not None
+    fast_speed, exact_speed = (
+        predict(costs, 1.0, ACCEPTANCE_RATES[1], has_draft)["speedup"] for costs in (fast, exact)
+    )
     return {
         "pass_seconds": fast.baseline,
         "passes": [
@@ -267,8 +269,7 @@ def measure_costs(session: Session) -> dict[str, Any]:
         ],
         "exact_widths": [*calibration.exact_widths],
         "exactness": {
-            "possible": price is not None,
-            "price": 1.0 if price is None else price,
+            "price": max(0.0, 1.0 - exact_speed / fast_speed),
             "default": session.planner.widths(options).exact,
         },
         "draft_seconds": {"step": fast.step, "start": fast.start, "source": fast.prefill} if has_draft else None,

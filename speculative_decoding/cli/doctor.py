@@ -122,9 +122,8 @@ def pass_lines(own: Diagnosis, bar: str, *, is_given: bool) -> list[str]:
     exactness = own["exactness"]
     widths = ", ".join(map(str, own["exact_widths"]))
     text = f"Exact passes give every position bit-identical scores. They have the widths {widths}."
-    if exactness["possible"]:
-        default = "They are the default here." if exactness["default"] else "They are off by default here."
-        text += f" Decoding with only exact passes (--strict) costs {exactness['price']:.1%} of the speed. {default}"
+    default = "They are the default here." if exactness["default"] else "They are off by default here."
+    text += f" Decoding with only exact passes (--strict) costs {exactness['price']:.1%} of the speed. {default}"
     lines += wrap(text)
     if is_given:
         lines += wrap(f"Not measured: the times come from the file in {CALIBRATION_VARIABLE}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -68,11 +68,6 @@ class RoundCosts:
     def baseline(self) -> float:
         """Seconds of a round without a draft."""
         return self.pass_seconds(1)
-
-    def with_width(self, width: int) -> RoundCosts:
-        """The costs if passes may also have this width, at the cost of the next wider one."""
-        passes = {**self.passes, width: self.pass_seconds(width)}
-        return replace(self, passes=dict(sorted(passes.items())))
 
     def scaled(self, factors: Mapping[int, float]) -> RoundCosts:
         """The costs after the device's speed changed by these factors at some widths.

@@ -102,4 +102,5 @@ class PassWidths:
             self.measure_again(rows, (costs.width(1), costs.width(draft_tokens + 1)))
 
 
-UNPADDED = PassWidths(lambda rows: RoundCosts({}))
+NO_COSTS = RoundCosts({})
+UNPADDED = PassWidths(lambda rows: NO_COSTS)

@@ -10,15 +10,9 @@ from ..errors import InputError, Name, Words, compiling
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
-from .adaptive import AdaptiveLength, recommend_length
+from .adaptive import AdaptiveLength
 from .base import DraftLength, FixedLength
-from .calibration import (
-    Calibration,
-    calibration_key,
-    fingerprint,
-    gives_any_width_the_same_bits,
-    powers_of_two,
-)
+from .calibration import Calibration, calibration_key, fingerprint, gives_any_width_the_same_bits, powers_of_two
 from .costs import RoundCosts
 from .passes import UNPADDED, PassWidths
 from .probe import Probe
@@ -26,7 +20,7 @@ from .store import shared_store
 
 
 class PassPlanner:
-    """The pass widths and draft lengths for requests of one session, and the price of exactness.
+    """The pass widths and draft lengths for requests of one session.
 
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
@@ -89,29 +83,6 @@ class PassPlanner:
         widths = self.widths(options, slots)
         for rows in powers_of_two(slots):
             widths.costs(rows)
-
-    def price(self, options: GenerationOptions, slots: int = 1) -> float | None:
-        """The share of the speed that exact passes cost with these options, as measured; None if there are none."""
-        calibration = self.calibration(options)
-        num_draft_tokens = self._num_draft_tokens(options)
-        length = num_draft_tokens if isinstance(num_draft_tokens, int) else None
-        width = calibration.exact_width(1 + (length or 0))
-        if width is None or not calibration.batches_match(slots, width):
-            return None
-        fastest = calibration.costs(slots)
-        exact = calibration.costs(slots, exact=True)
-        if length is None:
-            typical_acceptance = (0.7,)
-            known = self._prior or typical_acceptance
-            _, exact_speed = recommend_length(exact, known, baseline=1.0, has_steps=exact.step > 0)
-            _, fastest_speed = recommend_length(fastest, known, baseline=1.0, has_steps=fastest.step > 0)
-            relative_speed = exact_speed / fastest_speed
-        elif length >= max(exact.passes):  # wider than any measured pass: both use the same width
-            relative_speed = 1.0
-        else:
-            steps = length if fastest.step else 0
-            relative_speed = fastest.round_seconds(length, steps) / exact.round_seconds(length, steps)
-        return max(0.0, 1.0 - relative_speed)
 
     def calibration(self, options: GenerationOptions) -> Calibration:
         """Measured costs of the target's passes, and of the draft if these options run it."""
@@ -194,11 +165,11 @@ class PassPlanner:
         if length == "auto":
             return PassWidths(
                 partial(calibration.costs, exact=exact),
-                exact,
-                exact and self._any_width,
-                max(calibration.exact_widths) if exact and calibration.fixed_capacity else None,
-                partial(calibration.measure_again, exact=exact),
-                partial(calibration.refine, exact=exact),
+                exact=exact,
+                any_width=self._any_width,
+                reserved=max(calibration.exact_widths) if exact and calibration.fixed_capacity else None,
+                measure_again=partial(calibration.measure_again, exact=exact),
+                refine=partial(calibration.refine, exact=exact),
             )
         if not exact:
             return UNPADDED

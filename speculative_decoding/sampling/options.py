@@ -172,7 +172,7 @@ class GenerationOptions:
         bool | None,
         Bool(),
         "use pass widths with bit-identical results only, so that drafts change no token in any precision (default: "
-        "where this costs less than 3 percent)",
+        "where all usual widths are such)",
         FOR_ALL_ROWS,
     ] = None
     allow_long_prompt: Annotated[bool, Bool(), "accept prompts longer than the model was trained on", FOR_ALL_ROWS] = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from speculative_decoding.draft_length.calibration import (
     Calibration,
     calibration_key,
     choose_exact_widths,
+    gives_any_width_the_same_bits,
     next_power_of_two,
 )
 from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH
@@ -31,6 +33,7 @@ from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, SETTLE
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.version import native_libraries
+from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.fake_probe import KEY, FakeProbe, calibrated, metal, metal_with_fused_attention
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
@@ -314,6 +317,31 @@ def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(native_libraries, "blas", "another")
     others.append(calibration_key(tiny_model()))
     assert len({key, *others}) == 5
+
+
+def test_equal_bits_are_known_for_float32_with_tiles_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(native_libraries, "equal_rows", "float32")
+    assert gives_any_width_the_same_bits(tiny_model())
+    half, quantized = tiny_model(), tiny_model(d_model=64, d_kv=32, num_heads=2, d_ff=64)
+    half.set_dtype(mx.bfloat16)
+    nn.quantize(quantized, 64, 8, class_predicate=lambda path, layer: isinstance(layer, nn.Linear))
+    assert not gives_any_width_the_same_bits(half) and not gives_any_width_the_same_bits(quantized)
+    monkeypatch.setattr(module, "on_gpu", lambda: True)
+    assert not gives_any_width_the_same_bits(tiny_model())
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "native_libraries", {"blas": "another"})
+    assert not gives_any_width_the_same_bits(tiny_model())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_known_equal_bits_equal_those_of_a_comparison(folder: Path, golden: Path) -> None:
+    model, _ = load_golden(golden)
+    if not gives_any_width_the_same_bits(model):
+        pytest.skip("nothing is known about this machine's kernels")
+    calibration = Calibration(Probe(model), CalibrationStore({"golden": golden.name}))
+    assert calibration.exact_widths == [*COMPARED_WIDTHS]
+    assert calibration.batches_match(4) and not calibration.fixed_capacity
 
 
 def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[int]) -> dict[int, list[np.ndarray]]:

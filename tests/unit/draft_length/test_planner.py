@@ -72,12 +72,6 @@ def test_a_session_calibrates_once_and_notes_what_may_differ(folder: Path, probe
     timed = len(probes[0].timed)
     session.calibrate(again=True)
     assert len(probes[0].timed) > timed
-    baseline, drafts, too_long = (
-        session.planner.price(session.options_with(options))
-        for options in ({"drafter": "none"}, {}, {"num_draft_tokens": 40})
-    )
-    assert baseline is not None and drafts is not None and too_long is None
-    assert baseline > drafts > 0  # drafts fill the wider passes
 
 
 def test_a_number_of_draft_tokens_measures_no_times(folder: Path, probes: list[FakeProbe]) -> None:

@@ -1,0 +1,110 @@
+"""What the first run on a device costs, while other programs run: `python -m benchmarks.first_run`.
+
+Runs `main.py PROMPT` without a calibration and, alternately, with `--num-draft 4 --no-strict`, for which nothing is
+measured. Kernels are compiled before. Each first run is followed by a second one, which must not measure again before
+its first token. Exits with status 1 if it does, or if the median ratio exceeds the bound.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from speculative_decoding.cli.common import run
+from speculative_decoding.cli.parser import Parser, argument_type
+from speculative_decoding.cli.prompts import EXAMPLE
+from speculative_decoding.errors import InputError
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.sampling.values import Int
+
+from .options import COUNT
+
+ROOT = BUNDLED.parent
+BOUND = 1.3
+UNMEASURED = ("--num-draft", "4", "--no-strict")
+NOTE = "note: measuring"
+
+
+@contextmanager
+def other_programs(count: int) -> Iterator[None]:
+    """Keep this number of processes busy."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in programs:
+            each.kill()
+            each.wait()
+
+
+def timed(caches: Path, *options: str) -> tuple[float, bool]:
+    """Run main.py. Returns its seconds, and whether it said that it measures the device."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(caches)}
+    environment.pop("SPECULATIVE_DECODING_CALIBRATION", None)
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "main.py"), *options, EXAMPLE], env=environment, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise InputError(f"main.py: {done.stderr}")
+    return seconds, NOTE in done.stderr
+
+
+def measure(pairs: int, busy: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        caches = Path(folder)
+        for options in ((), UNMEASURED):
+            timed(caches, *options)  # compiles kernels
+        ratios, seconds, repeated = [], [], 0
+        with other_programs(busy):
+            for i in range(pairs):
+                shutil.rmtree(caches / "speculative-decoding" / "calibration")
+                if i % 2:
+                    first, has_measured = timed(caches)
+                    second, measures_again = timed(caches)
+                    unmeasured, _ = timed(caches, *UNMEASURED)
+                else:
+                    unmeasured, _ = timed(caches, *UNMEASURED)
+                    first, has_measured = timed(caches)
+                    second, measures_again = timed(caches)
+                assert has_measured, "the first run did not measure"
+                repeated += measures_again
+                ratios.append(first / unmeasured)
+                seconds.append((first, second, unmeasured))
+                print(f"first {first:.2f} s, second {second:.2f} s, unmeasured {unmeasured:.2f} s", flush=True)
+    median = statistics.median(ratios)
+    first, second, unmeasured = map(statistics.median, zip(*seconds, strict=True))
+    print(
+        f"medians with {busy} busy programs: first {first:.2f} s, second {second:.2f} s, unmeasured {unmeasured:.2f} s"
+    )
+    print(f"first / unmeasured: median {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f}), bound {BOUND}")
+    print(f"second runs that measured before their first token: {repeated}")
+    return int(median > BOUND or repeated > 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.first_run", description=__doc__)
+    parser.add_argument("--pairs", type=COUNT, default=9, metavar="N", help="pairs of runs (default: 9)")
+    cores = os.cpu_count() or 1
+    parser.add_argument(
+        "--busy",
+        type=argument_type(Int(0)),
+        default=cores,
+        metavar="N",
+        help="other programs that compute all the time (default: one for each core)",
+    )
+    chosen = parser.parse_args(argv)
+    return run("benchmarks.first_run", lambda: measure(chosen.pairs, chosen.busy))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
