@@ -1,7 +1,7 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name; its help may be `Words`. A flag that is
-not given sets no attribute in the parsed namespace.
+A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. Its help may be `Words`. A flag that
+is not given sets no attribute in the parsed namespace.
 """
 
 from __future__ import annotations

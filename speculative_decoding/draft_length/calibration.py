@@ -104,7 +104,7 @@ class CalibrationStore:
 
     def _load(self, path: Path) -> None:
         """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file; then nothing changes."""
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
         if raw["format"] != FORMAT:
             raise ValueError(raw["format"])
         passes = {

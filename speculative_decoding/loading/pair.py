@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 from ..distributed import ProcessGroup, ShardedModel
-from ..errors import InputError, Name
+from ..errors import InputError, Name, written
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
 from ..models.shared_encoder import share_encoder
@@ -32,16 +33,20 @@ class ModelPair:
         draft = None if self.draft is None else str(self.draft.folder)
         return {"model": str(self.target.folder), "draft_model": draft}
 
-    def load_weights(self) -> None:
+    def load_weights(self, given: Collection[str] = (), name: Callable[[str], str] = str) -> None:
         """Read all weights. A draft model with the target's encoder shares it.
 
         Warns about unsupported fields of the target's generation_config.json.
+
+        Args:
+            given: Options that were chosen, which replace such fields.
+            name: Returns what a front end calls an option.
         """
         model = self.target.model
         warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
-        if ignored := model.generation_config.ignored:
-            warnings.warn(f"{self.target.folder}, generation_config.json: {ignored}", stacklevel=3)
+        if note := model.generation_config.note(given):
+            warnings.warn(f"{self.target.folder}, generation_config.json: {written(note, name)}", stacklevel=3)
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):

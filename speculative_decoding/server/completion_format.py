@@ -43,6 +43,7 @@ IGNORED = (
 )
 
 
+EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # "" cannot mean anything else
 FIELDS = (
     *("prompt", "model", "n", "stream", "stream_options", "rounds"),
     *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
@@ -62,7 +63,8 @@ class CompletionRequest:
 
 def parse_completion_request(fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
     """Parse a request. Raises `ServerError` that names the field."""
-    fields = {name: value for name, value in fields.items() if name not in IGNORED}
+    is_empty = {name for name in EMPTY_IS_MISSING if fields.get(name) == ""}
+    fields = {name: value for name, value in fields.items() if name not in IGNORED and name not in is_empty}
     requested_model = fields.pop("model", model)
     if requested_model != model:
         message = f"model: {str(requested_model)[:80]!r} does not exist (expected {model!r})"
@@ -90,6 +92,8 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
     except InputError as error:
         raise ServerError.of(error) from None
 
+    if isinstance(prompt, str) and not prompt.strip():
+        raise ServerError(400, "prompt: is empty; give it some text", "prompt", "invalid_value")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     max_prompts = service.limits.max_prompts
     if not 1 <= len(texts) * n <= max_prompts:

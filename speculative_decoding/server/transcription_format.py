@@ -28,6 +28,7 @@ from .recordings import field_name
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 MEDIA_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
+WHISPER = "whisper-1"  # OpenAI's name, to which many clients are fixed; here, the Whisper that is served
 GRANULARITIES = ("word", "segment")
 UNSUPPORTED = {  # OpenAI's fields, and why they are refused
     "include": "log-probabilities are only returned as averages, with response_format verbose_json",
@@ -83,7 +84,7 @@ def parse_transcription_request(
     """
     content, granularities, fields = parse_fields(parts)
     requested = fields.pop("model", model)
-    if requested != model:
+    if requested not in (model, WHISPER):
         message = f"model: {requested[:80]!r} does not exist (expected {model!r})"
         raise ServerError(404, message, "model", "model_not_found")
     response_format = fields.pop("response_format", "json")
@@ -109,7 +110,10 @@ def parse_transcription_request(
 
 
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
-    """Return the content of the file, the granularities, and the values of all other fields."""
+    """Return the content of the file, the granularities, and the values of all other fields.
+
+    Empty fields are left out: programs send them for what their user did not fill in.
+    """
     content: bytes | None = None
     granularities: list[str] = []
     fields: dict[str, Any] = {}
@@ -121,6 +125,8 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
             raise ServerError(400, f"{name[:80]}: must {'not ' if part.is_file else ''}be a file", name[:80])
         if name == "file":
             content = part.content
+        elif not part.content and (name in FIELDS or name in UNSUPPORTED or name in OTHER_OPTIONS):
+            continue
         elif name == "timestamp_granularities":
             granularities.append(parse_value(name, part.content))
         else:

@@ -23,6 +23,7 @@ from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.speech.audio_file import AudioSource
 from speculative_decoding.speech.chunks import in_order, transcribe_chunks
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.scheduler import TranscriptionEvent
@@ -55,12 +56,12 @@ class FakeSession:
         self.events = events
         self.given: dict[str, Any] = {}
 
-    def transcribe_batch(self, recordings: Sequence[str], **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"recordings": recordings, **options}
+    def transcribe_batch(self, recordings: Sequence[AudioSource], **options: Any) -> Iterator[TranscriptionEvent]:
+        self.given = {"recordings": [each.name for each in recordings], **options}
         yield from self.events
 
-    def transcribe_chunks(self, recording: str, **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"chunks": recording, **options}
+    def transcribe_chunks(self, recording: AudioSource, **options: Any) -> Iterator[TranscriptionEvent]:
+        self.given = {"chunks": recording.name, **options}
         yield from self.events
 
 

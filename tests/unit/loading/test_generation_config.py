@@ -210,8 +210,8 @@ def test_unsupported_fields_are_reported_once_in_a_line(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         load(folder, draft=folder).generate("a", max_tokens=2)
     (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
-    assert "num_beams 4 is ignored (set --num-beams to use beam search); do_sample" in line
-    assert "forced_decoder_ids [[1, 1000000000]] is ignored (set --output-prefix for a fixed start)" in line
+    assert "num_beams 4 is ignored (set num_beams to use beam search); do_sample" in line
+    assert "forced_decoder_ids [[1, 1000000000]] is ignored (set decoder_prefix for a fixed start)" in line
     assert "encoder_repetition_penalty" not in line and "\n" not in line
 
 
