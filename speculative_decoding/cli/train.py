@@ -176,8 +176,8 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
         )
     if slow := [name for name, tokens in tokens_per_call.items() if run.expected_speedup(tokens) < 1]:
         say(
-            f"note: this draft is slower than no draft for {', '.join(slow)} on this device; train it longer, or on more "
-            "text of this kind"
+            f"note: for {', '.join(slow)}, this draft is slower than no draft on this device; train it longer, or on "
+            "more text of this kind"
         )
     facts = {
         "made_for": made_for,

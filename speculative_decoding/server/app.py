@@ -24,6 +24,7 @@ from .completions import completions
 from .errors import ServerError
 from .guard import Guard
 from .service import READY, Service
+from .transcription_format import WHISPER
 from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
 
@@ -123,7 +124,10 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
-    if request.path_params["name"] != settings.model:
+    names = [settings.model]
+    if request.app.state.service.is_speech:
+        names.append(WHISPER)
+    if request.path_params["name"] not in names:
         raise ServerError(404, f"model: no such model (expected {settings.model!r})", "model", "model_not_found")
     return JSONResponse(model_fields(settings))
 

@@ -223,6 +223,20 @@ def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str
     assert (message or "reads text") in error.value.message(flag)
 
 
+def test_standard_input_is_a_recording(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--audio", "-"], [JFK, "-"]):
+        with open(JFK, "rb") as file, monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
+            main = arguments if arguments[0] == "--audio" else ["--audio", *arguments]
+            status, _, err, given = run(
+                *main, events=[each for i in range(len(main) - 1) for each in progress_of(i, ["a"])]
+            )
+        assert status == 0 and given["recordings"][-1] == "standard input", err
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    status, _, err, _ = run("--audio", "-")
+    assert status == 2 and "--audio: - reads standard input, which is a terminal; redirect a file to it" in err
+
+
 @pytest.mark.parametrize("is_piped", [False, True])
 def test_text_scrolls_above_the_bar_at_a_terminal(
     is_piped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
