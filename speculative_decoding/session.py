@@ -10,12 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult, blank_result
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
@@ -47,10 +45,10 @@ from .speech.keywords import TranscriptionKeywords, shows_transcription_options,
 from .speech.options import TranscriptionOptions
 
 if TYPE_CHECKING:  # imported when something is transcribed, so that text does not wait for it
+    from .speech.audio_file import Audio
     from .speech.scheduler import Scheduler, Task, TranscriptionEvent
     from .speech.transcription import Transcription
 
-Audio = str | os.PathLike[str] | NDArray[np.floating]  # a file, or samples at 16 kHz
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
 
@@ -208,7 +206,8 @@ class Session:
         distribution of samples does.
 
         Args:
-            prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
+            prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results. A
+                blank text gives a blank text.
             slots: How many prompts are decoded together (default: the session's).
             max_memory_gb: Use fewer slots if caches and weights would need more memory.
             options: See `GenerationOptions`.
@@ -251,7 +250,8 @@ class Session:
         """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
 
         Args:
-            audio: A file, or float samples at 16 kHz.
+            audio: A file: its path, its content as bytes, or an open binary file. Or samples of one channel at 16 kHz
+                in an array of NumPy or MLX or a tensor of PyTorch: float from -1 to 1, or integers.
             options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
 
         Raises:
@@ -282,7 +282,7 @@ class Session:
         Each result equals that of `transcribe` for the same recording.
 
         Args:
-            recordings: Files, float samples at 16 kHz, or mappings with "audio" and options for this recording.
+            recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for this recording.
             slots: How many recordings are transcribed together (default: the session's).
             options: See `transcribe`.
 
@@ -308,7 +308,7 @@ class Session:
         """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
 
         Args:
-            audio: A file, or float samples at 16 kHz.
+            audio: See `transcribe`.
             slots: How many windows are transcribed together (default: the session's).
             options: See `transcribe`.
 
@@ -458,6 +458,9 @@ class Session:
                         requests = self._submit_row(engine, prompt, options, slots)
                     except InputError as error:
                         yield BatchResult(index, None, str(error))
+                        continue
+                    if isinstance(requests, GenerationResult):
+                        yield BatchResult(index, requests)
                     else:
                         samples |= {request: (index, requests) for request in requests}
             if engine.is_idle:
@@ -472,13 +475,18 @@ class Session:
 
     def _submit_row(
         self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
-    ) -> list[Request]:
+    ) -> list[Request] | GenerationResult:
+        """One request per sample of the prompt, or the result if it is blank."""
         overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         if "audio" in overrides:
             raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
-        text = overrides.pop("prompt", "")
+        if "prompt" not in overrides:
+            raise InputError("is missing", "prompt", "give each row a prompt")
+        text = overrides.pop("prompt")
         row = options.override_for_row(overrides)
         warn_without_effect(row, overrides)
+        if isinstance(text, str) and not text.strip() and self.model.audio is None:
+            return blank_result(row)
         return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ..checkpoints.files import open_if_regular
+from ..checkpoints.text import decode_text
 from ..distributed import launched_rank
 from ..errors import InputError, Name, Note, compiling, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
@@ -38,14 +39,15 @@ def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: s
 
 
 def read_text(path: Path, what: str) -> str:
-    """Read a UTF-8 file. Raises `InputError`. what: see `writing`."""
+    """Read a text file. Raises `InputError`. what: see `writing`."""
+    field, name = (what, str(path)) if isinstance(what, Name) else (None, f"{what} {path}")
     try:
         with open_text(path) as file:
-            return TextIOWrapper(file, encoding="utf-8").read()
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(what, Name):
-            raise InputError(f"{path} is not readable as UTF-8 text ({error})", what) from error
-        raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
+            return decode_text(file.read()).replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise InputError(f"{name}: not readable ({error.strerror})", field, "name another file") from error
+    except InputError as error:
+        raise InputError(f"{name}: {error.problem}", field, error.way_out) from error
 
 
 def open_text(path: Path) -> BufferedReader:

@@ -27,6 +27,7 @@ from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_t
 
 SPECULATIVE, BASELINE, DRAFT = "speculative", "baseline", "draft"  # DRAFT: the draft model without the target
 IDENTICAL = "identical"
+SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
 
 
 def decoding_modes(session: Session) -> list[str]:
@@ -71,11 +72,13 @@ class PromptRunner:
         console: Writes to standard error.
         show_draft: None, "text" or "rounds".
         traces: Additional watchers of the answer.
+        in_one_line: Print an answer in one line: write a space for each of its line breaks.
     """
 
     console: Console
     show_draft: str | None = None
     traces: Sequence[Watcher] = ()
+    in_one_line: bool = False
 
     totals: dict[str, GenerationStats] = field(default_factory=dict)  # by mode
     num_prompts: int = 0
@@ -83,6 +86,7 @@ class PromptRunner:
     num_identical: Counter[str] = field(default_factory=Counter)  # by mode: texts identical to the baseline's
     _explained: str | None = None  # the show_draft value whose legend was printed last
     _unknown: set[str] = field(default_factory=set)  # unknown characters reported so far
+    _joined: bool = False  # whether a note about line breaks was printed
 
     @classmethod
     def from_views(cls, views: Views) -> PromptRunner:
@@ -144,7 +148,7 @@ class PromptRunner:
         result = session.generate(tokens)
         for sequence in result.sequences:
             with printing():
-                print(sequence.text, flush=True)
+                print(self._printed(sequence.text), flush=True)
         if result.score is not None:
             say("scores " + ", ".join(f"{sequence.score:.4f}" for sequence in result.sequences))
         self.totals.setdefault(decoding_modes(session)[0], GenerationStats()).add(result.stats)
@@ -164,6 +168,16 @@ class PromptRunner:
             self.console.print(f"{self.num_prompts} prompts:", style="bold")
             self.console.print(comparison_table(rows, BASELINE))
 
+    def _printed(self, text: str) -> str:
+        """Return the text as it is printed. Says once if it changes the line breaks of an output."""
+        if not self.in_one_line:
+            return text
+        line = text.translate(SPACES)
+        if line != text and not self._joined:
+            self._joined = True
+            say("note: an output has line breaks, which are written as spaces; the records of --input keep them")
+        return line
+
     def _run_mode(
         self, session: Session, mode: str, tokens: Sequence[int], is_stopped: Callable[[], bool], *, is_answer: bool
     ) -> GenerationResult:
@@ -172,7 +186,7 @@ class PromptRunner:
         if shows_draft:
             watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
         if not shows_draft or (is_answer and not have_same_destination()):
-            watchers.append(plain_text(sys.stdout if is_answer else sys.stderr))
+            watchers.append(plain_text(sys.stdout, self._printed) if is_answer else plain_text(sys.stderr))
         traces = self.traces if is_answer else ()
         timed = shows_draft or bool(traces)
         return watch(decode(session, mode, tokens, timed=timed), [*watchers, *traces], is_stopped)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ..checkpoints.text import require_no_nul
 from ..errors import InputError
 from .common import say
 from .compare import PromptRunner, note_exactness
@@ -97,6 +98,7 @@ def read_line() -> str:
     try:
         line = input(prompt if sys.stdout.isatty() else "")
         line.encode("utf-8")
+        require_no_nul(line)
     except EOFError:
         print(end="\n" if prompt else "", file=sys.stderr)
         raise

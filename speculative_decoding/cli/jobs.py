@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.text import ENCODINGS
 from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
 from ..engine import QUEUE_PER_SLOT
 from ..errors import InputError, Name
@@ -45,12 +46,13 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
     totals = JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
-        size = os.fstat(file.fileno()).st_size or None
+        is_utf16 = file.peek()[:2] in ENCODINGS
+        size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # lines are counted in UTF-8
         pair = config.open()
         if pair.target.model.audio is not None:
             require_recordings(config.options, files, processes)
         say(config.describe())
-        file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
+        file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
         settings = record_settings(config, pair, file_format)
 

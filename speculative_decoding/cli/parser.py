@@ -1,6 +1,6 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name; its help may be `Words`. A flag that
+A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. Its help may be `Words`. A flag that
 is not given sets no attribute in the parsed namespace.
 """
 

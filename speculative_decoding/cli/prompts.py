@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -40,6 +41,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
     is_same = True
     with config.session(pair) as session:
         runner = PromptRunner.from_views(views)
+        runner.in_one_line = views.prompt is None or options.num_return_sequences > 1
         modes = decoding_modes(session)
         answer = modes[0]
         note = config.demonstration_note()
@@ -113,6 +115,11 @@ def given_prompts(views: Views) -> Iterator[str]:
     if views.prompt is not None:
         if not views.prompt.strip():
             raise InputError("is empty", "prompt", "give it some text")
+        if os.path.isfile(views.prompt):
+            say(
+                f"note: the prompt is the name of a file; did you mean its content? For its lines, use --input "
+                f"{views.prompt} or < {views.prompt}; for a recording, --audio {views.prompt}"
+            )
         yield views.prompt
         return
     if sys.stdin.isatty():

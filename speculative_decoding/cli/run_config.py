@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..sampling.options import default
 from ..sampling.values import Bool, Int, Text
 from ..session import Session
 from .common import read_text, say
-from .parser import File, flags_from, given_options, require_writable
+from .parser import File, flag, flags_from, given_options, require_writable
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
@@ -120,11 +120,15 @@ class ModelPaths:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run. `options.drafter` is None if the user chose none."""
+    """Configuration of a run. `options.drafter` is None if the user chose none.
+
+    given: The decoding options that the user chose.
+    """
 
     models: ModelPaths
     options: GenerationOptions
     flags: DraftFlags
+    given: Collection[str] = ()
 
     @property
     def drafter(self) -> str:
@@ -187,7 +191,7 @@ class RunConfig:
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=self.options.max_ngram_size)
         vocabulary = self._draft_vocabulary(pair)
         with memory_limits():
-            pair.load_weights()
+            pair.load_weights(self.given, flag)
             draft: DraftModel | DraftHead | None = None
             if pair.draft is not None:
                 network = pair.draft.model
@@ -299,7 +303,7 @@ def make_run_config(
             )
     options = GenerationOptions(**given)
     (options.with_values(temperature=1.0) if may_sample else options).require_effect(given, drafter)
-    return RunConfig(models, options, flags)
+    return RunConfig(models, options, flags, frozenset(given))
 
 
 def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:

@@ -177,6 +177,11 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
             f"{name}: {tokens:.2f} tokens per target call with {NUM_DRAFT_TOKENS} draft tokens, "
             f"about {run.expected_speedup(tokens):.2f}x the baseline"
         )
+    if slow := [name for name, tokens in tokens_per_call.items() if run.expected_speedup(tokens) < 1]:
+        say(
+            f"note: for {', '.join(slow)}, this draft is slower than no draft on this device; train it longer, or on "
+            "more text of this kind"
+        )
     facts = {
         "made_for": made_for,
         "steps": run.trainer.step,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
-from pathlib import Path
 
 from ..decoding.stats import GenerationStats
 from ..errors import InputError, Name
 from ..loading.names import model_name
-from ..speech.audio_file import AudioFile
+from ..speech.audio_file import AudioBytes, AudioSource, open_source
 from ..speech.chunks import in_order
 from ..speech.formats import STREAMED
 from ..speech.options import TranscriptionOptions
@@ -45,7 +45,8 @@ def transcribe(chosen: argparse.Namespace) -> int:
     slots = flags_from(Files, chosen).slots
     if not flags.chunked:
         slots = min(slots, len(flags.audio))
-    require_a_recording(flags.audio)
+    recordings = [open_recording(name) for name in flags.audio]
+    require_a_recording(recordings)
 
     decoding = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name not in SHARED_FLAGS})
     config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
@@ -64,9 +65,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
         note_exactness(session, slots)
         start = time.monotonic()
         if flags.chunked:
-            events = session.transcribe_chunks(flags.audio[0], slots=slots, **options)
+            events = session.transcribe_chunks(recordings[0], slots=slots, **options)
         else:
-            events = session.transcribe_batch(flags.audio, slots=slots, **options)
+            events = session.transcribe_batch(recordings, slots=slots, **options)
         output.print(events)
         seconds = time.monotonic() - start
     stats = output.stats
@@ -78,16 +79,25 @@ def transcribe(chosen: argparse.Namespace) -> int:
     return 1 if output.has_errors else 0
 
 
-def require_a_recording(names: Sequence[str]) -> None:
+def open_recording(name: str) -> AudioSource:
+    """Return a file, or the content of standard input or a pipe. Raises `InputError`."""
+    if name != "-":
+        return open_source(name)
+    if sys.stdin.isatty():
+        raise InputError("- reads standard input, which is a terminal", "audio", "redirect a file to it, or name one")
+    return AudioBytes(sys.stdin.buffer.read(), "standard input")
+
+
+def require_a_recording(recordings: Sequence[AudioSource]) -> None:
     """Read the start of the files before models load. Raises `InputError` if none of them is a recording."""
-    for name in names:
+    for recording in recordings:
         try:
-            if next(AudioFile(Path(name)).blocks(), None) is not None:
+            if next(recording.blocks(), None) is not None:
                 return
-            error = InputError(f"{name}: contains no sound; name another file")
+            error = InputError(f"{recording.name}: contains no sound; name another file")
         except InputError as found:
             error = found
-    raise error if len(names) == 1 else InputError(f"none of the files can be read ({error})", "audio")
+    raise error if len(recordings) == 1 else InputError(f"none of the files can be read ({error})", "audio")
 
 
 @dataclass

@@ -78,7 +78,7 @@ def verify(chosen: argparse.Namespace) -> int:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
-    config = RunConfig(paths, GenerationOptions(**given), flags)
+    config = RunConfig(paths, GenerationOptions(**given), flags, given.keys())
     require_comparable(config.options)
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in common.read_prompts(path)]

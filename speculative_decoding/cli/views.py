@@ -54,13 +54,16 @@ def watch(
     return GenerationResult(request.text, request.tokens, request.finish_reason or INTERRUPTED, request.stats)
 
 
-def plain_text(file: TextIO) -> Watcher:
-    """Return a watcher that prints the text as it is generated, and a final newline."""
+def plain_text(file: TextIO, convert: Callable[[str], str] = str) -> Watcher:
+    """Return a watcher that prints the text as it is generated, and a final newline.
+
+    convert: Changes each piece of the text.
+    """
 
     def show(events: Iterator[Event]) -> Iterator[Event]:
         for event in events:
             with printing():
-                print(*event.texts, sep="", end="", flush=True, file=file)
+                print(convert("".join(event.texts)), end="", flush=True, file=file)
             yield event
         with printing():
             print(flush=True, file=file)

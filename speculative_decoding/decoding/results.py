@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..sampling import GenerationOptions
 from .stats import GenerationStats
 
 
@@ -38,7 +39,7 @@ class GenerationResult:
     Args:
         text: The text, without the stop string that ended it.
         tokens: The generated ids, including the one that ended the output.
-        finish_reason: See `Round`.
+        finish_reason: See `Round`; "blank" for a blank text of several.
         stats: Counts and times; with beams, those of the search.
         logprobs: One for each token; None unless `logprobs=True`.
         score: With beams, log-probability / length ** length_penalty.
@@ -52,6 +53,13 @@ class GenerationResult:
     logprobs: list[float] | None = None
     score: float | None = None
     sequences: Sequence[GenerationResult] = ()
+
+
+def blank_result(options: GenerationOptions) -> GenerationResult:
+    """The result of a blank text of several, which is not decoded: it has no tokens."""
+    result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
+    count = options.num_return_sequences
+    return result if count == 1 else replace(result, sequences=(result,) * count)
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class CalibrationStore:
 
     def _load(self, path: Path) -> Measurements:
         """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file."""
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
         if raw["format"] != FORMAT:
             raise ValueError(raw["format"])
         return Measurements.parse(raw)

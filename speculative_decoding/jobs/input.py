@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import count
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
+from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
 from ..errors import InputError, Name, UnknownOption, words
 from ..sampling import GenerationOptions
 from ..sampling.options import (
@@ -73,11 +76,12 @@ class InputLine:
     number: int  # from 1
     content: bytes | None  # None if it is longer than MAX_LINE_BYTES
     digest: bytes  # of this line and all lines before it
-    end: int  # position of the next line in the input, in bytes
+    end: int  # position of the next line in the input, in bytes of UTF-8
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """Yield one line at a time. Only the current line is in memory."""
+    """Yield one line at a time, in UTF-8. Only the current line is in memory."""
+    file = as_utf8(file)
     digest = b""
     end = 0
     for number in count(1):
@@ -96,14 +100,18 @@ def read_lines(file: BinaryIO) -> Iterator[InputLine]:
         yield InputLine(number, content if is_complete else None, digest, end)
 
 
-def choose_format(name: str, first_line: bytes) -> str:
-    """Return one of `INPUT_FORMATS`, based on the suffix, or else on whether the first line starts with a brace."""
+def choose_format(name: str, start: bytes) -> str:
+    """Return one of `INPUT_FORMATS`, based on the suffix, or else on whether the first line starts with a brace.
+
+    start: The first bytes of the input.
+    """
     suffix = PurePath(name).suffix.lower()
     if suffix == ".txt":
         return "text"
     if suffix in (".jsonl", ".ndjson", ".json"):
         return "jsonl"
-    is_object = first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    first_line = as_utf8(BytesIO(start)).readline().removeprefix(BOM_UTF8)
+    is_object = first_line.lstrip().startswith(b"{")
     return "jsonl" if is_object else "text"
 
 
@@ -140,6 +148,8 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
             check_fields(given)
             own = {name: value for name, value in given.items() if name in LINE_OPTIONS}
             options.override_for_row(own).require_effect(own)
+            if not given["prompt"].strip():
+                return ParsedLine(line, carried=carried_fields(given))
     except InputError as error:
         return ParsedLine(line, carried=carried_fields(given), error=str(error))
     fields = {name: value for name, value in given.items() if name in LINE_FIELDS}
@@ -171,13 +181,15 @@ def parse_recording(line: InputLine, given: Mapping[str, Any]) -> ParsedLine:
 
 
 def decode_line(line: InputLine) -> str:
-    """Decode a line as UTF-8. Raises `InputError` for other encodings and lines that are too long."""
+    """Decode a line of UTF-8. Raises `InputError` for other encodings, binary files, and lines that are too long."""
     if line.content is None:
         raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
     try:
-        return line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
+        text = line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1}); convert it to UTF-8") from error
+        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1})", way_out=WAY_OUT) from error
+    require_no_nul(text)
+    return text
 
 
 def parse_json_object(text: str) -> dict[str, Any]:
@@ -252,8 +264,6 @@ def check_fields(given: Mapping[str, Any]) -> None:
             raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
     if "prompt" not in given:
         raise InputError("is missing", "prompt", 'give the line a "prompt"')
-    if not given["prompt"].strip():
-        raise InputError("is empty", "prompt", "give it some text")
 
 
 def line_seed(seed: int, number: int) -> int:

@@ -207,7 +207,8 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
     """The generation config of a folder with this `checked_config`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
     if model.audio is not None:
-        generation_config.pop("forced_decoder_ids", None)  # language and task, which requests state
+        for name in ("forced_decoder_ids", "max_length", "max_new_tokens"):  # requests state language, task and length
+            generation_config.pop(name, None)
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
 

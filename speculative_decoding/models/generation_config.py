@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Name, Words
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import MAX_REPEATED, MAX_TOKENS, option_specs, short_repr
 from ..sampling.values import Int, ListOf, Number, Value
@@ -22,17 +22,19 @@ NUMBERS: Mapping[str, Value] = {
     "length_penalty": option_specs()["length_penalty"].type,
     "early_stopping": option_specs()["early_stopping"].type,
 }
-# Ignored fields that would change the output, with the option to use instead.
-IGNORED: Mapping[str, str] = {
-    "num_beams": "set --num-beams to use beam search",
-    "do_sample": "set --temperature to sample",
-    "forced_decoder_ids": "set --output-prefix for a fixed start",
-    "sequence_bias": "",
-    "encoder_repetition_penalty": "",
-    "encoder_no_repeat_ngram_size": "",
-    "exponential_decay_length_penalty": "",
-    "guidance_scale": "",
-    "watermarking_config": "",
+# Ignored fields that would change the output, with the option to use instead and what for.
+IGNORED: Mapping[str, tuple[str, str]] = {
+    "num_beams": ("num_beams", " to use beam search"),
+    "do_sample": ("temperature", " to sample"),
+    "max_length": ("max_tokens", " to change the length of outputs"),
+    "max_new_tokens": ("max_tokens", " to change the length of outputs"),
+    "forced_decoder_ids": ("decoder_prefix", " for a fixed start"),
+    "sequence_bias": ("", ""),
+    "encoder_repetition_penalty": ("", ""),
+    "encoder_no_repeat_ngram_size": ("", ""),
+    "exponential_decay_length_penalty": ("", ""),
+    "guidance_scale": ("", ""),
+    "watermarking_config": ("", ""),
 }
 OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 
@@ -41,7 +43,8 @@ OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 class GenerationConfig:
     """Fields with their Hugging Face names.
 
-    min_length includes the start token and the decoder prefix. ignored: a note about the ignored fields, or "".
+    min_length includes the start token and the decoder prefix. ignored: the fields that are not applied although they
+    would change the output, with their values in a few characters.
     """
 
     forced_bos_token_id: int | None = None
@@ -55,7 +58,7 @@ class GenerationConfig:
     min_new_tokens: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-    ignored: str = ""
+    ignored: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_dict(
@@ -92,6 +95,16 @@ class GenerationConfig:
             fields = [name for name in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids") if name in known]
             raise CheckpointError(f"{file}: {', '.join(map(repr, fields))} leaves no token; remove ids that may occur")
         return cls(**found, ignored=ignored(known))
+
+    def note(self, given: Collection[str] = ()) -> Words:
+        """Return a note about the ignored fields, or "". given: options that were chosen, so that they need no note."""
+        notes = []
+        for name, value in self.ignored:
+            option, purpose = IGNORED[name]
+            if option not in given:
+                instead = (" (set ", Name(option), f"{purpose})") if option else ()
+                notes += [f"; {name} {value} is ignored", *instead]
+        return (notes[0].removeprefix("; "), *notes[1:]) if notes else ""
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
         """Return the options with None replaced by this model's values.
@@ -134,10 +147,7 @@ class GenerationConfig:
         )
 
 
-def ignored(known: Mapping[str, Any]) -> str:
-    """Return a note about the ignored fields that would change the output."""
-    notes = []
-    for name, instead in IGNORED.items():
-        if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1):
-            notes.append(f"{name} {short_repr(known[name])} is ignored" + (f" ({instead})" if instead else ""))
-    return "; ".join(notes)
+def ignored(known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the ignored fields that would change the output, and their values."""
+    is_off = {name for name in OFF_AT_ONE if known.get(name) == 1}
+    return tuple((name, short_repr(known[name])) for name in IGNORED if known.get(name) and name not in is_off)

@@ -23,7 +23,7 @@ from .bodies import error_response
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
-from .model_names import ModelNames
+from .model_names import WHISPER, ModelNames
 from .service import READY, Service
 from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
@@ -51,10 +51,6 @@ class ServerSettings:
     created: int = 0  # when the model was made, in seconds since 1970
     note: str = ""  # for the page's users
     aliases: Collection[str] = ()  # other names for the model
-
-    @property
-    def names(self) -> ModelNames:
-        return ModelNames(self.model, self.aliases)
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -116,6 +112,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
     app.state.service = service
     app.state.settings = settings
+    app.state.names = ModelNames(settings.model, [*settings.aliases, *([WHISPER] if service.is_speech else [])])
     return app
 
 
@@ -128,9 +125,8 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    settings: ServerSettings = request.app.state.settings
-    settings.names.require(request.path_params["name"])
-    return JSONResponse(model_fields(settings))
+    request.app.state.names.require(request.path_params["name"])
+    return JSONResponse(model_fields(request.app.state.settings))
 
 
 async def health(request: Request) -> Response:

@@ -41,7 +41,7 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
         raise ServerError(415, f"Content-Type must be {JSON}, not {content_type[:80]!r}")
     body = await read_body(request, max_bytes)
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
 

@@ -44,6 +44,7 @@ IGNORED = (
 )
 
 
+EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # "" cannot mean anything else
 FIELDS = (
     *("prompt", "model", "n", "stream", "stream_options", "rounds"),
     *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
@@ -63,7 +64,8 @@ class CompletionRequest:
 
 def parse_completion_request(fields: Mapping[str, Any], service: Service, names: ModelNames) -> CompletionRequest:
     """Parse a request. Raises `ServerError` that names the field."""
-    fields = {name: value for name, value in fields.items() if name not in IGNORED}
+    is_empty = {name for name in EMPTY_IS_MISSING if fields.get(name) == ""}
+    fields = {name: value for name, value in fields.items() if name not in IGNORED and name not in is_empty}
     names.require(fields.pop("model", names.id))
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = fields.pop(name, neutral)
@@ -88,6 +90,8 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
     except InputError as error:
         raise ServerError.of(error) from None
 
+    if isinstance(prompt, str) and not prompt.strip():
+        raise ServerError(400, "prompt: is empty; give it some text", "prompt", "invalid_value")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     max_prompts = service.limits.max_prompts
     if not 1 <= len(texts) * n <= max_prompts:

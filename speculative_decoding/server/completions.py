@@ -18,7 +18,7 @@ from .service import Service
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    names: ModelNames = request.app.state.settings.names
+    names: ModelNames = request.app.state.names
     service.require_text()
     fields = await read_fields(request, service.limits.max_body)
     completion = parse_completion_request(fields, service, names)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from .errors import ServerError
 
+WHISPER = "whisper-1"  # OpenAI's name, to which many clients are fixed; here, the Whisper that is served
+
 
 @dataclass(frozen=True)
 class ModelNames:
@@ -18,5 +20,5 @@ class ModelNames:
     def require(self, requested: object) -> None:
         """Raise `ServerError` for the name of another model."""
         if requested != self.id and requested not in self.aliases:
-            message = f"model {str(requested)[:80]!r} does not exist (expected {self.id!r})"
+            message = f"model: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
             raise ServerError(404, message, "model", "model_not_found")

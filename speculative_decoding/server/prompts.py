@@ -74,6 +74,13 @@ def served_prompts(
     return [ServedPrompt(text, options, wants_rejected) for text, options in prompts]
 
 
+def finish_blank(prompt: ServedPrompt) -> None:
+    """Give a blank text of several its output, which has no tokens."""
+    prompt.on_queued(0)
+    end = Round([], [], 0, finish_reason="stop", logprobs=[])
+    prompt.client.on_update(prompt, PromptUpdate(end, [], "", GenerationStats()))
+
+
 class PromptWork:
     """Decodes prompts for the decoding thread; see `Work`."""
 
@@ -101,6 +108,8 @@ class PromptWork:
         return [*self._active.values()]
 
     def submit(self, prompt: ServedPrompt) -> Call:
+        if not prompt.prompt.strip():
+            return partial(finish_blank, prompt)
         try:
             length = self._session.planner.draft_length(prompt.options, self._limits.slots)
             request = self._engine.submit(prompt.prompt, prompt.options, length)

@@ -62,6 +62,11 @@ class Service:
         if self.state != READY:
             raise ServerError(503, f"the server is {self.state}", code=self.state, headers={"Retry-After": "5"})
 
+    @property
+    def is_speech(self) -> bool:
+        """Whether the server is ready and its model transcribes speech."""
+        return self.state == READY and self.session.model.audio is not None
+
     def require_speech(self) -> AudioConfig:
         """Return the speech model's config. Raises `ServerError` if the server is not ready or its model reads text."""
         self.require_ready()

@@ -107,7 +107,10 @@ def parse_transcription_request(
 
 
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
-    """Return the content of the file, the granularities, and the values of all other fields."""
+    """Return the content of the file, the granularities, and the values of all other fields.
+
+    Empty fields are left out: programs send them for what their user did not fill in.
+    """
     content: bytes | None = None
     granularities: list[str] = []
     fields: dict[str, Any] = {}
@@ -119,6 +122,8 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
             raise ServerError(400, f"{name[:80]}: must {'not ' if part.is_file else ''}be a file", name[:80])
         if name == "file":
             content = part.content
+        elif not part.content and (name in FIELDS or name in UNSUPPORTED or name in OTHER_OPTIONS):
+            continue
         elif name == "timestamp_granularities":
             granularities.append(parse_value(name, part.content))
         else:

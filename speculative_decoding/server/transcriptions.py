@@ -48,7 +48,7 @@ async def transcribe(request: Request, task: str) -> Response:
         body = await upload.unless_failed(receiving)
         parts = parse_multipart(request.headers.get("content-type", ""), body)
         del body
-        names = request.app.state.settings.names
+        names = request.app.state.names
         wanted = parse_transcription_request(parts, task, names, audio, service.options)
         if len(wanted.content) > limits.max_audio:
             raise ServerError(413, f"file: must have at most {limits.max_audio} bytes", "file", "body_too_large")

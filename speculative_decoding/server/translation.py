@@ -82,16 +82,24 @@ async def translate(request: Request) -> Response:
     fields = await read_fields(request, service.limits.max_body, accept_form=True)
     require_token(request.scope, str(fields.get("api_key", "")))
     is_form = media_type(request) == FORM
-    prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
-    request.scope["prompts"] = [text for text, _ in prompts]
-    texts = await cancel_on_disconnect(request.receive, translate_all(service, prompts))
-    return JSONResponse({"translatedText": texts[0] if isinstance(fields["q"], str) else texts})
+    texts, prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
+    request.scope["prompts"] = [prompt for prompt, _ in prompts]
+    seconds = service.limits.max_seconds
+    try:
+        lines = iter(await cancel_on_disconnect(request.receive, translate_all(service, prompts), seconds))
+    except TimeoutError:
+        raise ServerError(504, f"not finished within {seconds:g} s", code="timeout") from None
+    found = ["".join(next(lines) if line.strip() else line for line in text) for text in texts]
+    return JSONResponse({"translatedText": found[0] if isinstance(fields["q"], str) else found})
 
 
 def parse_translation_request(
     fields: Mapping[str, Any], service: Service, prefixes: Prefixes, *, is_form: bool
-) -> list[tuple[str, GenerationOptions]]:
-    """Return the prompts of a request with their options. Raises `ServerError` that names the field."""
+) -> tuple[list[list[str]], list[tuple[str, GenerationOptions]]]:
+    """Return the lines of each text of a request, and the prompts of those that are not blank, with their options.
+
+    Raises `ServerError` that names the field.
+    """
     for name in fields:
         if name not in FIELDS:
             raise ServerError.unknown_field(name, FIELDS)
@@ -100,7 +108,7 @@ def parse_translation_request(
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
         raise ServerError(400, "alternatives: must be 0: only one translation is made", "alternatives")
     try:
-        q = validate("q", Union((Text(), ListOf(Text()))), fields.get("q", ""))
+        q = validate("q", Union((Text(), ListOf(Text(may_be_empty=True)))), fields.get("q", ""))
         source = validate("source", Text(), fields.get("source", ""))
         target = validate("target", Text(), fields.get("target", ""))
         texts = [q] if isinstance(q, str) else list(q)
@@ -110,22 +118,32 @@ def parse_translation_request(
         if source == "auto":
             raise InputError("must be a language: automatic detection is not supported", "source")
         defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
-        prompts = [translation_prompt(service.session, prefixes, text, source, target) for text in texts]
-        return [(prompt, defaults.override_for_row(options)) for prompt, options in prompts]
+        _, options = translation_prompt(service.session, prefixes, "", source, target)
+        row = defaults.override_for_row(options)
+        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # with the line breaks, which are blank
+        lines = [line for text in split for line in text if line.strip()]
+        return split, [(translation_prompt(service.session, prefixes, line, source, target)[0], row) for line in lines]
     except InputError as error:
         raise ServerError.of(error) from None
 
 
 async def translate_all(service: Service, prompts: list[tuple[str, GenerationOptions]]) -> list[str]:
-    """Return the translations. Raises `ServerError` for one that was cut off, which this format cannot express."""
-    with service.request(served_prompts(prompts)) as client:
-        await client.wait_until_finished()
-        for prompt in client.items:
-            if prompt.finish_reason == "length":
-                limit = prompt.options.max_tokens
-                message = f"q: text {prompt.index + 1} has a translation of over {limit} tokens; split it"
-                raise ServerError(400, message, "q")
-        return [prompt.text for prompt in client.items]
+    """Return the translations of lines, of which up to `max_prompts` are in the queue at once.
+
+    Raises `ServerError` for one that was cut off, which this format cannot express.
+    """
+    found: list[str] = []
+    size = service.limits.max_prompts
+    for start in range(0, len(prompts), size):
+        with service.request(served_prompts(prompts[start : start + size])) as client:
+            await client.wait_until_finished()
+            for prompt in client.items:
+                if prompt.finish_reason == "length":
+                    limit = prompt.options.max_tokens
+                    message = f"q: line {len(found) + 1} has a translation of over {limit} tokens; split it"
+                    raise ServerError(400, message, "q")
+                found.append(" ".join(prompt.text.splitlines()))  # a line stays a line
+    return found
 
 
 async def languages(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Reads audio as 16 kHz mono samples in blocks: any format with PyAV, plain WAV without it, or an array.
+"""Reads audio as 16 kHz mono samples in blocks: any format with PyAV, plain WAV without it, or samples in memory.
 
 The samples of a file equal those of `ffmpeg -ac 1 -ar 16000 -f s16le`, which openai-whisper runs.
 """
@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,6 +45,14 @@ INSTALL = 'pip install "speculative-decoding[speech]"'
 Samples = NDArray[np.float32]
 
 
+class Tensor(Protocol):
+    """A tensor of PyTorch."""
+
+    def detach(self) -> Any: ...
+
+    def is_floating_point(self) -> bool: ...
+
+
 class AudioSource(Protocol):
     """A recording that can be read several times."""
 
@@ -55,27 +64,35 @@ class AudioSource(Protocol):
         """Yield the samples from the start, between -1 and 1, in blocks of BLOCK_SAMPLES. The last one is shorter."""
 
 
+Audio = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | NDArray[Any] | mx.array | Tensor | AudioSource
+)
+
+
 @dataclass(frozen=True, eq=False)
 class AudioArray:
-    """Samples in memory: one dimension, float, 16 kHz."""
+    """Samples in memory at 16 kHz: float, from -1 to 1, or integers of their type's whole range.
 
-    samples: NDArray[np.floating]
+    One dimension; others may have the length 1.
+    """
+
+    samples: NDArray[Any]
     name: str = "audio"
 
     def __post_init__(self) -> None:
         samples = self.samples
-        if samples.ndim != 1 or samples.dtype.kind != "f":
+        if samples.size != max(samples.shape, default=0) or samples.dtype.kind not in "fiu":
             raise InputError(
-                f"must be float samples in one dimension, at 16 kHz and from -1 to 1 (got {samples.dtype} of shape "
-                f"{samples.shape})",
+                f"must be samples of one channel at 16 kHz (got {samples.dtype} of shape {samples.shape})",
                 "audio",
-                f"mix channels down, and {SCALE}",
+                "mix channels down, for example with samples.mean(0)",
             )
 
     def blocks(self) -> Iterator[Samples]:
-        for start in range(0, len(self.samples), BLOCK_SAMPLES):
+        samples = self.samples.reshape(-1)
+        for start in range(0, len(samples), BLOCK_SAMPLES):
             with np.errstate(over="ignore"):
-                block = self.samples[start : start + BLOCK_SAMPLES].astype(np.float32)
+                block = scaled(samples[start : start + BLOCK_SAMPLES])
             is_valid = np.abs(block) <= MAX_SAMPLE  # false for NaN
             if not is_valid.all():
                 index = int(is_valid.argmin())
@@ -83,6 +100,15 @@ class AudioArray:
                     f"samples must be from -1 to 1 (got {block[index]:g} at sample {start + index})", "audio", SCALE
                 )
             yield block
+
+
+def scaled(samples: NDArray[Any]) -> Samples:
+    """Return float samples as they are, and integers divided by the end of their range; unsigned ones have a middle."""
+    if samples.dtype.kind == "f":
+        return samples.astype(np.float32)
+    half = 2.0 ** (8 * samples.dtype.itemsize - 1)
+    middle = half if samples.dtype.kind == "u" else 0.0
+    return ((samples.astype(np.float64) - middle) / half).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -120,13 +146,44 @@ def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
         note(f"{name}: the file is shorter than its header says; it seems to be cut off")
 
 
-def open_source(audio: str | os.PathLike[str] | NDArray[np.floating]) -> AudioSource:
-    """Return a file or an array as a source. Raises `InputError`."""
+def open_source(audio: Audio) -> AudioSource:
+    """Return a recording as a source. Raises `InputError`.
+
+    audio: The path of a file; its content, as bytes or an open binary file; samples at 16 kHz in an array of NumPy or
+        MLX or a tensor of PyTorch; or a source.
+    """
+    if isinstance(audio, AudioArray | AudioFile | AudioBytes):
+        return audio
+    if isinstance(audio, str | os.PathLike):
+        path = Path(audio)
+        return AudioBytes(path.read_bytes(), str(path)) if is_open_pipe(path) else AudioFile(path)
+    if isinstance(audio, bytes | bytearray | memoryview):
+        return AudioBytes(bytes(audio), "audio")
+    if callable(read := getattr(audio, "read", None)):
+        if isinstance(content := read(), bytes):
+            return AudioBytes(content, "audio")
+        raise InputError("is a file in text mode", "audio", "open it in binary mode, or give its path")
+    if (samples := array_of(audio)) is not None:
+        return AudioArray(samples)
+    raise InputError(f"must be a path, bytes, a file or an array of samples, not {short_repr(audio)}", "audio")
+
+
+def is_open_pipe(path: Path) -> bool:
+    """Whether a path names what the shell has opened, as in `<(command)`, which can be read once only."""
+    return path.parts[:3] == ("/", "dev", "fd") or path == Path("/dev/stdin")
+
+
+def array_of(audio: Any) -> NDArray[Any] | None:
+    """Return samples as an array of NumPy, or None for other objects. PyTorch is not imported."""
     if isinstance(audio, np.ndarray):
-        return AudioArray(audio)
-    if not isinstance(audio, str | os.PathLike):
-        raise InputError(f"must be a path or a numpy array of samples, not {short_repr(audio)}", "audio")
-    return AudioFile(Path(audio))
+        return audio
+    if isinstance(audio, mx.array):
+        is_small = audio.dtype == mx.bfloat16  # which NumPy lacks
+        return np.array(audio.astype(mx.float32) if is_small else audio)
+    if callable(getattr(audio, "detach", None)) and callable(getattr(audio, "is_floating_point", None)):
+        tensor = audio.detach().cpu()
+        return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
+    return None
 
 
 def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:

@@ -6,7 +6,6 @@ the second pass yields frames. The values follow `log_mel_spectrogram` in openai
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 from typing import cast
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .audio_file import SAMPLE_RATE, AudioSource, open_source
+from .audio_file import SAMPLE_RATE, Audio, AudioSource, open_source
 
 FFT_SAMPLES = 400
 HOP_SAMPLES = 160  # between frames: 100 frames per second
@@ -124,10 +123,8 @@ class MelSpectrogram:
         return log_mel_blocks(self._source.blocks(), self._filters)
 
 
-def open_audio(
-    audio: str | os.PathLike[str] | NDArray[np.floating], num_mel_bins: int, max_seconds: float | None = None
-) -> MelSpectrogram:
-    """Open a recording. audio: a file, or float samples from -1 to 1 at 16 kHz. Raises `InputError`."""
+def open_audio(audio: Audio, num_mel_bins: int, max_seconds: float | None = None) -> MelSpectrogram:
+    """Open a recording. audio: see `open_source`. Raises `InputError`."""
     opening = MelSpectrogram.opening(open_source(audio), num_mel_bins, max_seconds)
     while True:
         try:

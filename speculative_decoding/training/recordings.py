@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..checkpoints.text import decode_text
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
@@ -49,7 +50,13 @@ class Recording:
 def read_manifest(path: Path) -> list[Recording]:
     """Read transcribed recordings, one JSON object per line. Raises `InputError` naming the line."""
     recordings = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = decode_text(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: not readable ({error.strerror})", "audio_manifest", "name another file") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}", "audio_manifest", error.way_out) from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -270,12 +270,12 @@ def test_draft_lengths_do_not_change_the_output(drafter: str) -> None:
 
 def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
     bad: dict[int, tuple[Any, str]] = {
-        1: ("  ", "prompt: is empty"),
+        1: ([], "prompt: must be text"),
         2: ({"prompt": "b", "top_p": 3.0}, "top_p"),
         3: ({"prompt": "b", "max_tokens": 0}, "max_tokens"),
         4: ({"prompt": "b", "strict": True}, "strict: is the same for all rows"),
         5: ({"prompt": "b", "tempreature": 1.0}, "did you mean temperature"),
-        6: ({"max_tokens": 3}, "prompt: is empty"),
+        6: ({"max_tokens": 3}, "prompt: is missing"),
         7: (None, "prompt: must be text, not None"),
     }
     rows: list[Any] = ["abc", *(row for row, _ in bad.values()), "cab"]
@@ -319,7 +319,6 @@ def fitting(gb: float) -> int:
 
 def test_empty_batch() -> None:
     assert list(batch_generate(TARGET, Letters(), [])) == []
-    assert [each.error is None for each in batch_generate(TARGET, Letters(), [" "])] == [False]
 
 
 def test_session_returns_results_in_the_order_of_prompts() -> None:
@@ -327,8 +326,35 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
     assert [each.text for each in session.generate(PROMPTS, max_tokens=9)] == [
         session.generate(prompt, max_tokens=9).text for prompt in PROMPTS
     ]
-    with pytest.raises(InputError, match="prompt 1: prompt: is empty"):
-        session.generate(["abc", ""])
+    with pytest.raises(InputError, match="prompt 1: prompt: must be text, not 5"):
+        session.generate(["abc", 5])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "acceptance": "coupled"}])
+def test_a_blank_text_of_several_gives_a_blank_text_and_leaves_the_others_unchanged(options: dict[str, Any]) -> None:
+    session = Session(TARGET, Letters(), slots=2)
+    rows: list[Any] = ["", "abc", " \t\n", {"prompt": "", "max_tokens": 5}, "cab", "\u3000"]
+    found = list(session.batch(rows, max_tokens=6, **options))
+    assert [each.index for each in found] == [*range(6)]
+    for index, (row, each) in enumerate(zip(rows, found, strict=True)):
+        assert each.error is None and each.result is not None
+        if index in (1, 4):
+            alone = session.generate(row, max_tokens=6, **options)
+            assert (each.result.text, each.result.tokens) == (alone.text, alone.tokens) and alone.tokens
+        else:
+            assert (each.result.text, each.result.tokens, each.result.finish_reason) == ("", [], "blank")
+            assert each.result.stats.generated_tokens == each.result.stats.prompt_tokens == 0
+    assert session.generate(["", "abc"], max_tokens=6, **options)[0].text == ""
+    with pytest.raises(InputError, match="prompt: is empty"):
+        session.generate("", **options)
+
+
+def test_a_blank_row_has_the_number_of_outputs_and_the_checks_of_its_options() -> None:
+    session = Session(TARGET, Letters())
+    (three,) = session.generate([""], num_return_sequences=3, temperature=1.0)
+    assert [each.text for each in three.sequences] == ["", "", ""]
+    (wrong,) = session.batch([{"prompt": "", "top_p": 3}])
+    assert wrong.error is not None and wrong.error.startswith("top_p: must be")
 
 
 def test_strict_batch_rows_equal_single_rows() -> None:

@@ -14,22 +14,29 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from speculative_decoding import Session, models, session
+from speculative_decoding.cli import compare
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
+from speculative_decoding.cli.common import read_prompts
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.prompts import EXAMPLE
+from speculative_decoding.cli.views import make_console
+from speculative_decoding.decoding.results import blank_result
 from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.planner import PassPlanner
+from speculative_decoding.engine import Engine, Event
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.pair import ModelPair
@@ -134,6 +141,81 @@ def test_each_line_of_standard_input_gives_a_line_of_output(main_py) -> None:  #
     lines = [PROMPT, "", "grammar: It were a cod business."]
     status, out, _ = main_py(stdin="\n".join(lines).encode())
     assert status == 0 and [bool(line) for line in out.split("\n")] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+def test_standard_input_with_a_byte_order_mark_is_decoded(encoding: str, main_py) -> None:  # type: ignore[no-untyped-def]
+    text = f"{PROMPT}\r\n\r\ntranslate English to German: Grüße\r\n"
+    mark = "" if encoding == "utf-8-sig" else "\ufeff"
+    expected = main_py("-m", "8", stdin=text.encode())[:2]
+    assert main_py("-m", "8", stdin=(mark + text).encode(encoding))[:2] == expected and expected[0] == 0
+
+
+def test_files_with_a_byte_order_mark_are_decoded(tmp_path: Path, main_py) -> None:  # type: ignore[no-untyped-def]
+    records = []
+    for name, encoding in (("plain", "utf-8"), ("marked", "utf-16")):
+        path = tmp_path / f"{name}.txt"
+        path.write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
+        assert read_prompts(path) == [PROMPT, "Grüße"]
+        status, out, _ = main_py("--input", str(path), "-m", "8", "--drafter", "none")
+        assert status == 0
+        records.append(out)
+    assert records[0] == records[1]
+
+
+LINES_IN_A_TEXT = "eins\nzwei\r\n\ndrei\u2028vier"
+
+
+@pytest.fixture
+def with_line_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text of a generation contains line breaks."""
+    original = Engine.step
+
+    def step(self: Engine) -> list[Event]:
+        events = []
+        for event in original(self):
+            event.request.text = LINES_IN_A_TEXT
+            events.append(event._replace(texts=[LINES_IN_A_TEXT, *event.texts[1:]]))
+        return events
+
+    monkeypatch.setattr(Engine, "step", step)
+
+
+@pytest.mark.usefixtures("with_line_breaks")
+def test_an_output_with_line_breaks_is_one_line_if_each_prompt_is_one(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, err = main_py("-m", "1", "--drafter", "none", stdin=b"a\nb\n\nc\n")
+    line = "eins zwei   drei vier"
+    assert status == 0 and out == f"{line}\n{line}\n\n{line}\n" and len(out.splitlines()) == 4
+    assert err.count("note: an output has line breaks, which are written as spaces") == 1
+    status, out, err = main_py("a", "-m", "1", "--drafter", "none")
+    assert status == 0 and out == f"{LINES_IN_A_TEXT}\n" and "line breaks" not in err
+
+
+@pytest.mark.usefixtures("with_line_breaks")
+def test_records_keep_line_breaks(main_py, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "in.txt").write_text("a\n")
+    _, out, _ = main_py("--input", str(tmp_path / "in.txt"), "-m", "1", "--drafter", "none")
+    assert json.loads(out)["text"] == LINES_IN_A_TEXT
+
+
+def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    result = blank_result(GenerationOptions(num_return_sequences=2, num_beams=2))
+    result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
+    fake: Any = SimpleNamespace(tokenizer=None, generate=lambda tokens: result)
+    monkeypatch.setattr(compare, "note_unknown", lambda *arguments: None)
+    monkeypatch.setattr(compare, "decoding_modes", lambda session: ["speculative"])
+    compare.PromptRunner(make_console(), in_one_line=True).run_several(fake, "prompt", tokens=[1])
+    assert capsys.readouterr().out == "a b\nc\n"
+
+
+def test_a_prompt_that_is_the_name_of_a_file_gets_a_note(tmp_path: Path, main_py) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "three.txt"
+    assert "name of a file" not in main_py(str(path), "-m", "1")[2]
+    path.write_text("a\nb\nc\n")
+    status, out, err = main_py(str(path), "-m", "1")
+    (note,) = [line for line in err.splitlines() if "name of a file" in line]
+    assert status == 0 and out.count("\n") == 1 and f"--input {path}" in note and f"< {path}" in note
+    assert "name of a file" not in main_py("-m", "1", stdin=f"{path}\n".encode())[2]
 
 
 def test_output_has_as_many_lines_as_standard_input(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -426,7 +508,12 @@ def test_a_draft_with_other_tokens_is_refused(copy: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("stdin", "named"), [(b"\xff\xfe bad\n", "standard input, line 1: not UTF-8"), (b"", "standard input is empty")]
+    ("stdin", "named"),
+    [
+        (b"\xff\xfe bad\n", "standard input, line 1: not UTF-8"),
+        (b"", "standard input is empty"),
+        (b"a\0b", "standard input, line 1: contains a NUL character"),
+    ],
 )
 def test_invalid_standard_input_is_a_one_line_error_with_status_2(stdin: bytes, named: str, main_py) -> None:  # type: ignore[no-untyped-def]
     status, out, err = main_py(stdin=stdin)

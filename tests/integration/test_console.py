@@ -331,7 +331,7 @@ def test_previous_models_are_reopened_if_weights_fail_to_load(monkeypatch: pytes
     state = open_console()
     load, calls = ModelPair.load_weights, []
 
-    def fail_once(self: ModelPair) -> None:
+    def fail_once(self: ModelPair, *arguments: Any) -> None:
         calls.append(self)
         if len(calls) == 1:
             raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -356,6 +357,55 @@ def test_the_type_of_a_form_is_not_case_sensitive(server: Serving) -> None:
             headers={"Content-Type": "Application/X-WWW-Form-URLEncoded; charset=utf-8"},
         )
     assert form.json() == server.post("/translate", q="The end.", source="en", target="de").json()
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
+def test_translations_keep_line_breaks_and_blank_texts(server: Serving, session: Session, line_break: str) -> None:
+    def translate(q: Any) -> Any:
+        answer = server.post("/translate", q=q, source="en", target="de")
+        assert answer.status_code == 200, answer.text
+        return answer.json()["translatedText"]
+
+    lines = ["The method returns the value.", "The end.", "This class reads a file."]
+    one, two, three = translated = [session.generate(f"{PAIRS['en', 'de']}{line}").text for line in lines]
+    assert translate(lines) == translated
+    given = line_break.join(["", lines[0], "  ", "", lines[1], lines[2], ""])
+    assert translate(given) == line_break.join(["", one, "  ", "", two, three, ""])
+    assert translate([given, "", " ", lines[1]]) == [line_break.join(["", one, "  ", "", two, three, ""]), "", " ", two]
+    assert translate(" \n") == " \n" and translate([""]) == [""]
+    assert translate(line_break.join(lines * 5)) == line_break.join(translated * 5)  # more lines than prompts at once
+
+
+def test_a_blank_text_in_a_list_gives_a_blank_choice(server: Serving, session: Session) -> None:
+    prompts = [" ", GERMAN, "", "\n"]
+    answer = server.post(prompt=prompts, logprobs=True).json()
+    texts = ["", session.generate(GERMAN).text, "", ""]
+    assert [(each["index"], each["text"]) for each in answer["choices"]] == [*enumerate(texts)]
+    assert [each["finish_reason"] for each in answer["choices"]] == ["stop"] * 4
+    assert [each["logprobs"]["tokens"] == [] for each in answer["choices"]] == [True, False, True, True]
+    alone = server.post(prompt=GERMAN).json()["usage"]
+    assert all(answer["usage"][name] == alone[name] for name in ("prompt_tokens", "completion_tokens"))
+    assert server.post(prompt=[""]).json()["choices"][0]["text"] == ""
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json={"prompt": prompts, "stream": True}) as streamed,
+    ):
+        found = ["", "", "", ""]
+        ends = []
+        for event in events(streamed):
+            for each in event["choices"]:
+                found[each["index"]] += each["text"]
+                ends += [each["index"]] if each["finish_reason"] else []
+    assert found == texts and sorted(ends) == [0, 1, 2, 3]
+
+
+def test_a_byte_order_mark_before_json_is_skipped_and_empty_names_count_as_missing(
+    server: Serving, session: Session
+) -> None:
+    body = json.dumps({"prompt": GERMAN, "model": "", "stop": ""}).encode("utf-8-sig")
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == session.generate(GERMAN).text
 
 
 def test_a_form_that_is_not_utf8_is_refused(server: Serving) -> None:

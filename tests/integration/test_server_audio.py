@@ -204,6 +204,24 @@ def test_invalid_fields_are_named_in_one_line(server: Serving, fields: Any, para
     assert uploaded(server) == 0
 
 
+def test_empty_fields_count_as_missing(server: Serving) -> None:
+    expected = post(server, 1).json()["text"]
+    names = ("prompt", "language", "temperature", "model", "response_format", "stream", "seed", "include[]", "task")
+    for fields in ({name: ""} for name in names):
+        assert post(server, 1, **fields).json().get("text") == expected, fields
+    everything = {**dict.fromkeys(names, ""), "timestamp_granularities[]": ""}
+    assert post(server, 1, **everything).json()["text"] == expected
+    refused = post(server, 1, colour="")
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "unknown_field"
+
+
+def test_whisper_1_names_the_model_that_is_served(server: Serving, client: openai.OpenAI) -> None:
+    expected = post(server, 0).json()["text"]
+    assert post(server, 0, model="whisper-1").json()["text"] == expected
+    assert post(server, 0, model="whisper-2").status_code == 404
+    assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve("whisper-1").id == MODEL
+
+
 FILES: list[tuple[bytes, int, str]] = [
     (b"", 400, "file: "),
     (b"not audio at all", 400, "file: "),

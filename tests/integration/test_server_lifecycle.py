@@ -465,7 +465,7 @@ def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixtu
         (("--host", "0.0.0.0"), "--host: 0.0.0.0 is reachable from other machines"),
         (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or --no-token"),
         (("--token-file", "short"), "at least 16"),
-        (("--token-file", "missing"), "--token-file: missing is not readable"),
+        (("--token-file", "missing"), "--token-file: missing: not readable"),
         (("--token-file", "long", "--no-token"), "--no-token: a token is set"),
         (("--max-prompts", "99"), "lower it, or raise --queue"),
         (("--max-tokens", "2000"), "--max-tokens: 2000 is above --max-output-tokens"),

@@ -137,7 +137,7 @@ def print_memory(lines: int, window: int | None = None) -> None:
     class Source(io.RawIOBase):
         read_lines = 0
 
-        def readline(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+        def read1(self, size: int = -1) -> bytes:
             if self.read_lines == lines:
                 return b""
             self.read_lines += 1

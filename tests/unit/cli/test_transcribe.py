@@ -23,6 +23,7 @@ from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.speech.audio_file import AudioSource
 from speculative_decoding.speech.chunks import in_order, transcribe_chunks
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
@@ -56,12 +57,12 @@ class FakeSession:
         self.events = events
         self.given: dict[str, Any] = {}
 
-    def transcribe_batch(self, recordings: Sequence[str], **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"recordings": recordings, **options}
+    def transcribe_batch(self, recordings: Sequence[AudioSource], **options: Any) -> Iterator[TranscriptionEvent]:
+        self.given = {"recordings": [each.name for each in recordings], **options}
         yield from self.events
 
-    def transcribe_chunks(self, recording: str, **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"chunks": recording, **options}
+    def transcribe_chunks(self, recording: AudioSource, **options: Any) -> Iterator[TranscriptionEvent]:
+        self.given = {"chunks": recording.name, **options}
         yield from self.events
 
 
@@ -221,6 +222,20 @@ def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str
     with pytest.raises(InputError) as error:
         transcribe.transcribe(main_parser().parse_args(arguments))
     assert (message or "reads text") in error.value.message(flag)
+
+
+def test_standard_input_is_a_recording(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--audio", "-"], [JFK, "-"]):
+        with open(JFK, "rb") as file, monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
+            main = arguments if arguments[0] == "--audio" else ["--audio", *arguments]
+            status, _, err, given = run(
+                *main, events=[each for i in range(len(main) - 1) for each in progress_of(i, ["a"])]
+            )
+        assert status == 0 and given["recordings"][-1] == "standard input", err
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    status, _, err, _ = run("--audio", "-")
+    assert status == 2 and "--audio: - reads standard input, which is a terminal; redirect a file to it" in err
 
 
 @pytest.mark.parametrize("is_piped", [False, True])

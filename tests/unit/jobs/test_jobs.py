@@ -117,7 +117,7 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"text": "a"}', "text: is also a field of the output"),
         (b'{"id": 1}', "prompt: is missing"),
         (b'{"prompt": 5}', "prompt: must be text, not 5"),
-        (b'{"prompt": " "}', "prompt: is empty"),
+        (b'"a\x00b"', "contains a NUL character (character 3)"),
         (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens: must be a whole number, 1 to 1048576, not "5"'),
         (b'{"prompt": "a", "max_tokens": true}', "max_tokens: must be a whole number, 1 to 1048576, not true"),
         (b'{"prompt": "a", "temperature": null}', "temperature: must be 0 or a number, 1e-10 to 1e+10, not null"),
@@ -161,6 +161,39 @@ def test_an_invalid_line_becomes_an_error_record(tmp_path: Path, line: bytes, er
     assert one["text"] == "eno" and two["text"] == "owt"
     assert bad["line"] == 2 and error in bad["error"] and "\n" not in bad["error"] and "text" not in bad
     assert (totals.lines, totals.errors, totals.error_lines, totals.rows) == (3, 1, [2], 2)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("format", ["text", "jsonl"])
+def test_records_do_not_depend_on_the_encoding_of_the_input(tmp_path: Path, encoding: str, format: str) -> None:
+    texts = ["eins", "", "Ünïcödé 😀", "a\u2028b", "\u0a0a\u0d0a", "drei" * 5000, "Ende"]
+    lines = [json.dumps({"prompt": text, "id": text}, ensure_ascii=False) for text in texts]
+    content = "\r\n".join(texts if format == "text" else lines)
+    mark = "" if encoding == "utf-8-sig" else "\ufeff"
+    run_job(tmp_path / "plain", content.encode(), format=format)
+    run_job(tmp_path / "other", (mark + content).encode(encoding), format=format)
+    expected = (tmp_path / "plain").read_bytes()
+    assert (tmp_path / "other").read_bytes() == expected and len(expected.splitlines()) == len(texts)
+    assert b'"error"' not in expected
+    assert choose_format("-", (mark + content).encode(encoding)[:8192]) == format
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xff\xfe"])
+def test_a_text_with_nul_characters_is_an_error_record(tmp_path: Path, mark: bytes) -> None:
+    """UTF-16 without a byte-order mark, and a binary file."""
+    content = "eins\nzwei\n".encode("utf-16-le") if not mark else mark + "a\0b\nok\n".encode("utf-16-le")
+    run_job(tmp_path / "out", content)
+    first, *_, last = records(tmp_path / "out")
+    assert "contains a NUL character" in first["error"] and first["error"].endswith("; convert it to UTF-8")
+    assert ("text" in last) == bool(mark)
+
+
+def test_a_blank_prompt_is_a_blank_record_with_the_fields_of_its_line(tmp_path: Path) -> None:
+    totals = run_job(tmp_path / "out", b'{"prompt": " ", "id": 7}\n{"prompt": "", "top_p": 3}\n', format="jsonl")
+    blank, wrong = records(tmp_path / "out")
+    expected = {"line": 1, "id": 7, "text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
+    assert blank == expected and wrong["error"].startswith("top_p: must be")
+    assert (totals.lines, totals.errors, totals.rows) == (2, 1, 0)
 
 
 def test_user_fields_are_copied_to_the_record(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,13 +16,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import InputError, batch_generate, generate, load, score
+from speculative_decoding.cli.main import main
 from speculative_decoding.comparison.divergence import first_divergence
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.drafters import choose_drafter
 from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftModel
-from speculative_decoding.errors import CheckpointError
+from speculative_decoding.errors import CheckpointError, written
 from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.generation_config import GenerationConfig
 from speculative_decoding.models.shared_encoder import share_encoder, shares_encoder
@@ -210,9 +213,37 @@ def test_unsupported_fields_are_reported_once_in_a_line(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         load(folder, draft=folder).generate("a", max_tokens=2)
     (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
-    assert "num_beams 4 is ignored (set --num-beams to use beam search); do_sample" in line
-    assert "forced_decoder_ids [[1, 1000000000]] is ignored (set --output-prefix for a fixed start)" in line
+    assert "num_beams 4 is ignored (set num_beams to use beam search); do_sample" in line
+    assert "forced_decoder_ids [[1, 1000000000]] is ignored (set decoder_prefix for a fixed start)" in line
     assert "encoder_repetition_penalty" not in line and "\n" not in line
+
+
+def test_a_field_whose_option_was_chosen_needs_no_note() -> None:
+    raw = {"num_beams": 4, "max_length": 200, "do_sample": True, "guidance_scale": 2.0, "max_new_tokens": None}
+    config = GenerationConfig.from_dict(raw, VOCAB, [1])
+    everything = (
+        "num_beams 4 is ignored (set NUM_BEAMS to use beam search); do_sample true is ignored (set TEMPERATURE "
+    )
+    everything += "to sample); max_length 200 is ignored (set MAX_TOKENS to change the length of outputs); "
+    assert written(config.note(), str.upper) == f"{everything}guidance_scale 2.0 is ignored"
+    chosen = ("num_beams", "max_tokens", "temperature")
+    assert written(config.note(chosen)) == "guidance_scale 2.0 is ignored"
+    assert GenerationConfig.from_dict({"num_beams": 4}, VOCAB, [1]).note(["num_beams"]) == ""
+    longest = GenerationConfig.from_dict({"max_new_tokens": 64}, VOCAB, [1])
+    assert written(longest.note()) == "max_new_tokens 64 is ignored (set max_tokens to change the length of outputs)"
+
+
+def test_the_command_line_names_flags_and_leaves_out_those_that_were_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(BUNDLED / "t5-web-docs-draft", tmp_path / "model", ignore=lambda *_: ["manifest.json"])
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4, "max_length": 20}))
+    run = ["--model", str(folder), "a", "--drafter", "none", "--no-strict"]
+    assert main(run) == 0
+    err = capsys.readouterr().err
+    assert "num_beams 4 is ignored (set --num-beams to use" in err and "(set --max-tokens to change" in err
+    assert main([*run[:3], "--num-beams", "2", "-m", "2"]) == 0
+    assert "is ignored" not in capsys.readouterr().err
 
 
 # Languages.

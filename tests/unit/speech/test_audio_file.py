@@ -12,13 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file
-from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav
+from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav, open_source
 from speculative_decoding.speech.mel import open_audio
 from tests.support.audio import CODECS, sound, write_audio
 from tests.support.paths import ROOT
@@ -161,14 +162,18 @@ ANY_READER = {
     "device": (lambda path: "/dev/zero", "cannot be read .not a regular file"),
     "0 samples": (lambda path: write_wav(path, b""), "not a readable audio file|no sound .got 0 samples"),
     "5 ms": (lambda path: write_wav(path, bytes(160)), "no sound .got 80 samples"),
-    "integers": (lambda path: np.zeros(999, np.int16), "must be float samples .*divide 16-bit integers by 32768"),
-    "channels": (lambda path: np.zeros((2, 999), np.float32), "must be float .*shape .2, 999.*mix channels down"),
-    "complex": (lambda path: np.zeros(999, complex), "must be float samples"),
+    "channels": (lambda path: np.zeros((2, 999), np.float32), "samples of one .*shape .2, 999.*mix channels down"),
+    "complex": (lambda path: np.zeros(999, complex), "must be samples of one channel"),
+    "bool": (lambda path: np.zeros(999, bool), "must be samples of one channel"),
+    "text": (lambda path: np.array(["a"] * 999), "must be samples of one channel"),
+    "NaN in MLX": (lambda path: mx.array([0.0] * 700 + [float("nan")]), "from -1 to 1 .got nan at sample 700"),
+    "text mode": (lambda path: io.StringIO("RIFF"), "text mode; open it in binary mode"),
+    "empty bytes": (lambda path: b"", "^audio: "),
     "unscaled": (lambda path: np.full(999, 20000.0), "from -1 to 1 .got 20000 at sample 0"),
     "NaN": (lambda path: np.array([0.0] * 700 + [np.nan] * 2), "from -1 to 1 .got nan at sample 700"),
     "infinity": (lambda path: np.array([0.0] * 700 + [-1e300]), "from -1 to 1 .got -inf at sample 700"),
     "no samples": (lambda path: np.zeros(0, np.float32), "no sound .got 0 samples"),
-    "list": (lambda path: [0.0] * 999, "must be a path or a numpy array"),
+    "list": (lambda path: [0.0] * 999, "must be a path, bytes, a file or an array of samples"),
 }
 PYAV = {
     "empty": (written(b""), "not a readable audio file"),
@@ -192,6 +197,81 @@ def require_one_line(make: Callable[[Path], Any], message: str, path: Path) -> N
     with pytest.raises(InputError, match=message) as caught:
         open_audio(make(path), 80)
     assert "\n" not in str(caught.value)
+
+
+class FakeTensor:
+    """What a tensor of PyTorch has: its methods, and no conversion to an array before `detach` and `cpu`."""
+
+    def __init__(self, samples: NDArray[Any], steps: tuple[str, ...] = ()) -> None:
+        self.samples, self.steps = samples, steps
+
+    def detach(self) -> FakeTensor:
+        return FakeTensor(self.samples, (*self.steps, "detach"))
+
+    def cpu(self) -> FakeTensor:
+        return FakeTensor(self.samples, (*self.steps, "cpu"))
+
+    def is_floating_point(self) -> bool:
+        return self.samples.dtype.kind == "f"
+
+    def float(self) -> FakeTensor:
+        return FakeTensor(self.samples.astype(np.float32), (*self.steps, "float"))
+
+    def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
+        assert self.steps[:2] == ("detach", "cpu")
+        return self.samples
+
+
+INTEGERS = np.random.default_rng(0).integers(-32768, 32768, 4000).astype(np.int16)
+FLOATS = INTEGERS / np.float32(32768)
+SAME_SAMPLES: dict[str, Callable[[Path], Any]] = {  # all have the samples of FLOATS
+    "float32": lambda path: FLOATS,
+    "float64": lambda path: FLOATS.astype(np.float64),
+    "not contiguous": lambda path: np.repeat(FLOATS, 2)[::2],
+    "(1, N)": lambda path: FLOATS[None],
+    "(N, 1)": lambda path: FLOATS[:, None],
+    "int16": lambda path: INTEGERS,
+    "int16 (1, N)": lambda path: INTEGERS[None],
+    "int32": lambda path: INTEGERS.astype(np.int32) << 16,
+    "uint16": lambda path: (INTEGERS.astype(np.int32) + 32768).astype(np.uint16),
+    "mx.array": lambda path: mx.array(FLOATS),
+    "mx.array int16": lambda path: mx.array(INTEGERS),
+    "tensor": lambda path: FakeTensor(FLOATS),
+    "tensor float64 (1, N)": lambda path: FakeTensor(FLOATS[None].astype(np.float64)),
+    "tensor int16": lambda path: FakeTensor(INTEGERS),
+    "path": lambda path: write_wav(path, INTEGERS.tobytes()),
+    "bytes": lambda path: write_wav(path, INTEGERS.tobytes()).read_bytes(),
+    "bytearray": lambda path: bytearray(write_wav(path, INTEGERS.tobytes()).read_bytes()),
+    "file": lambda path: write_wav(path, INTEGERS.tobytes()).open("rb"),
+    "BytesIO": lambda path: io.BytesIO(write_wav(path, INTEGERS.tobytes()).read_bytes()),
+}
+
+
+@pytest.mark.parametrize("make", SAME_SAMPLES.values(), ids=SAME_SAMPLES)
+def test_every_kind_of_recording_has_the_same_samples_each_time(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    source = open_source(make(tmp_path / "a.wav"))
+    for _ in range(2):
+        assert np.array_equal(np.concatenate([*source.blocks()]), FLOATS)
+
+
+def test_samples_of_bfloat16_and_bytes_are_scaled() -> None:
+    rough = mx.array(FLOATS).astype(mx.bfloat16)
+    found = np.concatenate([*open_source(rough).blocks()])
+    assert np.array_equal(found, np.array(rough.astype(mx.float32)))
+    assert [*next(open_source(np.array([0, 128, 255], np.uint8)).blocks())] == [-1, 0, 127 / 128]
+
+
+def test_a_pipe_that_the_shell_has_opened_is_read_once(tmp_path: Path) -> None:
+    content = write_wav(tmp_path / "a.wav", INTEGERS.tobytes()).read_bytes()
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, content)  # fits into the pipe
+        os.close(writer)
+        source = open_source(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+    for _ in range(2):
+        assert np.array_equal(np.concatenate([*source.blocks()]), FLOATS)
 
 
 @pytest.mark.parametrize(("make", "message"), ANY_READER.values(), ids=ANY_READER)
