@@ -14,6 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -95,6 +96,17 @@ class LimitedConnection(H11Protocol):
         else:
             self._stop_timer()
             self._refused_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are not HTTP. They may be in the body of a request that is being answered."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # h11 would refuse its response after this one
+            cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -59,6 +60,11 @@ class Guard:
             except ServerError as error:
                 return await error_response(scope["path"], error)(scope, receive, send_and_note_status)
             await self._app(scope, receive, send_and_note_status)
+        except asyncio.CancelledError:
+            # uvicorn ends the requests that still run some seconds after the grace period, such as unfinished bodies
+            if not status:
+                stopping = ServerError(503, "the server is stopping", code="stopping", headers={"Connection": "close"})
+                await error_response(scope["path"], stopping)(scope, receive, send_and_note_status)
         except Exception:
             status = 500
             raise

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 import pytest
 
-from speculative_decoding import GenerationOptions, Session
+from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server import service as service_module
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.formats import STREAMED
+from speculative_decoding.speech.mel import MelSpectrogram
 from speculative_decoding.speech.transcription import Transcription
-from tests.support.serving import Serving, eventually, serving
+from speculative_decoding.speech.window_requests import WindowRequests
+from tests.support.serving import PATIENCE, Serving, eventually, serving
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.together import Letters as TextLetters
@@ -288,21 +294,8 @@ def test_models_refuse_the_other_kind_of_input(server: Serving) -> None:
         assert response.status_code == 404 and "this model reads text" in response.json()["error"]["message"]
 
 
-def test_a_client_that_disconnects_frees_its_slot_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = session()
-    engine = own.engine
-    may_step = threading.Event()
-    may_step.set()  # for the warm-up
-
-    def gated(*args: Any) -> Any:
-        made = engine(*args)
-        step = made.step
-        made.step = lambda: (may_step.wait(), step())[1]  # type: ignore[method-assign]
-        return made
-
-    monkeypatch.setattr(own, "engine", gated)
-    with serving(own, LIMITS, model=MODEL) as server:
-        may_step.clear()
+def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
+    with gated(LIMITS, session()) as (server, may_step):
         with server.client() as client:
             sent = {"files": {"file": file(0)}, "data": form({"stream": "true"})}
             with client.stream("POST", PATH, **sent) as response:
@@ -320,3 +313,200 @@ def test_a_late_recording_answers_504_and_a_stream_ends_with_the_error() -> None
     with serving(session(), late, model=MODEL) as server:
         assert post(server).status_code == 504 == post(server, stream="true").status_code
         assert uploaded(server) == 0 == server.service.admitted
+
+
+@contextmanager
+def gated(limits: Limits, own: Session) -> Iterator[tuple[Serving, threading.Event]]:
+    """Run a server that decodes only while an event is set."""
+    may_step = threading.Event()
+    may_step.set()  # for the warm-up
+    make_engine = own.engine
+
+    def engine(*args: Any) -> Any:
+        made = make_engine(*args)
+        step = made.step
+        made.step = lambda: (may_step.wait(), step())[1]  # type: ignore[method-assign]
+        return made
+
+    own.engine = engine  # type: ignore[method-assign]
+    with serving(own, limits, model=MODEL) as server:
+        may_step.clear()
+        try:
+            yield server, may_step
+        finally:
+            may_step.set()
+
+
+def test_a_short_recording_passes_long_ones_and_changes_no_text() -> None:
+    """Windows of recordings take turns in the slots. Before, a short one waited until a long one had ended."""
+    long = [noise(seed, 9.0) for seed in range(5)]  # 15 windows each
+    finished: list[str] = []
+    limits = Limits(slots=2, queue=14, max_prompts=2)
+
+    def send(name: str, samples: Any, fields: dict[str, Any]) -> str:
+        with server.client() as client:
+            found = client.post(PATH, files={"file": (name, wav(samples))}, data=form(fields)).json()
+        finished.append(name)
+        return str(found["text"])
+
+    # Three fall back to several temperatures, so that turns also change between outputs for the same window
+    fields = [{"logprob_threshold": -0.1, "seed": 3} if i % 2 else {} for i in range(5)]
+    with gated(limits, session()) as (server, may_step), ThreadPoolExecutor(7) as pool:
+        texts = [pool.submit(send, f"long {i}", each, fields[i]) for i, each in enumerate(long)]
+        eventually(lambda: server.service.admitted == 5)
+        texts += [pool.submit(send, "short", RECORDINGS[1], {"seed": 3})]
+        eventually(lambda: server.service.admitted == 6)
+        may_step.set()
+        found = [text.result() for text in texts]
+    assert finished[0] == "short", finished
+    for text, samples, own in zip(found, [*long, RECORDINGS[1]], [*fields, {"seed": 3}], strict=True):
+        assert text == session("none").transcribe(samples, **FIRST | own).text.strip()
+
+
+class Opening:
+    """Replaces `MelSpectrogram.opening`: says when it has begun, and waits until a test lets it continue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+        self._opening = MelSpectrogram.opening
+        monkeypatch.setattr(MelSpectrogram, "opening", self)
+
+    def __call__(self, *args: Any) -> Any:
+        self.has_begun.set()
+        while not self.may_end.wait(0.001):
+            yield
+        return (yield from self._opening(*args))
+
+
+def drain(server: Serving) -> None:
+    """Do what SIGTERM does."""
+    server.server.handle_exit(signal.SIGTERM, None)
+    eventually(lambda: server.service.state == "stopping")
+
+
+def half_sent(server: Serving) -> tuple[socket.socket, bytes]:
+    """Send a part of a recording. Returns the connection and the rest."""
+    request = httpx.Request("POST", server.url + PATH, files={"file": file(3)}, data=form({}))
+    body = request.read()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {request.headers['content-type']}\r\n"
+    client = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE)
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:999])
+    eventually(lambda: uploaded(server) > 0)
+    return client, body[999:]
+
+
+def received(client: socket.socket) -> str:
+    found = b""
+    while chunk := client.recv(65536):
+        found += chunk
+    return found.decode()
+
+
+def require_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert not [record for record in caplog.records if record.exc_info or "Exception" in record.getMessage()]
+
+
+def test_a_recording_that_is_uploaded_at_a_shutdown_is_transcribed(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(session(), LIMITS, model=MODEL) as server:
+        client, rest = half_sent(server)
+        with client:
+            drain(server)
+            assert post(server).status_code == 503 and not server.ended
+            client.sendall(rest)
+            assert "200 OK" in (answer := received(client)) and '"text"' in answer
+        eventually(lambda: server.ended == [None])
+    require_no_traceback(caplog)
+
+
+def test_a_recording_that_is_opened_at_a_shutdown_is_transcribed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = Opening(monkeypatch)
+    with serving(session(), LIMITS, model=MODEL) as server, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(post, server, 3)
+        opening.has_begun.wait(PATIENCE)
+        assert server.service.admitted == 1  # it counts in the queue
+        drain(server)
+        assert not server.ended
+        opening.may_end.set()
+        assert found.result().json()["text"] == alone(3).text.strip()
+        eventually(lambda: server.ended == [None])
+    require_no_traceback(caplog)
+
+
+@pytest.mark.parametrize("stage", ["uploaded", "opened"])
+def test_a_recording_that_is_not_ready_in_the_grace_period_gets_an_error(
+    stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = Opening(monkeypatch)
+    limits = replace(LIMITS, grace=0.05)
+    with serving(session(), limits, model=MODEL) as server, ThreadPoolExecutor(1) as pool:
+        if stage == "opened":
+            response = pool.submit(post, server, 3)
+            opening.has_begun.wait(PATIENCE)
+            drain(server)
+            answer = f"{response.result().status_code} {response.result().text}"
+        else:
+            client, _ = half_sent(server)
+            with client:
+                drain(server)
+                answer = received(client)
+        assert "503 " in answer and '"code":"stopping"' in answer, answer
+        eventually(lambda: server.ended == [None])
+        assert server.service.admitted == uploaded(server) == 0
+    require_no_traceback(caplog)
+
+
+def test_a_full_queue_refuses_a_recording_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = Opening(monkeypatch)
+    few = replace(LIMITS, slots=1, queue=1, max_prompts=1)
+    with serving(session(), few, model=MODEL) as server, ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(post, server, 3) for _ in range(2)]
+        eventually(lambda: server.service.admitted == 2)
+        assert post(server).status_code == 429
+        opening.may_end.set()
+        assert {each.result().status_code for each in found} == {200}
+
+
+def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = Opening(monkeypatch)
+    with serving(session(), LIMITS, model=MODEL) as server:
+        client, rest = half_sent(server)
+        client.sendall(rest)
+        opening.has_begun.wait(PATIENCE)
+        client.close()
+        eventually(lambda: server.service.admitted == uploaded(server) == 0)
+        eventually(lambda: not server.thread.reading._turns.items)
+
+
+def test_a_damaged_recording_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second reading finds what the first one did not."""
+
+    def fails(self: MelSpectrogram, start: int, stop: int) -> Iterator[None]:
+        if self.num_frames == 160:
+            raise InputError("file: planted")
+        return read_ahead(self, start, stop)
+
+    read_ahead = MelSpectrogram.read_ahead
+    monkeypatch.setattr(MelSpectrogram, "read_ahead", lambda self, *args: (yield from fails(self, *args)))
+    with serving(session(), LIMITS, model=MODEL) as server:
+        failed = post(server, 0)
+        assert failed.status_code == 400 and failed.json()["error"]["message"] == "file: planted"
+        assert post(server, 1).json()["text"] == alone(1).text.strip()
+        assert server.service.admitted == 0 and server.thread.waiting == 0
+
+
+def test_a_request_that_cannot_be_submitted_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_prompt = WindowRequests.decoder_prompt
+
+    def fails(self: WindowRequests, attempt: Any) -> Any:
+        if self.language == "de":
+            raise InputError("prompt: planted")
+        return decoder_prompt(self, attempt)
+
+    monkeypatch.setattr(WindowRequests, "decoder_prompt", fails)
+    with serving(session(), LIMITS, model=MODEL) as server:
+        failed = post(server, 0, language="de")
+        assert failed.status_code == 400 and "planted" in failed.text
+        assert post(server, 1, language="en").status_code == 200 and not server.ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -47,8 +48,8 @@ def response(client: socket.socket) -> str:
     while b"\r\n\r\n" not in received:
         received += client.recv(65536) or pytest.fail(f"closed after {received!r}")
     head, _, body = received.partition(b"\r\n\r\n")
-    length = int(dict(line.lower().split(b": ") for line in head.split(b"\r\n")[1:])[b"content-length"])
-    while len(body) < length:
+    headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    while len(body) < int(headers.get(b"content-length", 0)):
         body += client.recv(65536)
     return (head + b"\n" + body).decode()
 
@@ -175,6 +176,44 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server:
     with connected(server, POST + lengths + HEALTH) as client:
         assert "400 Bad Request" in response(client)
         assert is_closed(client)
+
+
+LENGTHS = [
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    b"Content-Length: -5\r\n",
+    b"Transfer-Encoding: gzip, chunked\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("body", [b"5\r\nhelloXX", b"zz\r\n", b"f" * 40 + b"\r\n", b"hello, then no HTTP\r\n\r\n"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/audio/transcriptions", b"/health"])
+def test_bytes_that_are_not_http_are_refused_without_a_traceback(
+    server: Serving, lengths: bytes, body: bytes, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may follow a valid request, whose response must not follow the refusal."""
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with connected(server, head + lengths + b"\r\n" + body) as client:
+        assert response(client).startswith("HTTP/1.1 4")
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
+    eventually(lambda: not server.server.server_state.connections and not server.server.server_state.tasks)
+    assert is_healthy(server)
+    assert not [record for record in caplog.records if record.exc_info or "Exception" in record.getMessage()]
+
+
+def test_a_body_that_is_unfinished_when_the_server_ends_gets_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tiny(), LIMITS) as server:
+        server.server.config.timeout_graceful_shutdown = 0
+        with connected(server, POST + b"Content-Length: 500\r\n\r\n{") as client:
+            eventually(lambda: bool(server.server.server_state.tasks))
+            server.server.handle_exit(signal.SIGTERM, None)
+            answer = response(client)
+            assert "503 Service Unavailable" in answer and '"code":"stopping"' in answer, answer
+    assert not [record for record in caplog.records if record.exc_info or "Exception" in record.getMessage()]
 
 
 def test_errors_of_the_server_have_security_headers(

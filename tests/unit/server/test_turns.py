@@ -1,0 +1,145 @@
+"""Turns by what each client and each recording has had, and threads that read recordings in such turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from speculative_decoding.server.reading_threads import ReadingThreads
+from speculative_decoding.server.turns import Turns
+from tests.support.serving import eventually
+
+
+def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:
+    """Give turns to recordings that always want another one, and return their names."""
+    found = ""
+    for _ in range(count):
+        item = turns.take()
+        assert item is not None
+        found += item
+        turns.charge(item, amount)
+        turns.wait(item)
+    return found
+
+
+def turns_of(**clients: str) -> Turns[str]:
+    turns = Turns[str]()
+    for item, client in clients.items():
+        turns.enter(item, client)
+        turns.wait(item)
+    return turns
+
+
+def test_recordings_of_a_client_take_turns() -> None:
+    assert served(turns_of(a="x", b="x", c="x"), 7) == "abcabca"
+
+
+def test_a_newcomer_is_next_and_then_takes_turns_with_the_others() -> None:
+    turns = turns_of(a="x", b="x")
+    served(turns, 100)
+    turns.enter("c", "x")
+    turns.wait("c")
+    assert served(turns, 7) == "cabcabc"
+
+
+def test_a_client_with_many_recordings_gets_as_much_as_one_with_one() -> None:
+    turns = turns_of(a="x", b="x", c="x", d="x")
+    served(turns, 100)
+    turns.enter("z", "y")
+    turns.wait("z")
+    found = served(turns, 20)
+    assert found[0] == "z" and found.count("z") == 10 and {found.count(each) for each in "abcd"} <= {2, 3}
+
+
+def test_a_costly_turn_counts_as_much_as_several_cheap_ones() -> None:
+    turns = turns_of(a="x", b="y")
+    found = ""
+    for _ in range(40):
+        item = turns.take() or ""
+        found += item
+        turns.charge(item, 3.0 if item == "a" else 1.0)
+        turns.wait(item)
+    assert found.count("a") == 10
+
+
+def test_a_client_that_was_away_has_no_credit() -> None:
+    turns = turns_of(a="x", b="y")
+    served(turns, 100)
+    turns.leave("b")
+    served(turns, 100)
+    turns.enter("b", "y")
+    turns.wait("b")
+    assert served(turns, 4) == "baba"
+
+
+def test_one_that_left_gets_no_turn() -> None:
+    turns = turns_of(a="x", b="y")
+    turns.leave("a")
+    turns.leave("a")
+    turns.charge("a", 1)
+    assert turns.take() == "b" and turns.take() is None and turns.waiting == 0 and turns.items == ["b"]
+    turns.leave("b")
+    assert not turns._clients
+
+
+def steps(name: str, count: int, done: list[str]) -> Generator[None, None, str]:
+    for _ in range(count):
+        done.append(name)
+        yield
+    return name
+
+
+def test_short_readings_pass_long_ones() -> None:
+    """Two hour-long files in two threads delayed all others to their end."""
+    done: list[str] = []
+    may_run, is_blocked = threading.Event(), threading.Event()
+
+    def gate() -> Generator[None, None, None]:
+        is_blocked.set()
+        may_run.wait()
+        yield
+
+    clock = iter(range(10_000))
+    threads = ReadingThreads(1, clock=lambda: next(clock))
+    threads.start()
+    gated = threads.run("z", gate())
+    is_blocked.wait()
+    long = [threads.run("x", steps(f"long {i}", 360, done)) for i in range(2)]
+    short = threads.run("x", steps("short", 2, done))
+    other = threads.run("y", steps("other", 3, done))
+    may_run.set()
+    assert [future.result() for future in (gated, short, other, *long)] == [None, "short", "other", "long 0", "long 1"]
+    assert done.index("short") < 6 and max(i for i, name in enumerate(done) if name == "other") < 8, done[:12]
+    assert {done.count(f"long {i}") for i in range(2)} == {360}
+    assert abs(done[:100].count("long 0") - done[:100].count("long 1")) <= 1
+    threads.stop()
+
+
+def test_errors_and_cancellations_end_a_reading() -> None:
+    closed: list[str] = []
+
+    def endless(name: str) -> Generator[None, None, None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(name)
+
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise ValueError("planted")
+
+    threads = ReadingThreads(1)
+    threads.start()
+    first, second = threads.run("x", endless("first")), threads.run("x", endless("second"))
+    with pytest.raises(ValueError, match="planted"):
+        threads.run("x", failing()).result()
+    assert first.cancel()
+    eventually(lambda: closed == ["first"])
+    threads.stop()
+    with pytest.raises(CancelledError):
+        second.result()
+    eventually(lambda: closed == ["first", "second"])
