@@ -46,11 +46,15 @@ def verify_parser(program: str) -> Parser:
 def require_comparable(options: GenerationOptions, subject: str | None = None) -> None:
     """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
-        cause = Name("acceptance") if options.acceptance else Name("delta")
+        cause = (
+            [Name("acceptance"), f" {options.acceptance}"]
+            if options.acceptance
+            else [Name("delta"), f" {options.delta:g}"]
+        )
         raise InputError(
             ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
             subject,
-            ("use ", Name("temperature"), " 0, or leave out ", cause),
+            ("use ", Name("temperature"), " 0, or leave out ", *cause),
         )
 
 

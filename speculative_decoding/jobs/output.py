@@ -251,7 +251,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, InputError) else ""
-        raise cannot_resume(f"{path} is damaged and cannot be read{reason}") from error
+        raise cannot_resume(f"{path} cannot be read{reason}") from error
     if point is None:
         raise cannot_resume(f"{path} was written by another version", "finish the job with that version")
     if changed:

@@ -23,7 +23,7 @@ from .bodies import error_response
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
-from .model_names import WHISPER, ModelNames
+from .model_names import served_names
 from .service import READY, Service
 from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
@@ -112,7 +112,6 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
     app.state.service = service
     app.state.settings = settings
-    app.state.names = ModelNames(settings.model, [*settings.aliases, *([WHISPER] if service.is_speech else [])])
     return app
 
 
@@ -125,7 +124,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    request.app.state.names.require(request.path_params["name"])
+    served_names(request.app.state).require(request.path_params["name"])
     return JSONResponse(model_fields(request.app.state.settings))
 
 

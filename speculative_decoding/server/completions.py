@@ -11,14 +11,14 @@ from starlette.responses import JSONResponse, Response
 from .bodies import EventStream, cancel_on_disconnect, read_fields
 from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
 from .errors import ServerError
-from .model_names import ModelNames
+from .model_names import served_names
 from .prompts import served_prompts
 from .service import Service
 
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    names: ModelNames = request.app.state.names
+    names = served_names(request.app.state)
     service.require_text()
     fields = await read_fields(request, service.limits.max_body)
     completion = parse_completion_request(fields, service, names)

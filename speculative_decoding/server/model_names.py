@@ -1,9 +1,11 @@
-"""The names of the served model. Knows nothing of HTTP."""
+"""The names of the served model."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from starlette.datastructures import State
 
 from .errors import ServerError
 
@@ -22,3 +24,9 @@ class ModelNames:
         if requested != self.id and requested not in self.aliases:
             message = f"model: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
             raise ServerError(404, message, "model", "model_not_found")
+
+
+def served_names(state: State) -> ModelNames:
+    """Return the names that requests may use now. state: of the application."""
+    names = [*state.settings.aliases, *([WHISPER] if state.service.is_speech else [])]
+    return ModelNames(state.settings.model, names)

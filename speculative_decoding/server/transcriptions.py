@@ -16,6 +16,7 @@ from ..speech.mel import MelSpectrogram
 from ..speech.transcription import Transcription
 from .bodies import EventStream, cancel_on_disconnect, read_body
 from .errors import ServerError
+from .model_names import served_names
 from .multipart import parse_multipart
 from .recordings import ServedRecording, field_name
 from .service import Service
@@ -48,7 +49,7 @@ async def transcribe(request: Request, task: str) -> Response:
         body = await upload.unless_failed(receiving)
         parts = parse_multipart(request.headers.get("content-type", ""), body)
         del body
-        names = request.app.state.names
+        names = served_names(request.app.state)
         wanted = parse_transcription_request(parts, task, names, audio, service.options)
         if len(wanted.content) > limits.max_audio:
             raise ServerError(413, f"file: must have at most {limits.max_audio} bytes", "file", "body_too_large")

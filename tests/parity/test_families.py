@@ -76,7 +76,7 @@ def test_job_with_a_language_per_line_matches_hugging_face(
         capsys.readouterr()
         assert main_command.main([*target, "--baseline", "--prompt", "w5 w6", *wrong]) == 2
         err = capsys.readouterr().err
-        assert f"{flag} '{language}': unknown language; " in err
+        assert f"{flag}: '{language}' is an unknown language; " in err
         assert err.endswith(f"This model has 3 languages: {', '.join(sorted(codes))}\n")
 
 

@@ -62,7 +62,9 @@ def test_another_line_gets_the_same_note() -> None:
     with warnings.catch_warnings(record=True) as caught:
         list(TEXT.stream("abc", max_tokens=2, top_p=0.5))
         list(TEXT.stream("abc", max_tokens=2, top_p=0.5))
-    assert [str(each.message) for each in caught] == ["top_p has no effect at temperature 0; leave one of them out"] * 2
+    assert [str(each.message) for each in caught] == [
+        "top_p: has no effect at temperature 0; leave one of them out"
+    ] * 2
 
 
 def test_the_command_line_shows_the_notes_of_each_request(

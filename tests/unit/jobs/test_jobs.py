@@ -596,18 +596,18 @@ def test_resuming_refuses_changed_files_and_settings(tmp_path: Path) -> None:
 def damages(journal: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield damaged journals, and what is said about them."""
     for value in (-1, "3", 3.0, True, None, [3], {}, 1 << 63, 10**400, float("inf"), float("nan")):
-        yield journal | {"lines": value}, "out.job is damaged .*lines must be a whole number, 0 to"
+        yield journal | {"lines": value}, "out.job cannot be read .*lines: must be a whole number, 0 to"
     for value in (-1, "3", 3.5, None, {}):
-        yield journal | {"size": value}, "out.job is damaged .*size must be a whole number >= 0"
+        yield journal | {"size": value}, "out.job cannot be read .*size: must be a whole number >= 0"
     for value in (3, None, "", "x" * 64, journal["input_sha256"][1:]):
-        yield journal | {"input_sha256": value}, "out.job is damaged .*input_sha256"
+        yield journal | {"input_sha256": value}, "out.job cannot be read .*input_sha256"
     for value in (None, 3, [], "abc"):
-        yield journal | {"settings": value}, "out.job is damaged and cannot be read"
+        yield journal | {"settings": value}, "out.job cannot be read"
     yield (
         {name: value for name, value in journal.items() if name != "lines"},
-        "out.job is damaged .*the digest of 0 lines",
+        "out.job cannot be read .*the digest of 0 lines",
     )
-    yield journal | {"colour": 3}, "out.job is damaged and cannot be read"
+    yield journal | {"colour": 3}, "out.job cannot be read"
     lines = journal["lines"]
     yield journal | {"lines": 10_000}, "out.job lists 10000 finished lines, but input has 40"
     yield journal | {"lines": sys.maxsize}, f"out.job lists {sys.maxsize} finished lines, but input has 40"
@@ -625,7 +625,7 @@ def test_a_damaged_journal_is_named_in_one_line(tmp_path: Path) -> None:
         output.journal_path(path).write_text(json.dumps(changed))
         with pytest.raises(InputError, match=message) as error:
             run_job(path, INPUT, resume=True)
-        assert "--force" in str(error.value) and len(str(error.value)) < 700, changed
+        assert "force" in str(error.value) and len(str(error.value)) < 700, changed
         assert path.read_bytes() == left
     path.write_bytes(b"[" * 100_000 + b"\n" + left.partition(b"\n")[2])
     output.journal_path(path).write_text(json.dumps(changed))

@@ -326,7 +326,7 @@ def test_coupled_is_the_rule_unless_a_delta_or_a_name_asks_for_another() -> None
     assert GenerationOptions(delta=0.1).override({"delta": 0}).rule == "coupled"
     for name in ACCEPTANCE:
         assert GenerationOptions(acceptance=name).rule == name
-    with pytest.raises(InputError, match="delta relaxes acceptance rejection only, not coupled"):
+    with pytest.raises(InputError, match="delta: relaxes acceptance rejection only, not coupled"):
         GenerationOptions(acceptance="coupled").override({"delta": 0.1})
 
 
