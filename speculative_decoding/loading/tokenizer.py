@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,7 +134,7 @@ class FastTokenizer(FolderTokenizer):
         path = folder / "tokenizer.json"
         with TokenizerErrors(f"{path}: not a readable tokenizer"):
             check_tokenizer_json(data := path.read_bytes())
-            self._backend = tokenizers.Tokenizer.from_buffer(data)
+            self._backend = tokenizers.Tokenizer.from_buffer(data.removeprefix(BOM_UTF8))
             self._backend.no_truncation()
             self._backend.no_padding()
             pieces = self._backend.get_vocab(with_added_tokens=True)
