@@ -102,7 +102,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
 def open_assistant(name: str | None, pair: ModelPair) -> EncoderDecoder:
     """Return the draft model for --peers hf-assisted. Raises `InputError`."""
     if name is not None:
-        opened = open_model(find(name, "--assistant"))
+        opened = open_model(find(name, "assistant"))
         require_same_tokens(pair.target.model, opened.model)
         opened.load_weights()
         return opened.model

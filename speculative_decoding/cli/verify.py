@@ -54,7 +54,7 @@ def require_comparable(options: GenerationOptions, subject: str | None = None) -
         raise InputError(
             ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
             subject,
-            ("use ", Name("temperature"), " 0, or leave out ", *cause),
+            ("use ", Name("temperature"), " 0, or leave out ", Name(name), f" {value}"),
         )
 
 

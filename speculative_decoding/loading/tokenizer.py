@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -222,7 +223,7 @@ def read_backend(data: bytes, path: Path) -> Any:
 
     with TokenizerErrors(f"{path}: not a readable tokenizer"):
         check_tokenizer_json(data)
-        return tokenizers.Tokenizer.from_buffer(data)
+        return tokenizers.Tokenizer.from_buffer(data.removeprefix(BOM_UTF8))
 
 
 def check_files(folder: Path) -> None:

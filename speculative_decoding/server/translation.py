@@ -103,6 +103,7 @@ def parse_translation_request(
     for name in fields:
         if name not in FIELDS:
             raise ServerError.unknown_field(name, FIELDS)
+    fields = {name: value for name, value in fields.items() if value != "" or name not in ("format", "alternatives")}
     if fields.get("format", "text") != "text":
         raise ServerError(400, "format: must be text: markup is not supported", "format")
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):

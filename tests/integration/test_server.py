@@ -344,8 +344,10 @@ def test_libretranslate_client_translates(server: Serving, session: Session) -> 
     expected = session.generate(GERMAN).text
     assert libre.translate("The method returns the value.", "en", "de") == expected
     assert libre.languages() == [{"code": "en", "name": "en", "targets": ["de"]}]
-    fields = {"q": ["The method returns the value.", "The end."], "source": "en", "target": "de", "format": "text"}
-    answer = server.post("/translate", **fields, api_key="", alternatives=0)
+    fields = {"q": ["The method returns the value.", "The end."], "source": "en", "target": "de"}
+    answer = server.post("/translate", **fields, format="", api_key="", alternatives="")
+    assert answer.json()["translatedText"][0] == expected
+    answer = server.post("/translate", **fields, format="text", api_key="", alternatives=0)
     assert answer.json()["translatedText"][0] == expected and len(answer.json()["translatedText"]) == 2
 
 

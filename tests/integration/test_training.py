@@ -9,6 +9,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlx.utils import tree_flatten
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
+from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import WEIGHTS, ModelHandle, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
@@ -608,7 +610,7 @@ def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
         ),
         ({"model": ""}, "--model and --output: both are required"),
         ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
-        ({"prompts": "nowhere.txt"}, "--prompts: nowhere.txt is not readable"),
+        ({"prompts": "nowhere.txt"}, "--prompts: nowhere.txt: not readable"),
         ({"held_out": "40", "max_tokens": "2"}, ""),
     ],
     ids=str,
@@ -685,3 +687,19 @@ def test_work_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     (work / "settings.json").write_text('{"seed": ')
     with pytest.raises(InputError, match="damaged"):
         training_in(tmp_path).begin({"seed": "0"}, resume=True)
+
+
+@pytest.mark.parametrize(("speedup", "is_slow"), [(0.9, True), (1.4, False)])
+def test_a_draft_that_is_slower_than_none_says_so(
+    speedup: float, is_slow: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run: Any = SimpleNamespace(
+        held_out_stats={"a.txt": GenerationStats(generated_tokens=9, target_calls=3)},
+        expected_speedup=lambda tokens: speedup,
+        trainer=SimpleNamespace(step=1, positions=1, seconds=1.0, history=[]),
+        finish=lambda *arguments, **facts: None,
+        work=tmp_path,
+    )
+    train_command.finish(run, tmp_path / "head", "target")
+    err = capsys.readouterr().err
+    assert ("note: for a.txt, this draft is slower than no draft on this device; train it longer" in err) == is_slow

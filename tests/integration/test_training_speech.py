@@ -202,6 +202,20 @@ def test_damaged_manifests_are_refused(line: str, problem: str, tmp_path: Path) 
         read_manifest(path)
 
 
+def test_a_manifest_may_be_utf_16_with_a_byte_order_mark(tmp_path: Path) -> None:
+    line = {"audio": "a.wav", "language": "en", "segments": [{"start": 0, "end": 1, "text": "Grüße\u2028"}]}
+    content = json.dumps(line, ensure_ascii=False) + "\r\n\n" + json.dumps(line) + "\n"
+    found = []
+    for name, encoding in (("plain", "utf-8"), ("marked", "utf-16")):
+        (tmp_path / name).write_bytes(content.encode(encoding))
+        found.append(read_manifest(tmp_path / name))
+    assert found[0] == found[1] and len(found[0]) == 2 and found[0][0].segments[0].text == "Grüße\u2028"
+    (tmp_path / "marked").write_bytes(content.encode("utf-16-le"))
+    for path in (tmp_path / "marked", tmp_path / "missing"):
+        with pytest.raises(InputError, match=f"^audio_manifest: {path}: (contains a NUL|not readable)"):
+            read_manifest(path)
+
+
 def test_unknown_language_is_refused(manifest: Path, tmp_path: Path) -> None:
     recording = Recording(read_manifest(manifest)[0].audio, "xx", [Spoken(0, 0.2, "a")])
     with pytest.raises(InputError, match="'xx' is no language of this model"):

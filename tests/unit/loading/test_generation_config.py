@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import shutil
 import warnings
@@ -216,6 +217,14 @@ def test_unsupported_fields_are_reported_once_in_a_line(tmp_path: Path) -> None:
     assert "num_beams 4 is ignored (set num_beams to use beam search); do_sample" in line
     assert "forced_decoder_ids [[1, 1000000000]] is ignored (set decoder_prefix for a fixed start)" in line
     assert "encoder_repetition_penalty" not in line and "\n" not in line
+
+
+def test_a_byte_order_mark_in_the_files_of_a_folder_is_skipped(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED / "t5-web-docs-draft", tmp_path / "model", ignore=lambda *_: ["manifest.json"])
+    expected = load(folder, drafter="none").generate("The house.", max_tokens=4).tokens
+    for path in folder.glob("*.json"):
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert load(folder, drafter="none").generate("The house.", max_tokens=4).tokens == expected
 
 
 def test_a_field_whose_option_was_chosen_needs_no_note() -> None:
