@@ -168,6 +168,8 @@ def transcription_options(args: argparse.Namespace) -> dict[str, Any]:
     given = vars(args)
     options = {name: given[name] for name in (*SPEECH_ONLY, *SHARED_FLAGS.values()) if name in given}
     options |= {name: given[other] for other, name in SHARED_FLAGS.items() if other in given}
+    if options.get("language") == "none":  # detect it, whatever the model's default is
+        options["language"] = None
     if "temperature" in given and "compression_ratio_threshold" in given:
         raise InputError(
             ("has no effect with ", Name("temperature"), ", which turns the fallback to higher temperatures off"),

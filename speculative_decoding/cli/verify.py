@@ -46,11 +46,7 @@ def verify_parser(program: str) -> Parser:
 def require_comparable(options: GenerationOptions, subject: str | None = None) -> None:
     """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
-        cause = (
-            [Name("acceptance"), f" {options.acceptance}"]
-            if options.acceptance
-            else [Name("delta"), f" {options.delta:g}"]
-        )
+        name, value = ("acceptance", options.acceptance) if options.acceptance else ("delta", f"{options.delta:g}")
         raise InputError(
             ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
             subject,

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -203,6 +204,12 @@ class Adapter:
         for name in self.tensors:
             merging.read(name)
         sources, rows = merging.result()
+        if tied := merging.tied_updates:
+            warnings.warn(
+                f"{self.folder}: {tied[0]} shares its tensor with other modules of the base, so the update changes "
+                "them too, as PEFT's merge_and_unload does; the adapter may have been trained without that",
+                stacklevel=3,
+            )
         if rows is not None:
             raw = models.with_vocab_size(raw, rows)
             if LOGITS_BIAS in sources:
@@ -215,6 +222,9 @@ class Merging:
 
     The tables of a model may be tied: one tensor is used as embedding and head. As in PEFT, an update of one module
     changes the tensor, and so every module that shares it. A module in `modules_to_save` gets a tensor of its own.
+
+    Attributes:
+        tied_updates: the modules whose update changes other modules too.
     """
 
     def __init__(self, adapter: Adapter, base: Checkpoint, tables: TokenTables) -> None:
@@ -227,6 +237,7 @@ class Merging:
         self._updates: dict[str, dict[str, str]] = {}  # module -> A, B -> tensor
         self._rows: dict[str, str] = {}  # module -> tensor
         self._embeddings = set[str]()  # modules whose updates are those of embeddings
+        self.tied_updates: list[str] = []
 
     def read(self, tensor: str) -> None:
         """Note what a tensor of the adapter changes. Raises `CheckpointError` if it changes nothing in the base."""
@@ -279,6 +290,8 @@ class Merging:
         for module, matrices in self._updates.items():
             name = self._find(next(iter(matrices.values())), f"{module}.weight")
             self._add(used.get(name, name), updates=(self._update(module, matrices),))
+            if len([each for each in used.values() if each == used.get(name)]) > 1:
+                self.tied_updates.append(module)
         for module, tensor in self._rows.items():
             name = self._find(tensor, f"{module}.weight")
             self._add(used.get(name, name), rows=(Rows(self._indices(module, tensor), tensor),))

@@ -137,6 +137,11 @@ def test_translations_and_options(client: openai.OpenAI) -> None:
     assert create(client, 2, **options).text == alone(2, **options).text.strip() != create(client, 2).text
 
 
+def test_a_language_may_be_given_by_name(server: Serving) -> None:
+    assert post(server, 1, language="German").json() == post(server, 1, language="de").json()
+    assert post(server, 1, language="german").json() != post(server, 1, language="English").json()
+
+
 def test_a_stream_sends_each_segment(client: openai.OpenAI) -> None:
     expected = alone(0)
     found = [*create(client, stream=True)]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import models
 from speculative_decoding.checkpoints import Checkpoint
@@ -26,9 +31,19 @@ TABLES = {
 }
 
 
+TIED = ("tied-embedding", "each-embedding", "convolution", "gemma")  # updates of a tensor with several uses
+
+
 def merge(case: str) -> tuple[Any, Checkpoint]:
     base = json.loads((ADAPTERS / case / "adapter_config.json").read_text())["base_model_name_or_path"]
-    return Adapter.open(ADAPTERS / case).merge(*read_folder(ADAPTERS / base))
+    adapter = Adapter.open(ADAPTERS / case)
+    context: Any = nullcontext()
+    if case in TIED:
+        context = pytest.warns(UserWarning, match="shares its tensor with other modules of the base")
+    with context, warnings.catch_warnings():
+        if case not in TIED:
+            warnings.simplefilter("error")
+        return adapter.merge(*read_folder(ADAPTERS / base))
 
 
 def errors(case: str, checkpoint: Checkpoint, raw: Any) -> dict[str, float]:
@@ -83,3 +98,18 @@ def test_a_resized_vocabulary_is_that_of_the_adapter() -> None:
         assert models.build(raw, checkpoint).config.vocab_size == 14
         bias = np.array(checkpoint["final_logits_bias"])[0]
         assert bias.shape == (14,) and bias[:11].all() and not bias[11:].any()
+
+
+@pytest.mark.parametrize("case", ["resized", "new-tables"])
+def test_a_base_without_name_prefix_takes_the_same_adapter(case: str, tmp_path: Path) -> None:
+    """Such as facebook/bart-base."""
+    shutil.copy(ADAPTERS / "bases" / "bart" / "config.json", tmp_path)
+    tensors = load_file(ADAPTERS / "bases" / "bart" / "model.safetensors")
+    bare = {name.removeprefix("model."): each for name, each in tensors.items()}
+    assert bare.keys() != tensors.keys()
+    save_file(bare, tmp_path / "model.safetensors")
+    raw, checkpoint = Adapter.open(ADAPTERS / case).merge(*read_folder(tmp_path))
+    expected_raw, expected = merge(case)
+    assert raw == expected_raw and len(checkpoint) == len(expected)
+    for name in expected:
+        assert mx.array_equal(checkpoint[name.removeprefix("model.")], expected[name]).item(), name

@@ -193,6 +193,25 @@ def mlx_folder(source: Path, folder: Path, file: str, bits: int | None = None) -
     return folder
 
 
+def test_an_adapter_fits_a_folder_of_mlx_whisper(tmp_path: Path) -> None:
+    """Its names are Hugging Face's."""
+    config = WHISPER | {"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    model = tiny_whisper(scale=0.2, **config)
+    model.encoder.positions.weight = mx.array(sinusoids(0, 30, 32, includes_longest=True))
+    source = save_whisper(model, tmp_path / "hf", config)
+    folder = mlx_folder(source, tmp_path / "mlx", "weights.npz")
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    module = "base_model.model.model.decoder.layers.0.encoder_attn.k_proj"
+    (tmp_path / "adapter").mkdir()
+    matrices = {f"{module}.lora_{letter}.weight": mx.random.normal((4, 32)) for letter in "AB"}
+    matrices[f"{module}.lora_B.weight"] = matrices[f"{module}.lora_B.weight"].T
+    mx.save_safetensors(str(tmp_path / "adapter" / "adapter_model.safetensors"), matrices)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    opened = [load(each, adapter=tmp_path / "adapter").model for each in (source, folder)]
+    weights = [each.decoder.layers[0].cross_attention.kv.weight for each in (*opened, model)]
+    assert mx.array_equal(weights[0], weights[1]).item() and not mx.array_equal(weights[0], weights[2]).item()
+
+
 @pytest.mark.parametrize(("file", "bits"), [("weights.npz", None), ("weights.safetensors", 8)])
 def test_folders_of_mlx_whisper_hold_the_same_model(file: str, bits: int | None, tmp_path: Path) -> None:
     """They load with the tokenizer of another folder; converted, they keep the alignment heads."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, load
+from speculative_decoding.cli import main as main_command
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.audio import AudioConfig, upper_half
@@ -26,6 +27,7 @@ from speculative_decoding.speech.transcription import Attempt
 from speculative_decoding.speech.window_requests import WindowRequests
 from speculative_decoding.training.recordings import read_manifest
 from tests.support.paths import GOLDENS
+from tests.support.speech import wav
 from tests.support.tiny import WHISPER, audio_frames, save_whisper, tiny_whisper, whisper_tokenizer
 
 # The ids of `whisper_tokenizer`: text, end, start, en, de, translate, transcribe, startoflm, startofprev, ...
@@ -240,3 +242,20 @@ def test_a_language_may_be_named_wherever_one_is_expected(save: Save, tmp_path: 
     segments = [{"start": 0, "end": 1, "text": "a"}]
     manifest.write_text(json.dumps({"audio": "a.wav", "language": "Haitian Creole", "segments": segments}))
     assert read_manifest(manifest)[0].language == "ht"
+
+
+def test_the_command_line_accepts_names_and_uses_defaults(
+    save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "a.wav"
+    recording.write_bytes(wav(AUDIO))
+    arguments = ["--audio", str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
+    outputs = []
+    for more in ([], ["--source-language", "German"], ["--source-language", "english"], ["--source-language", "none"]):
+        assert main_command.main([*arguments, *more]) == 0
+        found = capsys.readouterr()
+        outputs.append(found.out)
+        assert ("detected language" in found.err) == ("none" in more)
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert main_command.main([*arguments, "--source-language", "Castilian"]) == 2
+    assert "'Castilian': unknown; choose one of the 2 languages" in capsys.readouterr().err

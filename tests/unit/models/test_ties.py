@@ -179,3 +179,30 @@ def test_tensors_of_a_file_are_compared_by_their_bytes(monkeypatch: pytest.Monke
     save_file({"a": table, "b": table.copy(), "c": other, "d": table[:-1].copy()}, tmp_path / "model.safetensors")
     checkpoint = checkpoints.read(tmp_path)
     assert [checkpoint.is_same("a", name) for name in "bcd"] == [True, False, False]
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5", "bart", "m2m_100"])
+def test_an_own_source_embedding_is_that_of_the_encoder_alone(family: str, tmp_path: Path) -> None:
+    """Encoder states are those of a model tied to the one table, logits those of a model tied to the other."""
+    tensors = load_file(GOLDENS / family / "model.safetensors")
+    ours, *_ = (name for name in tensors if name.endswith("shared.weight"))
+    source = ours.replace("shared", "encoder.embed_tokens")
+    other = np.ascontiguousarray(tensors[ours][::-1])
+    copies = [name for name in GOLDEN["names"][family] if name != ours]
+    tensors = {name: each for name, each in tensors.items() if name not in copies}
+    models_of = {}
+    for name, changes in (("first", {}), ("second", {ours: other}), ("both", {source: other})):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file(tensors | changes, folder / "model.safetensors")
+        (folder / "config.json").write_text((GOLDENS / family / "config.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+        models_of[name] = load(folder, dtype="float32").model
+    converted = convert(str(tmp_path / "both"), tmp_path / "converted", Storage("float32"))
+    for both in (models_of["both"], load(converted, dtype="float32").model):
+        tokens, outputs = mx.array([[5, 9, 3, 7]]), mx.array([[2, 4, 8]])
+        encoded = both.encode(tokens)
+        assert mx.array_equal(encoded, models_of["second"].encode(tokens)).item()
+        assert not mx.array_equal(encoded, models_of["first"].encode(tokens)).item()
+        logits = [each.logits(each.teacher_forced(outputs, encoded)) for each in (both, models_of["first"])]
+        assert mx.array_equal(*logits).item()
