@@ -89,7 +89,7 @@ class Calibration:
     def refine(self, rows: int, *, exact: bool = False) -> None:
         """Time one pass or draft again if its cost is rough. Called between rounds, when no first token is waited for.
 
-        A process spends at most `CalibrationStore.refine_seconds` on this.
+        A process begins no further timing after `CalibrationStore.refine_seconds`.
         """
         store = self._store
         if self._rounds_to_wait:

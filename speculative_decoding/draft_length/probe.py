@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
 from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
-from ..models.cache import DecoderCache
+from ..models.cache import SOURCE_STEP, DecoderCache, LayerCache, padding_mask
 from ..sampling import GenerationOptions
 
 MAX_RUNS = 3  # of one timing
@@ -40,6 +40,7 @@ class Probe:
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
         self._window: AudioFrames | None = None  # for a speech model, whose requests have windows of one length
+        self._window_layers: list[tuple[mx.array, mx.array]] = []  # its cross keys and values
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
     def pass_seconds(self, rows: int, width: int) -> float:
@@ -144,7 +145,7 @@ class Probe:
 
     def _filled_cache(self, capacity: int, offset: int) -> DecoderCache:
         """A cache that holds `offset` tokens, with the same random keys and values in each layer and call."""
-        cache = self._model.make_cache(self._encode())
+        cache = self._new_cache()
         cache.reserve(capacity)
         if offset:
             for layer in cache.layers:
@@ -156,8 +157,20 @@ class Probe:
         cache.advance(offset)
         return cache
 
-    def _encode(self) -> mx.array:
-        return self._model.encode_rows([self._source(0)])[0]
+    def _new_cache(self) -> DecoderCache:
+        """An empty cache for one row. A window of audio has so many positions that only a few are projected."""
+        (encoder_output,) = self._model.encode_rows([self._source(0)])
+        if self._model.audio is None:
+            return self._model.make_cache(encoder_output)
+        if not self._window_layers:
+            few = self._model.make_cache(encoder_output[:, :SOURCE_STEP])
+            copies = (1, 1, -(-encoder_output.shape[1] // SOURCE_STEP), 1)
+            for layer in few.layers:
+                self._window_layers.append((mx.tile(layer.cross_keys, copies), mx.tile(layer.cross_values, copies)))
+            mx.eval(self._window_layers)
+        layers = [LayerCache.empty(keys, values) for keys, values in self._window_layers]
+        positions = mx.arange(layers[0].cross_keys.shape[2])[None]
+        return DecoderCache(layers, padding_mask(positions < encoder_output.shape[1], encoder_output.dtype))
 
     def _source(self, row: int) -> Source:
         audio = self._model.audio
@@ -178,7 +191,9 @@ class Probe:
 
     def _cache(self, rows: int) -> DecoderCache:
         if rows not in self._caches:
-            cache = self._model.make_cache(mx.repeat(self._encode(), rows, axis=0))
+            cache = self._new_cache()
+            if rows > 1:
+                cache.select([0] * rows)
             if self._make_drafter is not None:
                 self._make_drafter().share(cache)  # it may request the states of some layers, which changes the graph
             self._caches[rows] = cache

@@ -56,6 +56,10 @@ def test_a_window_of_audio_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> No
     assert probe.pass_seconds(2, 3) > 0 and probe.bits(2) and probe.batch_bits(2, 1)
     (noise,) = model.encode_rows([probe._source(0)])
     assert noise.shape == encoded.shape and noise.dtype == encoded.dtype
+    expected, cache = model.make_cache(mx.repeat(noise, 2, axis=0)), probe._cache(2)
+    assert mx.array_equal(cache.source_mask, expected.source_mask)
+    for one, other in zip(cache.layers, expected.layers, strict=True):
+        assert [each.shape for each in one.arrays] == [each.shape for each in other.arrays]
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
