@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.threads import use_mlx
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .keywords import split_names
@@ -166,6 +167,7 @@ class Scheduler:
 
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
         """Prepare a recording, and pause it. Raises `InputError` if it cannot be transcribed with its options."""
+        use_mlx()
         recording, options = task.recording, task.options
         language, opening = language_code(self.audio, options), None
         if language is None:
