@@ -34,6 +34,7 @@ from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
+from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
@@ -105,6 +106,7 @@ class Engine:
         widths: PassWidths = UNPADDED,
         num_beams: int = 1,
     ) -> None:
+        use_mlx()
         self._model = model
         self._tokenizer = tokenizer
         self._drafter = drafter
@@ -192,6 +194,7 @@ class Engine:
     @compiling()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
+        use_mlx()
         if self._widths.refine is not None and not self.waiting and self._has_delivered:
             self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:

@@ -36,6 +36,7 @@ from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
+from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
@@ -75,6 +76,7 @@ class Session:
     slots: int = 8
 
     def __post_init__(self) -> None:
+        use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         self._require_type("model", EncoderDecoder, "a model, as load gives")
         self._require_type("draft_model", EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives")
@@ -356,6 +358,7 @@ class Session:
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
+        use_mlx()
         return score(
             self.model,
             self.tokenizer,
@@ -368,6 +371,7 @@ class Session:
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
         """`encode` with this session's target and language."""
+        use_mlx()
         language = self.options.src_lang
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
 
@@ -387,6 +391,7 @@ class Session:
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """An engine with its own drafter, for requests whose options differ from `options` as rows may differ."""
+        use_mlx()
         widths = self.planner.widths(options, slots)
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
@@ -397,6 +402,7 @@ class Session:
         Args:
             again: Discard earlier measurements, including those of other processes.
         """
+        use_mlx()
         self.planner.calibrate(self.options_with({}), slots, again=again)
 
     @cached_property
@@ -558,6 +564,7 @@ def load(
         InputError: An argument cannot be used.
         CheckpointError: A file is damaged or unsupported.
     """
+    use_mlx()
     options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
     pair = open_pair(
         path_or_name,

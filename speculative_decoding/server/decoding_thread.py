@@ -142,7 +142,6 @@ class DecodingThread:
         except Exception as unexpected:
             LOG.exception("the decoding thread ended")
             error = unexpected
-        mx.clear_streams()  # ends MLX's worker of this thread; otherwise the process cannot exit cleanly
         self._call_on_loop([partial(on_end, error)])
 
     def _decode(self, session: Session) -> Exception | None:

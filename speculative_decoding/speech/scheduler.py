@@ -16,6 +16,7 @@ from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
+from ..models.threads import use_mlx
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .keywords import split_names
@@ -168,6 +169,7 @@ class Scheduler:
 
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
         """Prepare a recording, and pause it. Raises `InputError` if it cannot be transcribed with its options."""
+        use_mlx()
         recording, options = task.recording, task.options
         if options.word_timestamps and self.audio.alignment_note:
             note(self.audio.alignment_note)

@@ -1,0 +1,51 @@
+"""Threads and child processes that use MLX."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import mlx.core as mx
+
+from ..errors import InputError
+
+
+class ThreadStreams:
+    """The streams of a thread, which are destroyed when the thread ends and drops its thread-local values."""
+
+    def __del__(self) -> None:
+        mx.clear_streams()
+
+
+_of_thread = threading.local()
+_is_used = False  # in this process
+_was_used_before_fork = False
+
+
+def use_mlx() -> None:
+    """Prepare the current thread to compute. Call it before the first computation; it costs next to nothing.
+
+    MLX (0.32.4) starts a worker for each thread that computes on a CPU. If the thread ends before its worker, the
+    process aborts at its end.
+
+    Raises:
+        InputError: This process is a fork of one that has computed. MLX's workers exist in the parent only, so a
+            computation would never end.
+    """
+    global _is_used
+    if _was_used_before_fork:
+        raise InputError(
+            "this process was forked after its parent had loaded a model, and MLX cannot compute in it",
+            way_out='start it with multiprocessing.get_context("spawn"), and load the model there',
+        )
+    _is_used = True
+    if not hasattr(_of_thread, "streams") and threading.current_thread() is not threading.main_thread():
+        _of_thread.streams = ThreadStreams()
+
+
+def _note_fork() -> None:
+    global _was_used_before_fork
+    _was_used_before_fork = _is_used
+
+
+os.register_at_fork(after_in_child=_note_fork)
