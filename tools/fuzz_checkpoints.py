@@ -5,7 +5,7 @@
 
 Runs each format in a separate process, with limits on additional address space and on processor time per file (2 s).
 Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
-"config", "tokenizer" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
+"config", "tokenizer", "side" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from tests.support.damaged_folders import (
     use_tokenizer,
     write_damaged_folder,
     write_damaged_head,
+    write_damaged_side_file,
     write_damaged_tokenizer,
 )
 from tests.support.paths import GOLDENS
@@ -273,6 +274,7 @@ FORMATS = {
     "config": Format(load_and_use, write_damaged_folder),
     "tokenizer": Format(use_tokenizer, write_damaged_tokenizer),
     "spiece": Format(use_tokenizer, write_damaged_spiece),
+    "side": Format(use_tokenizer, write_damaged_side_file),
     "head": Format(use_head, write_damaged_head),
 }
 

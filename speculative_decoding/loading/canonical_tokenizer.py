@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 from .hard_texts import HARD_TEXTS, texts_with
+from .languages import Languages
 from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer, read_sentencepiece
 from .tokenizer import (
     MAX_FILE_BYTES,
@@ -18,6 +19,7 @@ from .tokenizer import (
     Duties,
     FastTokenizer,
     FolderTokenizer,
+    TokenizerErrors,
     load_tokenizer,
     proven_record,
     read_backend,
@@ -61,19 +63,17 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
 
 def prove(reference: FolderTokenizer, source: Path, note: Callable[[str], None]) -> FastTokenizer | None:
     """Return a `FastTokenizer` that is equal to the reference, or None with a note that says why there is none."""
-    problem = "it has no equal in the tokenizers package"
-    backend, duties = candidate(reference)
-    if backend is not None:
-        data = backend.to_str().encode()
-        if len(data) > MAX_FILE_BYTES:
-            problem = "its tokenizer.json would be too large"
-        else:
-            again = read_backend(data, source / "tokenizer.json")
-            fast = FastTokenizer(again, reference.language_rules, duties)
-            if (found := next(differences(reference, fast), None)) is None:
-                return fast
-            problem = f"the tokenizers package reads {found} differently"
-    note(f"{source}: the tokenizer's files are copied as they are, because {problem}")
+    try:
+        fast = candidate(reference, source)
+        found = None if fast is None else next(differences(reference, fast), None)
+        problem = (
+            "it has no equal in the tokenizers package" if fast is None else found and f"that package reads {found}"
+        )
+    except InputError as error:  # a strange model, which only SentencePiece accepts
+        problem = f"the tokenizers package refuses them: {error}"
+    if problem is None:
+        return fast
+    note(f"{source}: the tokenizer's files are copied as they are; {problem}")
     return None
 
 
@@ -127,17 +127,24 @@ def added_tokens(tokenizer: FolderTokenizer) -> list[str]:
     return []
 
 
-def candidate(reference: FolderTokenizer) -> tuple[Any, Duties]:
-    """Return a `tokenizers.Tokenizer` that may equal the reference, or None, and what Python must do besides."""
+def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
+    """Return a tokenizer that may equal the reference, read from the tokenizer.json that conversion would write."""
     duties = Duties(reference.cleans_up)
-    if isinstance(reference, FastTokenizer):
-        return reference.backend, reference.duties
-    if not isinstance(reference, SentencePieceTokenizer) or not reference.has_one_model:
-        return None, duties
-    if isinstance(reference, T5Like) and not reference.legacy:
-        return None, duties
-    ends_once = reference.after_ids[0] if isinstance(reference, T5Tokenizer) else None
-    return sentencepiece_backend(reference), replace(duties, strips=reference.strips, ends_once=ends_once)
+    backend: Any = None
+    with TokenizerErrors("its model"):
+        if isinstance(reference, FastTokenizer):
+            backend, duties = reference.backend, reference.duties
+        elif isinstance(reference, SentencePieceTokenizer) and reference.has_one_model:
+            ends_once = reference.after_ids[0] if isinstance(reference, T5Tokenizer) else None
+            duties = replace(duties, strips=reference.strips, ends_once=ends_once)
+            if not isinstance(reference, T5Like) or reference.legacy:
+                backend = sentencepiece_backend(reference)
+        data = b"" if backend is None else backend.to_str().encode()
+    if not 0 < len(data) <= MAX_FILE_BYTES:
+        return None
+    again = read_backend(data, source / "tokenizer.json")
+    added = again.get_added_tokens_decoder()
+    return FastTokenizer(again, Languages.from_record(reference.language_rules.record(), added, source), duties)
 
 
 def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:

@@ -59,6 +59,7 @@ class Languages:
         """
         tokens = {str(token): index for index, token in added.items()}
         name, model_type = tokenizer_class(folder), model_type_of(folder)
+        settings = settings_of(path := folder / "tokenizer_config.json")
         if name in CLASSES:
             forms = [CLASSES[name]]
         elif name in GENERAL_CLASSES and model_type in MULTILINGUAL:
@@ -68,18 +69,16 @@ class Languages:
         choices = [(codes_in(tokens, form), form, default) for form, default in forms]
         ids, form, default = max(choices, key=lambda each: (len(each[0]), each[2] in each[0]), default=({}, "", ""))
         if not ids or END not in tokens:
-            if name in CLASSES:
+            if "tokenizer_class" in settings and name in CLASSES:
                 raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
             return cls()
 
-        path = folder / "tokenizer_config.json"
-        config = settings_of(path)
         # mBART-50 added Afrikaans.
         is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
-        default = config.get("src_lang") or default  # English without src_lang, as in transformers
+        default = settings.get("src_lang") or default  # English without src_lang, as in transformers
         if not isinstance(default, str) or default not in ids:
             raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
-        is_last = is_mbart or config.get("legacy_behaviour") is True
+        is_last = is_mbart or settings.get("legacy_behaviour") is True
         return cls(MappingProxyType(ids), form, default, is_last, tokens[END])
 
     def record(self) -> dict[str, Any] | None:

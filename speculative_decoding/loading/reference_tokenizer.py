@@ -6,6 +6,7 @@ No code in a folder is executed: transformers is given a folder that holds only 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tempfile
 import warnings
@@ -65,13 +66,13 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     The class that a folder names, or that its `model_type` implies, builds its own kind of model, and transformers 5
     does not compare it with the kind in tokenizer.json. If they differ, transformers' general class reads the file.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
+    with quiet():  # it notes that torch is missing
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     kind = kind_of_model(folder / "tokenizer.json")
     classes: list[Any] = [AutoTokenizer] if kind is None else [AutoTokenizer, PreTrainedTokenizerFast]
     reason = ""
-    with data_only(folder) as data, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with data_only(folder) as data, quiet():
         for each in classes:
             try:
                 loaded = each.from_pretrained(data, local_files_only=True, trust_remote_code=False)
@@ -98,6 +99,19 @@ def kind_of_model(path: Path) -> str | None:
     """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not say it."""
     found = MODEL_TYPE.findall(path.read_bytes()) if path.is_file() else []
     return found[-1].decode() if found else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the notes and warnings of libraries."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

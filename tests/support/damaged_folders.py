@@ -23,6 +23,7 @@ import mlx.nn as nn
 
 from speculative_decoding import load
 from speculative_decoding.checkpoints.npz import read_npz
+from speculative_decoding.loading.canonical_tokenizer import canonical_tokenizer
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import BUNDLED
@@ -232,10 +233,25 @@ def write_damaged_tokenizer(folder: Path, rng: Random) -> None:
     (folder / "tokenizer.json").write_bytes(damaged_text(text, rng) if rng.random() < 0.1 else text)
 
 
+def write_damaged_side_file(folder: Path, rng: Random) -> None:
+    """Write a tokenizer of the hard layouts with damage in one file that is neither tokenizer.json nor a model."""
+    shutil.copytree(rng.choice(sorted((GOLDENS_FOLDER / "hard_tokenizers").iterdir())), folder)
+    (folder / "golden.json").unlink()
+    chosen = rng.choice([path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".txt")])
+    text = chosen.read_bytes()
+    if chosen.suffix == ".json":
+        content = json.loads(text)
+        for _ in range(rng.choice((1, 1, 3))):
+            content = replaced(content, rng)
+        text = json.dumps(content).encode("utf-8", "replace")
+    chosen.write_bytes(damaged_text(text, rng) if rng.random() < 0.2 or chosen.suffix == ".txt" else text)
+
+
 def use_tokenizer(folder: Path) -> bool:
     tokenizer = load_tokenizer(folder)
     for text in (TEXT, "e" * 200 + "é 漢字 ﷺ"):
         tokenizer.decode(tokenizer.encode_output(text))
+    canonical_tokenizer(folder, lambda line: None)
     return True
 
 
