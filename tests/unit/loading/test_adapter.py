@@ -300,7 +300,7 @@ def test_a_draft_head_of_the_base_does_not_belong_to_the_merged_model(
         write_draft_head(head, tiny_head(target), target, mx.float32)
         assert load(base, adapter=trained_for, draft=head)
         for named in {None, adapter, other} - {trained_for}:
-            with pytest.raises(InputError, match="belongs to another target: it was trained for the model with"):
+            with pytest.raises(InputError, match="it was trained for the model with(out the| an| another) adapter"):
                 load(base, adapter=named, draft=head)
 
 
