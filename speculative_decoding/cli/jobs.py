@@ -95,7 +95,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
 
     say(job_summary(totals, config.options))
     if stats_json is not None:
-        write_stats(stats_json, pair.names | settings | {"slots": files.slots} | totals.as_dict())
+        write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 

@@ -70,7 +70,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
             say(f"--num-draft {options.num_draft_tokens}: {length.describe()}")
     if views.stats_json is not None:
         settings = asdict(options) | {"drafter": config.drafter}
-        write_stats(views.stats_json, pair.names | settings | total.as_dict())
+        write_stats(views.stats_json, pair.folders | settings | total.as_dict())
     return 0 if is_same else 1
 
 

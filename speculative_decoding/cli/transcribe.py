@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
+from ..loading.names import model_name
 from ..speech.audio_file import AudioFile
 from ..speech.chunks import in_order
 from ..speech.formats import STREAMED
@@ -51,7 +52,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
     audio = pair.target.model.audio
     if audio is None:
         raise InputError(
-            f"--audio: {pair.target.name} reads text and cannot transcribe; name a speech model, such as "
+            f"--audio: {model_name(pair.target.folder)} reads text and cannot transcribe; name a speech model, such as "
             "--model openai/whisper-base"
         )
     with naming_flags():
@@ -72,7 +73,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
     say(run_summary(stats, config.options, len(flags.audio), 0))
     if stats_json is not None:
         settings = {"audio": list(flags.audio), "audio_seconds": output.seconds, "seconds": seconds, "slots": slots}
-        write_stats(stats_json, pair.names | settings | options | {"drafter": config.drafter} | stats.as_dict())
+        write_stats(stats_json, pair.folders | settings | options | {"drafter": config.drafter} | stats.as_dict())
     return 1 if output.has_errors else 0
 
 

@@ -31,6 +31,7 @@ from .load import (
     find_folder,
     open_adapter,
     read_folder,
+    require_hub_name,
     tokenizer_folder,
 )
 from .names import model_name
@@ -69,6 +70,8 @@ def convert(
         raise InputError(f"--model {source}: is a file; name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
         raise InputError(f"--revision {revision}: has no effect on the local folder {source}; leave it out")
+    if not os.path.isdir(source):
+        require_hub_name(NoFolder(source, only_paths=True))
     name = model_name(local) if os.path.isdir(source) else source
     output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
     require_replaceable(output, local, force)

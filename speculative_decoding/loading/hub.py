@@ -31,6 +31,7 @@ DISK_ERRORS = (
     errno.EFBIG,
     errno.EIO,
     errno.EACCES,
+    errno.EEXIST,
     errno.EPERM,
     errno.EROFS,
     errno.ENOTDIR,
@@ -155,13 +156,14 @@ class Wanted:
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
         """Return what a copy with these files lacks. listed: all files of the commit, or nothing if unknown."""
-        if self.only_tokenizer and not listed:
-            return [] if any(file in files for file in TOKENIZER_FILES) else ["its tokenizer"]
+        if self.only_tokenizer:
+            needed = [file for file in listed or files if file in TOKENIZER_FILES]
+            return [file for file in needed if file not in files] if needed else ["its tokenizer"]
         weights = self.weights(files)
         is_model = not any(file.endswith(".gguf") or file in ADAPTER_WEIGHTS for file in weights)  # has a config.json
         expected = listed or (["config.json"] if is_model else [])
         missing = [file for file in self.small_files(expected) if file not in files]
-        if self.only_tokenizer or is_whole(weights):
+        if is_whole(weights):
             return missing
         return missing + ([file for file in self.weights(listed) if file not in files] or ["its weights"])
 
@@ -232,10 +234,11 @@ def fetch(
 
 def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
     with hub_errors():
-        info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        info = HfApi().model_info(name, revision=revision, timeout=timeout)
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
     files = wanted.needed_files(listed)
@@ -246,6 +249,8 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
             break
     else:
         with hub_errors():
+            # Anyone may list the files of a gated model. Ask for one before progress bars appear.
+            get_hf_file_metadata(hf_hub_url(name, files[0], revision=info.sha), timeout=timeout)
             folder = snapshot_download(name, revision=info.sha, allow_patterns=[glob.escape(file) for file in files])
         snapshot = Snapshot(name, Path(folder))
     write_reference(snapshot, revision)
@@ -273,12 +278,12 @@ def hub_errors() -> Iterator[None]:
     belong into this context, so that errors of this program are not taken for the network's.
     """
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-    # ValueError: an answer that is not JSON, or settings of a proxy. ImportError: a proxy that needs another package.
-    # RuntimeError: errors of hf_xet.
-    known = (OSError, ValueError, ImportError, RuntimeError, *(client.HTTPError for client in clients))
+    of_clients = [error for client in clients for error in (client.HTTPError, client.InvalidURL)]
     try:
         yield
-    except known as error:
+    # ValueError: an answer that is not JSON, or a wrong proxy. KeyError: an answer without the fields of a model.
+    # ImportError: a proxy that needs another package. RuntimeError: errors of hf_xet.
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, *of_clients) as error:
         raise HubError(error) from error
 
 
@@ -311,7 +316,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
         problem = "HF_HUB_OFFLINE is set"
     elif status is not None:
         problem = f"the Hub answers with status {status}"
-    elif isinstance(reason, ValueError | ImportError | RuntimeError):
+    elif isinstance(reason, ValueError | KeyError | ImportError | RuntimeError):
         problem = f"huggingface_hub fails ({type(reason).__name__}: {reason})"
     else:
         problem = f"the Hub cannot be reached ({type(reason).__name__})"
@@ -322,7 +327,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
     return UnknownModel(
         name,
         f"not in the Hub's cache {cache()}, and {problem}",
-        f"run `python convert.py --model {name}` on a machine with network access, and copy "
+        f"check the name, or run `python convert.py --model {name}` on a machine with network access, and copy "
         f"models/{name.rsplit('/', 1)[-1]} here",
     )
 

@@ -25,7 +25,7 @@ from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
 from .adapter import Adapter, has_vocabulary, refuse_adapter
-from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest
+from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest, shown_name
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # convert.py writes here
@@ -130,7 +130,7 @@ def open_model(
     original = raw, checkpoint
     model, raw, checkpoint = build_unread(*original, storage)
     size = weight_bytes(model, checkpoint) // (1 if process_group is None else process_group.size)
-    require_memory(folder, size, beside, partial(smaller_precision, *original))
+    require_memory(shown_name(folder), size, beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
             model, raw, checkpoint = build_model(*original, storage)
@@ -196,7 +196,11 @@ def tokenizer_folder(
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
-    return hub.fetch(default, only_tokenizer=True)
+    try:
+        return hub.fetch(default, only_tokenizer=True)
+    except InputError as error:
+        problem = f"{folder} has no tokenizer, and the tokenizer of {default} is not available: {error.problem}"
+        raise InputError(problem, way_out=f"copy the tokenizer's files from {default} into the folder") from error
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
@@ -310,18 +314,10 @@ def locate(
 def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
     """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
 
-    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
-    model in its cache, or one of `FORMER_NAMES`. The Hub is then not asked. For other names it is asked first, and a
-    similar local name is mentioned only if it has no such model or cannot be reached.
-
-    Raises:
-        InputError: There is no such model, or it cannot be downloaded.
+    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
     """
+    require_hub_name(missing)
     name = missing.name
-    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
-        raise missing
-    if missing.nearest and "/" not in name and not hub.is_known(name):
-        raise missing
     try:
         return fetch(name)
     except hub.UnknownModel as error:
@@ -329,6 +325,19 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
         meant = missing.nearest or nearest(name, hub.cached_names())
         suggestion = f"did you mean {meant}? Otherwise " if meant else ""
         raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
+
+
+def require_hub_name(missing: NoFolder) -> None:
+    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
+
+    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
+    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
+    """
+    name = missing.name
+    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
+        raise missing
+    if missing.nearest and "/" not in name and not hub.is_known(name):
+        raise missing
 
 
 class NoFolder(InputError):

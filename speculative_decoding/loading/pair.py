@@ -28,8 +28,8 @@ class ModelPair:
     draft: ModelHandle | DraftHeadHandle | None = None
 
     @property
-    def names(self) -> dict[str, str | None]:
-        """The models, as statistics report them: names on the Hub, and folders."""
+    def folders(self) -> dict[str, str | None]:
+        """The folders, or the names on the Hub, as statistics report them."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
@@ -40,7 +40,7 @@ class ModelPair:
         Warns about unsupported fields of the target's generation_config.json.
         """
         model = self.target.model
-        warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
+        warn_if_slow(shown_name(self.target.folder), self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.ignored:
             warnings.warn(f"{shown_name(self.target.folder)}, generation_config.json: {ignored}", stacklevel=3)

@@ -48,6 +48,7 @@ class FakeHub:
         self.moved: dict[str, str] = {}
         self.unknown = 401  # the Hub's answer to users who are not logged in
         self.refusal: tuple[int, Mapping[str, str]] | None = None
+        self.refusal_body = b""
         self.silent = False
         self.requests: list[str] = []
         self.ended = threading.Event()
@@ -66,7 +67,7 @@ class FakeHub:
     def answer(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
         """Return the status, headers and body for a path."""
         if self.refusal is not None:
-            return *self.refusal, b""
+            return *self.refusal, self.refusal_body
         for former, name in self.moved.items():
             if match := re.match(rf"(/api/models)?/{former}(?=/|$)", path):
                 return 307, {"Location": f"{match[1] or ''}/{name}{path[match.end() :]}"}, b""

@@ -254,6 +254,20 @@ def test_refusals_are_told_apart(status: int, headers: dict[str, str], named: st
     assert named in str(error.value)
 
 
+@pytest.mark.parametrize("body", [b"<html>", b"", b'{"error": "no"}', b"\xff"])
+def test_an_answer_of_another_program_is_one_line(body: bytes, web: FakeHub) -> None:
+    web.refusal, web.refusal_body = (200, {}), body
+    with pytest.raises(InputError, match=r"and huggingface_hub fails \((JSONDecodeError|UnicodeDecodeError|KeyError)"):
+        hub.fetch("org/tiny")
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "foo://hub", "http://[bad", "http://127.0.0.1:99999", "http://"])
+def test_a_wrong_endpoint_is_one_line(endpoint: str, web: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_endpoint(monkeypatch, endpoint)
+    with pytest.raises(InputError, match=r"the Hub cannot be reached \(|huggingface_hub fails \("):
+        hub.fetch("org/tiny")
+
+
 def test_a_missing_revision_is_named(web: FakeHub) -> None:
     web.add("org/tiny", SINGLE)
     with pytest.raises(InputError, match="revision: model 'org/tiny' has no revision 'v9' on the Hub; name a branch"):
@@ -291,11 +305,12 @@ def test_a_local_gguf_file_replaces_the_weights_of_a_model_on_the_hub(web: FakeH
 def test_a_cache_that_cannot_be_written_is_named(web: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     web.add("org/tiny", SINGLE)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(
-        InputError, match=r"cannot be stored in the Hub's cache .*/file/cache \(.*; free space there, or"
-    ):
-        hub.fetch("org/tiny")
+    for cache in (tmp_path / "file", tmp_path / "file" / "cache"):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        with pytest.raises(
+            InputError, match=rf"cannot be stored in the Hub's cache {cache} \(.*; free space there, or"
+        ):
+            hub.fetch("org/tiny")
 
 
 def test_an_error_of_this_program_is_not_reported_as_the_networks(
@@ -350,29 +365,14 @@ def test_an_endpoint_may_have_a_path(web: FakeHub, monkeypatch: pytest.MonkeyPat
 def test_a_name_without_an_organisation_is_the_same_model(
     downloaded_as: str, name: str, web: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    web.add("google-t5/t5-small", SINGLE)
+    web.add("google-t5/t5-small", TINY)
     web.moved["t5-small"] = "google-t5/t5-small"
     folder = locate(downloaded_as)
     web.requests.clear()
     assert locate(name) == folder and web.downloaded == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert locate(name) == folder
-    assert conversion_folder(name, monkeypatch) == Path("models/t5-small")
-
-
-def conversion_folder(source: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that a conversion would write."""
-    with monkeypatch.context() as patch:
-        patch.setattr(conversion, "require_replaceable", lambda output, *_: seen.append(output))
-        patch.setattr(conversion, "read_folder", lambda _: pytest.fail("opened") if False else stop())
-        seen: list[Path] = []
-
-        def stop() -> None:
-            raise InterruptedError
-
-        with pytest.raises(InterruptedError):
-            conversion.convert(source)
-    return seen[0]
+    assert conversion.convert(name) == Path("models/t5-small")
 
 
 @pytest.mark.parametrize("name", ["tiny", "org/tiny"])
@@ -382,7 +382,7 @@ def test_any_name_on_the_hub_can_be_used_everywhere(name: str, web: FakeHub, mon
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
         assert open_model(name).name == name
         pair = open_pair(TINY, name)
-        assert pair.draft is not None and pair.names == {"model": str(TINY), "draft_model": name}
+        assert pair.draft is not None and pair.folders == {"model": str(TINY), "draft_model": name}
         folder = tokenizer_folder(TINY, {}, name)
         assert conversion.convert(name, force=True) == Path("models/tiny")
         assert json.loads(Path("models/tiny/manifest.json").read_text())["source"] == name
@@ -394,9 +394,9 @@ def test_any_name_on_the_hub_can_be_used_everywhere(name: str, web: FakeHub, mon
 def test_a_draft_head_can_be_on_the_hub(web: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     web.add("org/head", BUNDLED / "t5-web-docs-head")
     target = BUNDLED / "t5-web-docs"
-    folder = open_pair(target, "org/head").names["draft_model"]
+    folder = open_pair(target, "org/head").folders["draft_model"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert folder == "org/head" == open_pair(target, "org/head").names["draft_model"]
+    assert folder == "org/head" == open_pair(target, "org/head").folders["draft_model"]
 
 
 def test_a_local_folder_wins(web: FakeHub, tmp_path: Path) -> None:
