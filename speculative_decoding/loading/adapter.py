@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from ..errors import CheckpointError, InputError
 from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
+from .names import shown_name
 from .tokenizer import TOKENIZER_FILES
 
 CONFIG = "adapter_config.json"
@@ -345,8 +345,8 @@ def refuse_adapter(folder: Path) -> None:
     base = read_json_object(folder / CONFIG).get("base_model_name_or_path")
     name = base if isinstance(base, str) and base else "BASE"
     of = f" of {base}" if name == base else ""
-    in_python = f"load({name!r}, adapter={os.fspath(folder)!r})"
+    adapter = shown_name(folder)
     raise InputError(
-        f"{folder} is an adapter{of}, not a model",
-        way_out=f"name both: --model {name} --adapter {folder}, or in Python {in_python}",
+        f"{adapter} is an adapter{of}, not a model",
+        way_out=f"name both: --model {name} --adapter {adapter}, or in Python load({name!r}, adapter={adapter!r})",
     )

@@ -143,9 +143,9 @@ def require_same_target(raw: Mapping[str, Any], facts: Mapping[str, Any], folder
             if name == "vocabulary":
                 reason = "its vocabulary has other pieces"
             elif name == "adapter":
-                reason = "it was trained " + (
-                    "for the model with another adapter" if theirs.get(name) else "for the model without its adapter"
-                )
+                trained = "without the adapter" if theirs.get(name) is None else "with an adapter"
+                trained = "with another adapter" if None not in (ours, theirs.get(name)) else trained
+                reason = f"it was trained for the model {trained}"
             else:
                 reason = f"its {name} is {theirs.get(name)}, the target's is {ours}"
             raise InputError(

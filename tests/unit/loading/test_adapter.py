@@ -26,6 +26,7 @@ from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.checkpoint_files import torch_file
+from tests.support.hub import fake_hub
 from tests.support.tiny import CONFIG, TOKENIZER, save_hugging_face, tiny_head, tiny_model
 
 MODULE = "encoder.block.0.layer.0.SelfAttention.q"
@@ -300,7 +301,7 @@ def test_a_draft_head_of_the_base_does_not_belong_to_the_merged_model(
         write_draft_head(head, tiny_head(target), target, mx.float32)
         assert load(base, adapter=trained_for, draft=head)
         for named in {None, adapter, other} - {trained_for}:
-            with pytest.raises(InputError, match="belongs to another target: it was trained for the model with"):
+            with pytest.raises(InputError, match="it was trained for the model with(out the| an| another) adapter"):
                 load(base, adapter=named, draft=head)
 
 
@@ -309,3 +310,20 @@ def test_jobs_tell_the_merged_model_from_its_base(base: Path, adapter: Path, tmp
     found = [fingerprint(open_model(base, adapter=each)) for each in (None, adapter, other)]
     assert len(set(found)) == 3
     assert fingerprint(open_model(base, adapter=adapter)) == found[1]
+
+
+def test_base_and_adapter_may_be_on_the_hub(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load(base, adapter=adapter).model
+    monkeypatch.chdir(tmp_path)
+    with fake_hub(tmp_path / "cache") as web:
+        web.add("org/base-model", base)
+        web.add("org/its-adapter", adapter)
+        assert_same(load("org/base-model", adapter="org/its-adapter").model, expected)
+        converted = convert("org/base-model", Path("out"), Storage("float32"), adapter="org/its-adapter")
+        assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
+        with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
+            load("org/its-adapter")
+        with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
+            load("org/base-model", adapter="org/base-model")

@@ -185,13 +185,13 @@ def test_tensors_of_a_file_are_compared_by_their_bytes(monkeypatch: pytest.Monke
 def test_an_own_source_embedding_is_that_of_the_encoder_alone(family: str, tmp_path: Path) -> None:
     """Encoder states are those of a model tied to the one table, logits those of a model tied to the other."""
     tensors = load_file(GOLDENS / family / "model.safetensors")
-    ours, *_ = (name for name in tensors if name.endswith("shared.weight"))
-    source = ours.replace("shared", "encoder.embed_tokens")
-    other = np.ascontiguousarray(tensors[ours][::-1])
-    copies = [name for name in GOLDEN["names"][family] if name != ours]
+    shared, *_ = (name for name in tensors if name.endswith("shared.weight"))
+    source = shared.replace("shared", "encoder.embed_tokens")
+    other = np.ascontiguousarray(tensors[shared][::-1])
+    copies = [name for name in GOLDEN["names"][family] if name != shared]
     tensors = {name: each for name, each in tensors.items() if name not in copies}
     models_of = {}
-    for name, changes in (("first", {}), ("second", {ours: other}), ("both", {source: other})):
+    for name, changes in (("first", {}), ("second", {shared: other}), ("both", {source: other})):
         folder = tmp_path / name
         folder.mkdir()
         save_file(tensors | changes, folder / "model.safetensors")
@@ -204,5 +204,5 @@ def test_an_own_source_embedding_is_that_of_the_encoder_alone(family: str, tmp_p
         encoded = both.encode(tokens)
         assert mx.array_equal(encoded, models_of["second"].encode(tokens)).item()
         assert not mx.array_equal(encoded, models_of["first"].encode(tokens)).item()
-        logits = [each.logits(each.teacher_forced(outputs, encoded)) for each in (both, models_of["first"])]
-        assert mx.array_equal(*logits).item()
+        found, expected = (each.logits(each.teacher_forced(outputs, encoded)) for each in (both, models_of["first"]))
+        assert mx.array_equal(found, expected).item()
