@@ -183,9 +183,8 @@ class CalibrationStore:
             if not self.found.passes:
                 raise ValueError("no passes")
         except (OSError, *PARSE_ERRORS) as error:
-            raise InputError(
-                f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); unset it to measure this device"
-            ) from error
+            problem = f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r})"
+            raise InputError(problem, way_out="unset it to measure this device") from error
 
     def _load(self, path: Path) -> Measurements:
         """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file."""
