@@ -75,7 +75,7 @@ def convert(chosen: argparse.Namespace) -> int:
             show(done, total, name)
 
         output = conversion.convert(
-            given.pop("model"), given.pop("output", None), storage, **given, progress=show_tensor, note=say
+            given.pop("model"), given.pop("output", None), storage, **given, progress=show_tensor
         )
     seconds = time.perf_counter() - started
     bytes_written = sum(path.stat().st_size for path in output.iterdir())

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, note
 from .hard_texts import HARD_TEXTS, texts_with
 from .languages import Languages
 from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer, read_sentencepiece
@@ -30,10 +30,10 @@ UNIGRAM, BPE = 1, 2  # SentencePiece's model types
 USER_DEFINED, UNUSED = 4, 5  # its types of pieces
 
 
-def canonical_tokenizer(source: Path, note: Callable[[str], None]) -> FastTokenizer | None:
+def canonical_tokenizer(source: Path) -> FastTokenizer | None:
     """Load a folder's tokenizer, and return one that needs only a tokenizer.json, or None if that reads differently.
 
-    note: Called with lines for the user: where the folder's files differ, and why the result is None.
+    Notes where the folder's files differ, and why the result is None.
     """
     reference = load_tokenizer(source)
     assert isinstance(reference, FolderTokenizer)
@@ -42,7 +42,7 @@ def canonical_tokenizer(source: Path, note: Callable[[str], None]) -> FastTokeni
         if other is not None and (found := next(differences(reference, other), None)) is not None:
             files = f"tokenizer.json and {other.model_file}"
             note(f"{source}: {files} differ, for example in {found}; tokenizer.json is used")
-    return prove(reference, source, note)
+    return prove(reference, source)
 
 
 def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
     return None if record is None else dict(record)
 
 
-def prove(reference: FolderTokenizer, source: Path, note: Callable[[str], None]) -> FastTokenizer | None:
+def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
     """Return a `FastTokenizer` that is equal to the reference, or None with a note that says why there is none."""
     try:
         fast = candidate(reference, source)

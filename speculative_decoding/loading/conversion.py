@@ -51,7 +51,6 @@ def convert(
     revision: str | None = None,
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
-    note: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Convert a local folder or a model on the Hub, and return the folder written.
 
@@ -64,7 +63,6 @@ def convert(
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
         progress: Called after each tensor with its name, the bytes read so far and the total bytes.
-        note: Called with lines that a user should read.
 
     Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """
@@ -93,7 +91,7 @@ def convert(
     elif (converted := manifest.read(folder).get("adapter")) is not None:
         facts["adapter"] = converted
     tokenizer_files = tokenizer_folder(folder, config, tokenizer, opened_adapter)
-    proven_tokenizer = canonical_tokenizer(tokenizer_files, note)
+    proven_tokenizer = canonical_tokenizer(tokenizer_files)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)

@@ -10,6 +10,7 @@ import logging
 import re
 import tempfile
 import warnings
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,6 +124,8 @@ def data_only(folder: Path) -> Iterator[Path]:
             if path.name == "tokenizer_config.json":
                 settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
                 (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
+            elif path.suffix == ".json" and (content := path.read_bytes()).startswith(BOM_UTF8):
+                (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
             else:
                 (data / path.name).symlink_to(path.resolve())
         (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")

@@ -715,7 +715,8 @@ def test_convert_writes_a_folder_and_replaces_it_only_with_force(
 ) -> None:
     source = BUNDLED / "t5-web-docs-draft"
     assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x"), "--dtype", "float32"]) == 0
-    assert sorted(os.listdir(tmp_path / "x")) == sorted(os.listdir(source))
+    side_files = {"special_tokens_map.json", "spiece.model", "tokenizer_config.json"}  # tokenizer.json says it all
+    assert {*os.listdir(tmp_path / "x")} == {*os.listdir(source)} - side_files
     capsys.readouterr()
     assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x")]) == 2
     (line,) = capsys.readouterr().err.splitlines()

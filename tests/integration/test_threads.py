@@ -86,8 +86,10 @@ def fork(use):
 fork(lambda: text().generate("abc").text)  # nothing was computed before
 session = text()
 print(repr(session.generate("abc").text))
-for use in (lambda: session.generate("abc"), lambda: session.score("a", "b"), lambda: Session(session.model, Letters()), session.calibrate):
-    fork(use)
+fork(lambda: session.generate("abc"))
+fork(lambda: session.score("a", "b"))
+fork(lambda: Session(session.model, Letters()))
+fork(session.calibrate)
 """
 
 

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import tokenizers
 from speculative_decoding import InputError
 from speculative_decoding.checkpoints import CheckpointError
 from speculative_decoding.decoding.text_streamer import TextStreamer
+from speculative_decoding.errors import Note
 from speculative_decoding.loading import canonical_tokenizer as conversion
 from speculative_decoding.loading import manifest
 from speculative_decoding.loading.clean_up import StreamedCleanUp, clean_up
@@ -56,14 +58,16 @@ def require_equal(tokenizer: Tokenizer, folder: Path) -> None:
         assert tokenizer.encode(golden["texts"][3][0], language) == ids
 
 
-def converted(folder: Path, output: Path, notes: list[str]) -> Path:
-    """Write a folder's tokenizer as conversion does."""
+def converted(folder: Path, output: Path) -> tuple[Path, list[str]]:
+    """Write a folder's tokenizer as conversion does. Returns its folder and the notes."""
     output.mkdir()
-    proven = conversion.canonical_tokenizer(folder, notes.append)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        proven = conversion.canonical_tokenizer(folder)
     record = conversion.write_tokenizer(folder, proven, output)
     shutil.copyfile(folder / "config.json", output / "config.json")
     manifest.write(output, tokenizer=record)
-    return output
+    return output, [str(each.message) for each in notes if each.category is Note]
 
 
 @name_of
@@ -73,8 +77,7 @@ def test_ids_and_texts_are_those_of_hugging_face(folder: Path) -> None:
 
 @name_of
 def test_conversion_keeps_ids_and_texts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    output = converted(folder, tmp_path / "converted", notes)
+    output, notes = converted(folder, tmp_path / "converted")
     is_proven = folder.name in PROVEN
     if is_proven:
         assert not {path.name for path in output.iterdir()} & set(TOKENIZER_FILES) - {"tokenizer.json"}
@@ -176,9 +179,7 @@ def test_the_bundled_models_need_only_tokenizers(monkeypatch: pytest.MonkeyPatch
 
 
 def test_conversion_says_where_two_tokenizers_of_a_folder_differ(tmp_path: Path) -> None:
-    notes: list[str] = []
-    converted(named("t5_fast"), tmp_path / "converted", notes)
-    (note,) = notes
+    _, (note,) = converted(named("t5_fast"), tmp_path / "converted")
     assert "tokenizer.json and spiece.model differ, for example in " in note and "tokenizer.json is used" in note
 
 

@@ -236,7 +236,7 @@ def test_a_language_may_be_named_wherever_one_is_expected(save: Save, tmp_path: 
     audio = audio_of(save())
     for name, code in (("German", "de"), ("english", "en"), ("DE", "de")):
         assert language_code(audio, TranscriptionOptions(language=name)) == code
-    with pytest.raises(InputError, match="language 'castilian': unknown; choose one of the 2 languages"):
+    with pytest.raises(InputError, match="language: 'castilian' is unknown; choose one of the 2 languages"):
         language_code(audio, TranscriptionOptions(language="castilian"))
     manifest = tmp_path / "manifest.jsonl"
     segments = [{"start": 0, "end": 1, "text": "a"}]
@@ -258,4 +258,4 @@ def test_the_command_line_accepts_names_and_uses_defaults(
         assert ("detected language" in found.err) == ("none" in more)
     assert outputs[0] == outputs[1] != outputs[2]
     assert main_command.main([*arguments, "--source-language", "Castilian"]) == 2
-    assert "'Castilian': unknown; choose one of the 2 languages" in capsys.readouterr().err
+    assert "'Castilian' is unknown; choose one of the 2 languages" in capsys.readouterr().err
