@@ -34,7 +34,7 @@ from tests.support.tiny import TOKENIZER
 
 FOLDERS = sorted((GOLDENS / "hard_tokenizers").iterdir())
 ALL = [*FOLDERS, *sorted((GOLDENS / "tokenizers").iterdir())]
-PROVEN = {"nllb_bare", "t5_flags", "bert", "bart_added", "t5_fast", "mbart50_fast"}
+PROVEN = {"codet5", "nllb_bare", "t5_flags", "bert", "bart_added", "t5_fast", "mbart50_fast"}
 name_of = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
