@@ -27,14 +27,13 @@ from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
 from .names import shown_name
-from .tokenizer import TOKENIZER_FILES
+from .tokenizer import SIDE_FILES, TOKENIZER_FILES
 
 CONFIG = "adapter_config.json"
 WEIGHTS: Mapping[str, Callable[[Path], Checkpoint]] = {
     "adapter_model.safetensors": read_safetensors,
     "adapter_model.bin": read_torch,
 }
-SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
 # Fields that change the computation in a way that is not a sum of a weight and an update.

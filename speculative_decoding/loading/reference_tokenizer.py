@@ -124,12 +124,29 @@ def data_only(folder: Path) -> Iterator[Path]:
             if path.name == "tokenizer_config.json":
                 settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
                 (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
+            elif path.name == "special_tokens_map.json":
+                (data / path.name).write_text(json.dumps(with_tokens_of_version_5(path)), encoding="utf-8")
             elif path.suffix == ".json" and (content := path.read_bytes()).startswith(BOM_UTF8):
                 (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
             else:
                 (data / path.name).symlink_to(path.resolve())
         (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
         yield data
+
+
+def with_tokens_of_version_5(path: Path) -> dict[str, Any]:
+    """Read special_tokens_map.json. CodeT5's lists objects, which transformers 5 reads only under their new name."""
+    content = read_json_object(path)
+    tokens = content.get("additional_special_tokens")
+    if isinstance(tokens, list) and any(isinstance(each, dict) for each in tokens):
+        del content["additional_special_tokens"]
+        content["extra_special_tokens"] = [
+            {key: value for key, value in each.items() if key not in ("special", "__type")}
+            if isinstance(each, dict)
+            else each
+            for each in tokens
+        ]
+    return content
 
 
 def names_a_file(key: str) -> bool:

@@ -3,9 +3,9 @@
     pip install transformers==4.46.3 sentencepiece==0.2.3 protobuf==7.36.2    (and the same with 5.24.0)
     python4 make_hard_tokenizers.py && python5 make_hard_tokenizers.py
 
-The first run makes the folders and records those that have only SentencePiece models, with the slow classes of
-transformers 4.46. The second run records the others, and the tokenizer "nllb" of make_tokenizer_goldens.py, with
-`AutoTokenizer` of 5.24. Each folder's golden.json holds:
+The first run makes the folders and records those that have only SentencePiece models, and CodeT5's, which 5.24 cannot
+load, with the slow classes of transformers 4.46. The second run records the others, and the tokenizer "nllb" of
+make_tokenizer_goldens.py, with `AutoTokenizer` of 5.24. Each folder's golden.json holds:
 
     texts       a list of [text, ids, ids as an output (null for multilingual models), text of the ids]
     decoded     a list of [random ids, their text]
@@ -144,6 +144,23 @@ def bart(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def codet5(folder: Path) -> None:
+    """Write special tokens as objects in a list, as CodeT5 has them."""
+    made_by_4().bart(folder)
+    vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
+    flags = {"lstrip": True, "normalized": True, "rstrip": False, "single_word": False}
+    extra = [f"<extra_id_{i}>" for i in range(2, -1, -1)]
+    special = {
+        "mask_token": {"content": "<mask>", **flags},
+        "additional_special_tokens": [{"content": each, **flags} for each in extra],
+    }
+    write(folder / "special_tokens_map.json", special)
+    write(folder / "vocab.json", vocabulary | {each: len(vocabulary) + i for i, each in enumerate(extra)})
+    write(folder / "added_tokens.json", {})
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"})
+    write(folder / "config.json", {"model_type": "t5"})
+
+
 def t5_fast(folder: Path) -> None:
     """Write tokenizer.json and spiece.model, with tokens that are only in the side files."""
     spiece(**T5_PIECES)(folder, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 5})
@@ -178,6 +195,7 @@ LAYOUTS = {
     "mbart50_added": Layout(mbart50, language="myv_XX"),
     "bartpho": Layout(bartpho),
     "pile_t5": Layout(pile_t5),
+    "codet5": Layout(codet5),
     "bert": Layout(bert, 5),
     "byt5": Layout(byt5, 5),
     "bart_added": Layout(bart, 5),

@@ -36,7 +36,7 @@ from tests.support.tiny import TOKENIZER
 
 FOLDERS = sorted((GOLDENS / "hard_tokenizers").iterdir())
 ALL = [*FOLDERS, *sorted((GOLDENS / "tokenizers").iterdir())]
-PROVEN = {"nllb_bare", "t5_flags", "bert", "bart_added", "t5_fast", "mbart50_fast"}
+PROVEN = {"codet5", "nllb_bare", "t5_flags", "bert", "bart_added", "t5_fast", "mbart50_fast"}
 name_of = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
@@ -147,7 +147,7 @@ def test_code_in_a_folder_is_not_executed(tmp_path: Path) -> None:
 
 def test_only_proven_folders_are_read_without_the_reference(tmp_path: Path) -> None:
     """A folder that an earlier version converted, or whose tokenizer.json was changed, is read by transformers."""
-    folder = converted(named("t5_fast"), tmp_path / "converted", [])
+    folder = converted(named("t5_fast"), tmp_path / "converted")[0]
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     text = "He does n't ."
@@ -164,7 +164,7 @@ def test_only_proven_folders_are_read_without_the_reference(tmp_path: Path) -> N
     "record", [{}, {"cleans_up": 1, "strips": False, "ends_once": None}, {"languages": {"form": "(.*)"}}], ids=str
 )
 def test_a_damaged_record_is_reported(record: dict[str, Any], tmp_path: Path) -> None:
-    folder = converted(named("bert"), tmp_path / "converted", [])
+    folder = converted(named("bert"), tmp_path / "converted")[0]
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(content | {"tokenizer": record}))
     with pytest.raises(CheckpointError, match="tokenizer"):
