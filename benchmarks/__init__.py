@@ -1,3 +1,3 @@
-"""Benchmarks: `python -m benchmarks`, and drafts, first_run, host_time, record, serve and simulated_devices."""
+"""Benchmarks: `python -m benchmarks`, and others beside it: see docs/benchmarks.md."""
 
 import speculative_decoding  # noqa: F401  # import before MLX, because it loads a fast BLAS
