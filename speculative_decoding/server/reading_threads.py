@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from .turns import Turns
 
 Result = TypeVar("Result")
+CREDIT = 0.05  # seconds; about what a step takes
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class ReadingThreads:
 
     def __init__(self, count: int = 2, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
-        self._turns = Turns[Reading[Any]]()
+        self._turns = Turns[Reading[Any]](CREDIT)
         self._wake = threading.Condition()
         self._is_stopping = False
         self._threads = [threading.Thread(target=self._work, name=f"audio {i}", daemon=True) for i in range(count)]

@@ -90,7 +90,7 @@ class RecordingWork:
         self._frames = 2 * self._scheduler.audio.window_frames
         self._reading = reading
         self._wake = wake
-        self._turns = Turns[ServedRecording]()
+        self._turns = Turns[ServedRecording](credit=1.0)  # counted in outputs
         self._numbers: dict[ServedRecording, int] = {}  # of those that have been started
         self._items: dict[int, ServedRecording] = {}  # by number
         self._next_number = count()

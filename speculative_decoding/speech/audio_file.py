@@ -9,6 +9,7 @@ import os
 import wave
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from io import BufferedReader, BytesIO
 from itertools import chain
@@ -38,6 +39,32 @@ MAX_DECODED_SAMPLES = 1 << 25  # of a channel; the decoder allocates no larger f
 FREE_PACKETS = 10_000
 MAX_PACKETS_PER_SECOND = 4000  # packets and frames, each of which takes time however short it is
 CHANGE_COST = 20  # a change of the format needs a new resampler, which takes the time of so many packets
+FORMATS = (  # FFmpeg's names; no playlists, subtitles, pictures and scripts, and no raw samples, whose rate is unknown
+    *("3g2", "3gp", "aac", "ac3", "ac4", "act", "adx", "aea", "aiff", "amr", "ape", "aptx", "asf", "ast", "au"),
+    *("avi", "avr", "bonk", "brstm", "caf", "dsf", "dss", "dts", "dtshd", "dv", "eac3", "epaf", "flac", "flv", "g722"),
+    *("g726", "g729", "gsm", "gxf", "iff", "ilbc", "ircam", "kux", "live_flv", "loas", "m4a", "matroska", "mlp", "mov"),
+    *("mp3", "mp4", "mpc", "mpc8", "mpeg", "mpegts", "mxf", "nistsphere", "nut", "ogg", "oma", "osq", "paf", "pvf"),
+    *(
+        "qcp",
+        "qoa",
+        "rka",
+        "rm",
+        "rso",
+        "sbc",
+        "sds",
+        "shn",
+        "sln",
+        "smjpeg",
+        "sol",
+        "sox",
+        "swf",
+        "tak",
+        "truehd",
+        "tta",
+    ),
+    *("voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
+)
+PROBED_BYTES = 1 << 20  # FFmpeg holds their packets, which take 70 times as much memory if they are tiny
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
 INSTALL = 'pip install "speculative-decoding[speech]"'
@@ -209,8 +236,14 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
     setup = None
     try:
-        # A playlist could otherwise open other files and addresses.
-        options = {"protocol_whitelist": "none"}
+        # A playlist could otherwise open other files and addresses, subtitles of 25 MB take 1 GB, and a picture of a
+        # video 600 MB
+        options = {
+            "protocol_whitelist": "none",
+            "format_whitelist": ",".join(FORMATS),
+            "codec_whitelist": audio_decoders(),
+            "probesize": str(PROBED_BYTES),
+        }
         with av.open(file, "r", metadata_errors="replace", container_options=options) as container:
             for frame in chain(decoded_frames(container, name), [None]):
                 before, setup = setup, frame and setup_of(frame)
@@ -223,6 +256,24 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
         raise
     except (OSError, ValueError, av.FFmpegError) as error:
         raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
+
+
+@cache
+def audio_decoders() -> str:
+    """Return the names of all audio decoders, with commas."""
+    import av
+
+    readable = [name for name in sorted(av.codecs_available) if can_decode_audio(name)]
+    return ",".join(readable)
+
+
+def can_decode_audio(name: str) -> bool:
+    import av
+
+    try:
+        return av.Codec(name, "r").type == "audio"
+    except ValueError:  # an encoder
+        return False
 
 
 def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]:

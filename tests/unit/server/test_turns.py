@@ -26,7 +26,7 @@ def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:
 
 
 def turns_of(**clients: str) -> Turns[str]:
-    turns = Turns[str]()
+    turns = Turns[str](credit=1.0)
     for item, client in clients.items():
         turns.enter(item, client)
         turns.wait(item)
@@ -51,7 +51,7 @@ def test_a_client_with_many_recordings_gets_as_much_as_one_with_one() -> None:
     turns.enter("z", "y")
     turns.wait("z")
     found = served(turns, 20)
-    assert found[0] == "z" and found.count("z") == 10 and {found.count(each) for each in "abcd"} <= {2, 3}
+    assert found[0] == "z" and found.count("z") in (10, 11) and {found.count(each) for each in "abcd"} <= {2, 3}
 
 
 def test_a_costly_turn_counts_as_much_as_several_cheap_ones() -> None:
@@ -72,7 +72,26 @@ def test_a_client_that_was_away_has_no_credit() -> None:
     served(turns, 100)
     turns.enter("b", "y")
     turns.wait("b")
-    assert served(turns, 4) == "baba"
+    assert served(turns, 5) == "babab"
+
+
+def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
+    """Each newcomer is next when it comes, but those who wait since long precede it."""
+    for clients in ("xx", "xy"):  # of the long one, and of the newcomers
+        turns = turns_of(long=clients[0])
+        served_long = 0
+        for number in range(200):
+            turns.enter(f"new {number}", clients[1])
+            turns.wait(f"new {number}")
+            item = turns.take() or ""
+            turns.charge(item, 1)
+            if item == "long":
+                served_long += 1
+                turns.wait(item)
+            else:
+                turns.leave(item)
+        # newcomers pile up, so a fair share of the long one among those of its client falls
+        assert served_long >= (90 if clients == "xy" else 15), (clients, served_long)
 
 
 def test_one_that_left_gets_no_turn() -> None:

@@ -327,6 +327,61 @@ def matroska(rate: int, samples: int, per_packet: int) -> bytes:
     return file.getvalue()
 
 
+def with_video(format: str) -> bytes:
+    """Return sound and large pictures, which take few bytes."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as container:
+        video = container.add_stream("mpeg4", rate=10, width=2048, height=2048, pix_fmt="yuv420p")
+        audio = container.add_stream("aac", rate=16000)
+        audio.layout = "mono"
+        container.mux(video.encode(av.VideoFrame(2048, 2048, "yuv420p")))
+        container.mux(video.encode(None))
+        for start in range(0, 16000, 1000):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1000), np.int16), "s16", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = 16000, start, Fraction(1, 16000)
+            container.mux(audio.encode(frame))
+        container.mux(audio.encode(None))
+    return file.getvalue()
+
+
+@needs_av
+@pytest.mark.parametrize("format", ["mov", "matroska", "avi"])
+def test_pictures_of_a_video_are_not_decoded(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of H.264 with 16,000 lines takes 600 MB."""
+    import av
+
+    content = with_video(format)
+    decoded: list[Any] = []
+    open_container = av.open
+
+    def opened(*args: Any, **options: Any) -> Any:
+        container = open_container(*args, **options)
+        decoded.extend(stream for stream in container.streams if getattr(stream.codec_context, "pix_fmt", None))
+        return container
+
+    monkeypatch.setattr(av, "open", opened)
+    assert next(AudioBytes(content, "a").blocks()).size > 15000
+    assert not decoded
+
+
+@needs_av
+@pytest.mark.parametrize("text", ["[00:01.00]a\n", "1\n00:00:01,000 --> 00:00:02,000\na\n\n"], ids=["LRC", "SRT"])
+def test_subtitles_are_not_read(text: str) -> None:
+    """FFmpeg holds all lines in memory, 1 GB for 25 MB of LRC."""
+    with pytest.raises(InputError, match="not a readable audio file"):
+        next(AudioBytes(text.encode() * 999, "a").blocks())
+
+
+@needs_av
+def test_all_formats_that_are_allowed_exist() -> None:
+    import av
+
+    names = {name for names in av.formats_available for name in names.split(",")}
+    assert set(audio_file.FORMATS) <= names | {"bonk", "osq", "qoa", "rka", "wavarc"}  # of later versions
+
+
 def frames(content: bytes) -> bytes:
     """Return a FLAC file without its headers, so that its frames can follow those of another file."""
     return content[content.index(b"\xff\xf8") :]
