@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "dict.txt",
 )
+MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
 UNKNOWN = ("<unk>", "[UNK]")
@@ -109,6 +110,8 @@ class FolderTokenizer(ABC):
     """
 
     def __init__(self, pieces: Mapping[str, int], languages: Languages, cleans_up: bool) -> None:
+        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for each id below it
+            raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
         self.vocabulary = Vocabulary(pieces)
         self.language_rules = languages
         self.languages = languages.ids

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import InputError, UnknownOption
+from ..errors import InputError, UnknownOption, one_line
 
 FAILED = "the server failed while decoding this request; see its log"
 
@@ -32,7 +32,7 @@ class ServerError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = one_line(message)
         self.param = param
         self.code = code
         self.headers = headers

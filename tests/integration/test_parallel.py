@@ -285,7 +285,7 @@ def test_a_silent_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_flag_without_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main_command(["--prompt", "a", "--parallel", "tensor"]) == 2
-    assert "--parallel tensor has no effect on one process" in capsys.readouterr().err
+    assert "--parallel: tensor has no effect on one process" in capsys.readouterr().err
     monkeypatch.setenv("MLX_RANK", "0")
     assert main_command(["--prompt", "a"]) == 2
     said = capsys.readouterr().err

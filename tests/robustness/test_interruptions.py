@@ -76,7 +76,7 @@ def test_a_full_disk_leaves_the_old_folder(source: Path, tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for function in ("write_npz", "manifest.write", "shutil.copyfile"):
+    for function in ("write_npz", "manifest.write", "write_tokenizer"):
         with monkeypatch.context() as patch:
             patch.setattr(f"speculative_decoding.loading.conversion.{function}", full)
             with pytest.raises(InputError, match="No space left on device"):

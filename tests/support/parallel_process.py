@@ -67,8 +67,8 @@ def whole_model(folder: Path) -> EncoderDecoder:
     return model
 
 
-def read(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
-    raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+def read(folder: Path) -> tuple[Mapping[str, Any], Checkpoint]:
+    raw, checkpoint = models.adapt(checkpoints.read_config(folder), checkpoints.read(folder))
     if folder.name == "quantized":
         names = {name for name in checkpoint if len(checkpoint.info(name).shape) == 2 and "block" in name}
         names = {name for name in names if "bias" not in name}

@@ -243,6 +243,7 @@ def test_long_tokens_are_refused_in_every_file(name: str, file: str, content: ob
         ("bartpho", "dict.txt", "\n\n"),
         ("m2m_100", "vocab.json", "[]"),
         ("marian", "vocab.json", '{"<unk>": "a"}'),
+        ("codet5", "vocab.json", '{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 1000000000}'),
         ("bert", "vocab.txt", "\x80"),
     ],
 )
