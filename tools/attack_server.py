@@ -169,8 +169,7 @@ def recordings(folder: Path) -> dict[str, tuple[int, bytes]]:
     short = np.zeros((1, 60000), np.int16)
     with wave.open(str(JFK)) as file:
         speech = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    hour = np.tile(speech, 3590 * 16000 // speech.size)[None]
-    long = recording(folder, "hour.ogg", hour)
+    long = recording(folder, "long.ogg", np.tile(speech, 1800 * 16000 // speech.size)[None])
     return {
         "a header of 800 kB": (1, form(b"a", b";a=1" * 200_000)),
         "false boundaries": (1, form(b"\r\n--bx" * 4_000_000)),
@@ -181,8 +180,8 @@ def recordings(folder: Path) -> dict[str, tuple[int, bytes]]:
         "eight channels at 655,350 Hz": (2, recording(folder, "fast.flac", silence, 655350)),
         "eight channels at 192,000 Hz": (2, recording(folder, "eight.flac", silence, 192000)),
         "subtitles": (4, form(b"[00:01.00]a\n" * (2 << 20))),
-        "four recordings of an hour": (4, long),
-        "eight recordings of an hour": (8, long),
+        "four recordings of half an hour": (4, long),
+        "eight recordings of half an hour": (8, long),
         "noise": (4, recording(folder, "noise.ogg", sound_of_noise(600.0))),
         "half-sent recordings": (20, b""),
     }

@@ -124,6 +124,7 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
         for task in (working, disconnecting):
             task.cancel()
         await asyncio.gather(working, disconnecting, return_exceptions=True)
+        del task, working, disconnecting  # their errors hold this frame, and so the request, until garbage is collected
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:

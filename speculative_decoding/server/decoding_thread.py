@@ -28,7 +28,7 @@ from .errors import FAILED, ServerError
 from .limits import Limits
 from .prompts import PromptWork
 from .reading_threads import ReadingThreads
-from .recordings import RecordingWork
+from .recordings import EXTRA_SLOTS, RecordingWork
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
@@ -131,8 +131,9 @@ class DecodingThread:
         error: Exception | None = None
         try:
             with self._open_session() as session:
-                warm_up(session, self._limits.slots)
-                note = session.planner.exactness_note(session.options_with({}), self._limits.slots)
+                slots = self._limits.slots + (0 if session.model.audio is None else EXTRA_SLOTS)
+                warm_up(session, slots)
+                note = session.planner.exactness_note(session.options_with({}), slots)
                 if note:
                     LOG.warning(written(note))
                 self._call_on_loop([partial(on_ready, session)])

@@ -77,29 +77,40 @@ class ReadingThreads:
             reading.steps.close()
 
     def _work(self) -> None:
-        while (reading := self._next()) is not None:
-            started = self._clock()
-            result, error, has_ended = None, None, True
-            try:
-                next(reading.steps)
-                has_ended = False
-            except StopIteration as end:
-                result = end.value
-            except BaseException as raised:
-                error = raised
-            with self._wake:
-                reading.is_running = False
-                self._turns.charge(reading, self._clock() - started)
-                if not has_ended and reading in self._turns:
-                    self._turns.wait(reading)
-                    continue
-            if not has_ended:  # cancelled during the step
-                reading.steps.close()
-            elif reading.future.set_running_or_notify_cancel():
-                if error is None:
-                    reading.future.set_result(result)
-                else:
-                    reading.future.set_exception(error)
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Run a step. Returns False at the end. Nothing of the reading stays in this thread, which may sleep then."""
+        reading = self._next()
+        if reading is None:
+            return False
+        started = self._clock()
+        has_ended = True
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            next(reading.steps)
+            has_ended = False
+        except StopIteration as end:
+            result = end.value
+        except BaseException as raised:
+            error = raised
+        with self._wake:
+            reading.is_running = False
+            self._turns.charge(reading, self._clock() - started)
+            if not has_ended and reading in self._turns:
+                self._turns.wait(reading)
+                return True
+        if not has_ended:  # cancelled during the step
+            reading.steps.close()
+        elif reading.future.set_running_or_notify_cancel():
+            if error is None:
+                reading.future.set_result(result)
+            else:
+                reading.future.set_exception(error)
+        error = None  # its traceback holds this frame, and so the recording, until the garbage is collected
+        return True
 
     def _next(self) -> Reading[Any] | None:
         """Wait for a reading whose turn it is. None at the end."""

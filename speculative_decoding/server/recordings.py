@@ -29,6 +29,7 @@ FIELD_NAMES = {  # fields of the API for options with another name
     "initial_prompt": "prompt",
     "word_timestamps": "timestamp_granularities[]",
 }
+EXTRA_SLOTS = 1  # for the first outputs of recordings
 
 
 class RecordingUpdate(NamedTuple):
@@ -73,7 +74,8 @@ class RecordingWork:
     """Transcribes recordings for the decoding thread; see `Work`.
 
     A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
-    client has had. Meanwhile `reading` reads the frames of its next window and of the one after it, since the output
+    client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs.
+    Meanwhile `reading` reads the frames of its next window and of the one after it, since the output
     decides where that begins: so the decoding thread reads no audio.
 
     Args:
@@ -85,7 +87,7 @@ class RecordingWork:
 
     def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
-        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots)
+        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
         self._frames = 2 * self._scheduler.audio.window_frames
         self._reading = reading
@@ -129,7 +131,7 @@ class RecordingWork:
 
     def step(self) -> list[Call]:
         calls = self._take_read()
-        while self.decoding < self._slots and (item := self._turns.take()) is not None:
+        while (item := self._next()) is not None:
             self._turns.charge(item, 1)
             calls += self._resume(item)
         calls += self._handled(self._scheduler.step())
@@ -138,6 +140,13 @@ class RecordingWork:
             if item not in self._being_read and not self._turns.is_waiting(item):
                 self._read_ahead(item, self._scheduler.seek(number))
         return calls
+
+    def _next(self) -> ServedRecording | None:
+        """Return the recording that gets a slot. None if no slot is free, or none waits for it."""
+        free = self._slots - self.decoding
+        if free + EXTRA_SLOTS > 0:
+            return self._turns.take(newcomers_only=free <= 0)
+        return None
 
     def _read_ahead(self, item: ServedRecording, start: int) -> None:
         """Let a recording wait for its turn as soon as its frames have been read."""

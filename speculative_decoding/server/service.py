@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
+COLLECTED_BYTES = 1 << 20  # of a recording whose memory must not wait until Python collects its garbage
 MAX_UPLOADS = 16  # recordings of the largest size that may be in memory
 
 
@@ -57,6 +59,7 @@ class Service:
 
     def stop(self) -> None:
         self._thread.stop()
+        gc.unfreeze()
 
     def require_ready(self) -> None:
         if self.state != READY:
@@ -125,6 +128,8 @@ class Service:
             timer.cancel()
             self._uploads.discard(upload)
             self._note_if_empty()
+            if upload.size >= COLLECTED_BYTES:
+                loop.call_soon(gc.collect)
 
     def _require_memory(self, count: int) -> None:
         if sum(upload.size for upload in self._uploads) + count > MAX_UPLOADS * self.limits.max_audio:
@@ -207,6 +212,8 @@ class Service:
     def _on_ready(self, session: Session) -> None:
         self.session = session
         self.options = session.options_with({})
+        gc.collect()
+        gc.freeze()  # so that later collections look at requests only, which takes milliseconds
         if self.state == LOADING:
             self.state = READY
 

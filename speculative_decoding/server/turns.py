@@ -79,12 +79,15 @@ class Turns(Generic[Item]):
         self._arrivals += 1
         self._items[item][1].waiting_since = self._arrivals
 
-    def take(self) -> Item | None:
-        """Return the recording whose turn it is, which no longer waits. None if none waits."""
+    def take(self, *, newcomers_only: bool = False) -> Item | None:
+        """Return the recording whose turn it is, which no longer waits. None if none waits.
+
+        newcomers_only: leave out those that have had a turn.
+        """
         waiting = [
             ((self._clients[client].order, entry.order, entry.waiting_since), item)
             for item, (client, entry) in self._items.items()
-            if entry.waiting_since is not None
+            if entry.waiting_since is not None and (entry.credit or not newcomers_only)
         ]
         if not waiting:
             return None

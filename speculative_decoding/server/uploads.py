@@ -52,3 +52,4 @@ class Upload:
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
+            del working  # its error holds this frame, and so the recording, until the garbage is collected

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +19,9 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server import service as service_module
+from speculative_decoding.server import transcriptions
 from speculative_decoding.server.limits import Limits
+from speculative_decoding.speech.audio_file import AudioBytes
 from speculative_decoding.speech.formats import STREAMED
 from speculative_decoding.speech.mel import MelSpectrogram
 from speculative_decoding.speech.transcription import Transcription
@@ -483,6 +487,30 @@ def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(mon
         client.close()
         eventually(lambda: server.service.admitted == uploaded(server) == 0)
         eventually(lambda: not server.thread.reading._turns.items)
+
+
+def test_the_memory_of_a_recording_is_free_when_its_request_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its error or its result is part of a cycle, which Python collects at some later time."""
+    held: list[weakref.ref[AudioBytes]] = []
+
+    def recorded(content: bytes, name: str) -> AudioBytes:
+        source = AudioBytes(content, name)
+        held.append(weakref.ref(source))
+        return source
+
+    monkeypatch.setattr(transcriptions, "AudioBytes", recorded)
+    monkeypatch.setattr(service_module, "COLLECTED_BYTES", 0)
+    with serving(session(), LIMITS, model=MODEL) as server:
+        gc.disable()
+        try:
+            assert post(server, 3).status_code == post(server, 3, stream="true").status_code == 200
+            assert post(server, 3, prompt="<|en|>").status_code == 400
+            with server.client() as client:
+                assert client.post(PATH, files={"file": ("a", b"no sound")}).status_code == 400
+            assert len(held) == 4
+            eventually(lambda: not any(each() for each in held[:-1]))  # the last error may be in a frame that waits
+        finally:
+            gc.enable()
 
 
 def test_a_damaged_recording_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,13 @@ def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
         assert served_long >= (90 if clients == "xy" else 15), (clients, served_long)
 
 
+def test_newcomers_are_those_without_a_turn() -> None:
+    turns = turns_of(a="x", b="y")
+    served(turns, 1)
+    assert turns.take(newcomers_only=True) == "b" and turns.take(newcomers_only=True) is None
+    assert turns.take() == "a"
+
+
 def test_one_that_left_gets_no_turn() -> None:
     turns = turns_of(a="x", b="y")
     turns.leave("a")
