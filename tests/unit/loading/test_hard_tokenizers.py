@@ -293,5 +293,7 @@ def test_older_added_tokens_leave_the_languages_of_m2m_100_alone(tmp_path: Path)
     before = load_tokenizer(folder)
     size = max(before.vocabulary.pieces) + 1
     (folder / "added_tokens.json").write_text(json.dumps({"<new>": size}))
-    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    tokens = {"additional_special_tokens": [f"__{code}__" for code in before.languages]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(tokens))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "M2M100Tokenizer"}')
     assert load_tokenizer(folder).languages == before.languages
