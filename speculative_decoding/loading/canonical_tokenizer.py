@@ -38,7 +38,11 @@ def canonical_tokenizer(source: Path) -> FastTokenizer | None:
     reference = load_tokenizer(source)
     assert isinstance(reference, FolderTokenizer)
     if (source / "tokenizer.json").is_file() and proven_record(source) is None:
-        other = read_sentencepiece(source)
+        try:
+            other = read_sentencepiece(source)
+        except InputError as error:
+            note(f"{error}; tokenizer.json is used")
+            other = None
         if other is not None and (found := next(differences(reference, other), None)) is not None:
             files = f"tokenizer.json and {other.model_file}"
             note(f"{source}: {files} differ, for example in {found}; tokenizer.json is used")

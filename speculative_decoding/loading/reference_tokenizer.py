@@ -135,10 +135,15 @@ def data_only(folder: Path) -> Iterator[Path]:
 
 
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:
-    """Read special_tokens_map.json. CodeT5's lists objects, which transformers 5 reads only under their new name."""
+    """Read special_tokens_map.json. CodeT5's lists objects, which transformers 5 reads only under their new name.
+
+    Version 5 ignores the list if tokenizer_config.json has one under either name.
+    """
     content = read_json_object(path)
     tokens = content.get("additional_special_tokens")
-    if isinstance(tokens, list) and any(isinstance(each, dict) for each in tokens):
+    settings = settings_of(path.with_name("tokenizer_config.json"))
+    has_list = any(name in settings for name in ("additional_special_tokens", "extra_special_tokens"))
+    if isinstance(tokens, list) and any(isinstance(each, dict) for each in tokens) and not has_list:
         del content["additional_special_tokens"]
         content["extra_special_tokens"] = [
             {key: value for key, value in each.items() if key not in ("special", "__type")}

@@ -439,7 +439,7 @@ class M2M100Tokenizer(SentencePieceTokenizer):
         self.unknown = known[unknown]
 
     def language_tokens(self) -> Mapping[int, str]:
-        return {**self.own_languages, **super().language_tokens()}
+        return {**super().language_tokens(), **self.own_languages}
 
 
 class MarianTokenizer(SentencePieceTokenizer):

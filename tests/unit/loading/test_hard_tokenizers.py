@@ -260,3 +260,41 @@ def test_vocabulary_files_are_kept(tmp_path: Path) -> None:
     assert {"vocab.txt", "dict.txt", "added_tokens.json"} <= set(TOKENIZER_FILES)
     conversion.copy_tokenizer(named("bartpho"), tmp_path)
     assert (tmp_path / "dict.txt").read_bytes() == (named("bartpho") / "dict.txt").read_bytes()
+
+
+def test_a_sentencepiece_model_that_cannot_be_read_does_not_stop_a_conversion(tmp_path: Path) -> None:
+    """tokenizer.json is used; the other file is only compared."""
+    folder = shutil.copytree(named("t5_fast"), tmp_path / "folder")
+    (folder / "tokenizer_config.json").write_text('{"sp_model_kwargs": {"enable_sampling": true}}')
+    expected = load_tokenizer(folder).encode("The house")
+    output, (note,) = converted(folder, tmp_path / "converted")
+    assert "'sp_model_kwargs'" in note and "tokenizer.json is used" in note
+    assert load_tokenizer(output).encode("The house") == expected
+
+
+def test_a_list_of_objects_gives_way_to_the_list_of_tokenizer_config(tmp_path: Path) -> None:
+    """As in transformers 5.24, which ignores special_tokens_map.json's list if there is another."""
+    folder = shutil.copytree(named("bert"), tmp_path / "folder")
+    settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    settings.pop("added_tokens_decoder", None)
+    (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": [{"content": "<x>"}]}')
+
+    def pieces(**fields: Any) -> set[str]:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | fields))
+        return set(load_tokenizer(folder).vocabulary.pieces.values())
+
+    assert "<x>" in pieces()
+    assert "<y>" in (found := pieces(additional_special_tokens=["<y>"])) and "<x>" not in found
+    assert "<x>" not in pieces(additional_special_tokens=[])
+
+
+def test_older_added_tokens_leave_the_languages_of_m2m_100_alone(tmp_path: Path) -> None:
+    """Its languages follow vocab.json, whatever ids other tokens have (`M2M100Tokenizer.get_lang_id`)."""
+    folder = shutil.copytree(named("m2m_100"), tmp_path / "folder")
+    before = load_tokenizer(folder)
+    size = max(before.vocabulary.pieces) + 1
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": size}))
+    tokens = {"additional_special_tokens": [f"__{code}__" for code in before.languages]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(tokens))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "M2M100Tokenizer"}')
+    assert load_tokenizer(folder).languages == before.languages
