@@ -474,7 +474,7 @@ class Session:
             for event in engine.step():
                 if event.request.finish_reason:
                     index, requests = samples.pop(event.request)
-                    if all(request.finish_reason for request in requests):
+                    if not any(request in samples for request in requests):  # several may end in the same round
                         error_message = next((request.error for request in requests if request.error), None)
                         result = None if error_message else result_of(requests)
                         yield BatchResult(index, result, error_message)

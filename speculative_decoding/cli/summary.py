@@ -66,9 +66,8 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
         measured = f"measured total variation {variation:.4f} per token"
         if options.is_greedy:
             measured = f"{variation:.1%} of the tokens are not the target's first choice"
-        notes.append(
-            f"LOSSY: --delta {options.delta:g} accepts tokens that the baseline would not generate; {measured}"
-        )
+        delta = f"--delta {options.delta:g}" if options.delta else "the delta of a line"
+        notes.append(f"LOSSY: {delta} accepts tokens that the baseline would not generate; {measured}")
     return notes
 
 

@@ -8,6 +8,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from io import BytesIO
 from itertools import count
 from pathlib import PurePath
@@ -29,7 +30,7 @@ from ..sampling.options import (
     validate,
 )
 from ..sampling.values import Int, Text, Value
-from ..speech.keywords import DECODING, split_options
+from ..speech.keywords import ALSO_CALLED, DECODING, split_options
 from ..speech.options import transcription_specs
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
@@ -170,8 +171,11 @@ def parse_recording(line: InputLine, given: Mapping[str, Any]) -> ParsedLine:
         for name, value in given.items():
             if not is_json_value([name, value]):
                 raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
-            if name in AUDIO_RECORD_FIELDS and name not in AUDIO_FIELDS:
+            if name in AUDIO_FIELDS:
+                continue
+            if name in AUDIO_RECORD_FIELDS:
                 raise InputError("is also a field of the output", name, "rename it")
+            refuse_similar(name, SIMILAR_AUDIO_OPTIONS)
         GenerationOptions().override(
             split_options({name: value for name, value in fields.items() if name != "audio"})[1]
         )
@@ -242,12 +246,37 @@ SIMILAR_OPTIONS: dict[str, tuple[str, ...]] = {  # `Words` that name the options
     **{similarity_key(name): words(meant) for name, meant in REMOVED.items()},
     **{similarity_key(name): (Name(name),) for name in (*LINE_FIELDS, *JOB_OPTIONS)},
 }
+SIMILAR_AUDIO_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(AUDIO_FIELDS)), ()),
+    **{similarity_key(name): (Name(meant),) for name, meant in ALSO_CALLED.items()},
+    **{similarity_key(name): (Name(name),) for name in (*AUDIO_FIELDS, *JOB_OPTIONS)},
+    similarity_key("max_tokens"): (Name("sample_len"),),
+}
+MISSPELT = 0.87  # similarity of names: two letters of eight are swapped; "drafted" and "drafter" have 0.86
+
+
+def meant_option(name: str, options: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return the options to use instead of a name that looks like one, with a letter wrong if it is long."""
+    key = similarity_key(name)
+    if key in options:
+        return options[key]
+    close = get_close_matches(key, [each for each in options if len(each) > 6 and each not in key], 1, MISSPELT)
+    return options[close[0]] if close else None
+
+
+def refuse_similar(name: str, options: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `InputError` if the name of a user's field looks like that of an option."""
+    option = meant_option(name, options)
+    if option in [(each,) for each in JOB_OPTIONS]:
+        raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
+    if option is not None:
+        way_out = ("use ", *option) if option else ("leave it out",)
+        raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
 
 
 def check_fields(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for a missing prompt, a wrong type, or a field that looks like an option but is not one."""
     for name, value in given.items():
-        option = SIMILAR_OPTIONS.get(similarity_key(name))
         if not is_json_value([name, value]):
             raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
         if name in LINE_FIELDS:
@@ -257,11 +286,8 @@ def check_fields(given: Mapping[str, Any]) -> None:
                 raise InputError(f"must be {LINE_FIELDS[name].expected}, not {json.dumps(value)[:80]}", name) from None
         elif name in RECORD_FIELDS:
             raise InputError("is also a field of the output", name, "rename it")
-        elif option in [(each,) for each in JOB_OPTIONS]:
-            raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
-        elif option is not None:
-            way_out = ("use ", *option) if option else ("leave it out",)
-            raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
+        else:
+            refuse_similar(name, SIMILAR_OPTIONS)
     if "prompt" not in given:
         raise InputError("is missing", "prompt", 'give the line a "prompt"')
 

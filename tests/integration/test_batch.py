@@ -357,6 +357,17 @@ def test_a_blank_row_has_the_number_of_outputs_and_the_checks_of_its_options() -
     assert wrong.error is not None and wrong.error.startswith("top_p: must be")
 
 
+def test_samples_of_a_row_that_end_in_the_same_round_give_one_result() -> None:
+    session = Session(TARGET, Letters())
+    options: dict[str, Any] = {"num_return_sequences": 3, "temperature": 1.0, "max_tokens": 1}
+    found = list(session.batch_as_completed(PROMPTS[:3], slots=4, **options))
+    assert sorted(each.index for each in found) == [0, 1, 2]
+    for each in found:
+        assert each.result is not None
+        texts = [sample.text for sample in each.result.sequences]
+        assert texts == [sample.text for sample in session.generate(PROMPTS[each.index], **options).sequences]
+
+
 def test_strict_batch_rows_equal_single_rows() -> None:
     options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft_tokens": 5}
     plain = [generate(TARGET, Letters(), prompt, drafter="none", strict=True, max_tokens=20) for prompt in PROMPTS]

@@ -147,6 +147,9 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"prompt": "a", "--top-k": 4}', "--top-k: unknown option; use top_k"),
         (b'{"prompt": "a", "output-prefix": "b"}', "output-prefix: is an option of all lines"),
         (b'{"prompt": "a", "maxTokens": 5}', "maxTokens: unknown option; use max_tokens"),
+        (b'{"prompt": "a", "temprature": 1}', "temprature: unknown option; use temperature"),
+        (b'{"prompt": "a", "repitition_penalty": 1}', "repitition_penalty: unknown option; use repetition_penalty"),
+        (b'{"prompt": "a", "drafer": "none"}', "drafer: is an option of all lines"),
         (b'{"prompt": "a", "eos-token-id": 5}', "eos-token-id: unknown option; use eos_token_ids"),
         (b'{"prompt": "a", "strict": true}', "strict: is an option of all lines"),
         (b'{"prompt": "a", "decoder_prefix": "b"}', "decoder_prefix: is an option of all lines"),
@@ -220,6 +223,24 @@ def test_options_of_a_line_are_passed_on() -> None:
         "decoder_prefix",
         "logprobs",
     }
+
+
+@pytest.mark.parametrize(
+    ("field", "error"),
+    [
+        ("langauge", "langauge: unknown option; use language, or rename the field if it is not an option"),
+        ("word-timestamps", "word-timestamps: unknown option; use word_timestamps, or rename"),
+        ("max_tokens", "max_tokens: unknown option; use sample_len, or rename"),
+        ("source_language", "src_lang: unknown option; use language, or rename"),
+        ("stop", "stop: unknown option; leave it out, or rename"),
+        ("strict", "strict: is an option of all lines; give it on the command line"),
+        ("speaker", None),
+    ],
+)
+def test_a_field_of_a_recording_that_looks_like_an_option_is_refused(field: str, error: str | None) -> None:
+    (line,) = read_lines(io.BytesIO(json.dumps({"audio": "a.wav", field: "x"}).encode()))
+    row = parse_line(line, "jsonl")
+    assert (row.error or "").startswith(error or "") and (row.error is None) == (error is None)
 
 
 def test_lines_accept_former_option_names() -> None:
