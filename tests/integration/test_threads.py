@@ -86,7 +86,8 @@ def fork(use):
 fork(lambda: text().generate("abc").text)  # nothing was computed before
 session = text()
 print(repr(session.generate("abc").text))
-for use in (lambda: session.generate("abc"), lambda: session.score("a", "b"), lambda: Session(session.model, Letters()), session.calibrate):
+another = lambda: Session(session.model, Letters())
+for use in (lambda: session.generate("abc"), lambda: session.score("a", "b"), another, session.calibrate):
     fork(use)
 """
 
