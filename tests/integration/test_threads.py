@@ -86,10 +86,9 @@ def fork(use):
 fork(lambda: text().generate("abc").text)  # nothing was computed before
 session = text()
 print(repr(session.generate("abc").text))
-fork(lambda: session.generate("abc"))
-fork(lambda: session.score("a", "b"))
-fork(lambda: Session(session.model, Letters()))
-fork(session.calibrate)
+another = lambda: Session(session.model, Letters())
+for use in (lambda: session.generate("abc"), lambda: session.score("a", "b"), another, session.calibrate):
+    fork(use)
 """
 
 
