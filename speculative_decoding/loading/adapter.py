@@ -162,12 +162,14 @@ class Adapter:
     def open(cls, folder: Path) -> Adapter:
         """Open a folder. Raises `InputError` or `CheckpointError` if it holds no adapter that can be merged."""
         if not (folder / CONFIG).is_file():
-            raise InputError(f"{folder}: has no {CONFIG}", "adapter", "name the folder that PEFT saved")
+            raise InputError(f"{shown_name(folder)}: has no {CONFIG}", "adapter", "name the folder that PEFT saved")
         config = AdapterConfig.read(folder / CONFIG)
         for name, read in WEIGHTS.items():
             if (folder / name).is_file():
                 return cls(folder, config, read(folder / name))
-        raise InputError(f"{folder}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again")
+        raise InputError(
+            f"{shown_name(folder)}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again"
+        )
 
     @cached_property
     def fingerprint(self) -> str:

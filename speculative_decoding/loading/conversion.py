@@ -67,8 +67,6 @@ def convert(
     Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """
     local = Path(source)
-    if os.path.isfile(source):
-        raise InputError(f"{source} is a file", "model", "name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
         raise InputError(f"{revision} has no effect on the local folder {source}", "revision", "leave it out")
     if not os.path.isdir(source):

@@ -70,11 +70,13 @@ class UnknownModel(InputError):
     """The name may have a typing error: the Hub has no such model, or its cache has none and it cannot be reached.
 
     reason: continues "model NAME: not a local folder, ".
+    is_unreached: the Hub did not say whether it has the model.
     """
 
-    def __init__(self, name: str, reason: str, way_out: str) -> None:
+    def __init__(self, name: str, reason: str, way_out: str, *, is_unreached: bool = False) -> None:
         super().__init__(f"model {name!r}: not a local folder, {reason}", way_out=way_out)
         self.reason = reason
+        self.is_unreached = is_unreached
 
 
 class HubError(Exception):
@@ -329,6 +331,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
         f"not in the Hub's cache {cache()}, and {problem}",
         f"check the name, or run `python convert.py --model {name}` on a machine with network access, and copy "
         f"models/{name.rsplit('/', 1)[-1]} here",
+        is_unreached=True,
     )
 
 

@@ -18,14 +18,24 @@ from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..distributed import ProcessGroup, shard_model
-from ..errors import Float16Error, InputError
+from ..errors import CheckpointError, Float16Error, InputError, written
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
+from .adapter import CONFIG as ADAPTER_CONFIG
 from .adapter import Adapter, has_vocabulary, refuse_adapter
-from .names import SNAPSHOTS, is_hub_name, model_name, name_in_address, name_of_cache_folder, nearest, shown_name
+from .names import (
+    FORMER_NAMES,
+    SNAPSHOTS,
+    is_hub_name,
+    model_name,
+    name_in_address,
+    name_of_cache_folder,
+    nearest,
+    shown_name,
+)
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # convert.py writes here
@@ -173,9 +183,26 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
 def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
     """Open an adapter: a folder, or a name on the Hub. Raises `InputError`."""
     try:
-        return Adapter.open(locate(path_or_name))
+        return Adapter.open(find_folder(path_or_name))
     except NoFolder as error:
-        raise InputError(f"{error.name!r} is neither a folder nor an adapter on the Hub", "adapter") from error
+        name, meant = error.name, name_in_address(error.name)
+        near = nearest(name, folders_beside(name, ADAPTER_CONFIG))
+    if meant or near or not is_hub_name(name):
+        way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
+        raise InputError(
+            f"{name!r} is neither a folder nor an adapter on the Hub",
+            "adapter",
+            way_out or "name the folder that PEFT saved, or an adapter on the Hub, organisation/adapter",
+        )
+    try:
+        return Adapter.open(hub.fetch(name))
+    except hub.UnknownModel as error:
+        way_out = "check the name, or name a folder that PEFT saved" if error.is_unreached else written(error.way_out)
+        raise InputError(f"{name!r}: not a local folder, {error.reason}", "adapter", way_out) from error
+    except CheckpointError:
+        raise
+    except InputError as error:
+        raise InputError(error.problem, "adapter", error.way_out) from error
 
 
 def tokenizer_folder(
@@ -190,7 +217,10 @@ def tokenizer_folder(
         adapter: An adapter, which may have a tokenizer.
     """
     if named is not None:
-        return locate(named, only_tokenizer=True)
+        try:
+            return locate(named, only_tokenizer=True)
+        except InputError as error:
+            raise InputError(error.problem, "tokenizer", error.way_out) from error
     if adapter is not None and has_vocabulary(adapter.folder):
         return adapter.folder
     default = models.default_tokenizer(raw)
@@ -323,7 +353,7 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
         return fetch(name)
     except hub.UnknownModel as error:
         problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
-        meant = missing.nearest or nearest(name, hub.cached_names())
+        meant = missing.nearest or nearest(name, [*hub.cached_names(), *FORMER_NAMES])
         suggestion = f"did you mean {meant}? Otherwise " if meant else ""
         raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
 
@@ -335,7 +365,7 @@ def require_hub_name(missing: NoFolder) -> None:
     model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
     """
     name = missing.name
-    if missing.is_address or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
+    if missing.is_final or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
         raise missing
     if missing.nearest and "/" not in name and not hub.is_known(name):
         raise missing
@@ -345,23 +375,28 @@ class NoFolder(InputError):
     """A name is not the name of a local folder.
 
     only_paths: names of folders in models/ are not accepted either, because conversion writes them.
-    is_address: it is the address of a model's page.
+    is_final: it is a file, or the address of a model's page, so the Hub is not asked.
     nearest: a local name that was probably meant, or None.
     """
 
     def __init__(self, name: str, *, only_paths: bool = False) -> None:
         self.name = name
         self.nearest = None
-        meant = name_in_address(name)
-        self.is_address = meant is not None
-        if self.is_address:
+        self.is_final = True
+        if os.path.isfile(name):
+            way_out = "name its folder, which must contain the tokenizer too"
+            super().__init__(f"model {name!r} is a file", way_out=way_out)
+            return
+        if (meant := name_in_address(name)) is not None:
             super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
             return
-        known = map(str, model_folders()) if only_paths else model_names()
+        self.is_final = False
+        known = [str(folder) for folder in model_folders()] if only_paths else model_names()
         self.nearest = nearest(name, [*folders_beside(name), *known])
         suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
+        problem = "not a folder" if only_paths else f"neither a folder nor a name in {MODELS}/ ({', '.join(known)})"
         super().__init__(
-            f"model {name!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())})",
+            f"model {name!r} is {problem}",
             way_out=f"{suggestion}convert one with convert.py --model, or name a model on the Hub, organisation/model",
         )
 
@@ -380,12 +415,12 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     raise NoFolder(str(path_or_name))
 
 
-def folders_beside(path: str) -> list[str]:
-    """Return the folders with a config.json beside the one that a path names, written in the same way."""
+def folders_beside(path: str, file: str = "config.json") -> list[str]:
+    """Return the folders that have a file, beside the one that a path names and written in the same way."""
     parent = os.path.dirname(path.rstrip("/"))
     with suppress(OSError, ValueError):
         folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
-        return sorted(folder for folder in folders if os.path.isfile(os.path.join(folder, "config.json")))
+        return sorted(folder for folder in folders if os.path.isfile(os.path.join(folder, file)))
     return []
 
 

@@ -18,6 +18,7 @@ from . import manifest
 from .clean_up import StreamedCleanUp, clean_up
 from .languages import Languages
 from .tokenizer_checks import check_added_tokens, check_tokenizer_json
+from .tokenizer_settings import tokenizer_class
 
 # Every file that a tokenizer may use.
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
@@ -36,6 +37,7 @@ TOKENIZER_FILES = (
 MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
+BYTES = "ByT5Tokenizer"  # a class that needs no files
 UNKNOWN = ("<unk>", "[UNK]")
 REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 
@@ -234,7 +236,7 @@ def check_files(folder: Path) -> None:
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
     for path in found:
         open_regular(path, MAX_FILE_BYTES).close()
-    if not found:
+    if not found and tokenizer_class(folder) != BYTES:
         raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
     for path in found:
         if path.name in SIDE_FILES:

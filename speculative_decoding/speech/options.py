@@ -19,9 +19,11 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 class TranscriptionOptions:
     """How to transcribe a recording. Raises `InputError` naming the option for a value that is not accepted."""
 
-    task: Annotated[str, Text(TASKS), "transcribe the speech, or translate it to English (default: the model's)"] = (
-        "transcribe"
-    )
+    task: Annotated[
+        str,
+        Text(TASKS),
+        "transcribe the speech, or translate it to English; the model's files may state another default",
+    ] = "transcribe"
     language: Annotated[
         str | None,
         OrNone(Text()),

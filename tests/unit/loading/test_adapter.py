@@ -26,7 +26,7 @@ from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.checkpoint_files import torch_file
-from tests.support.hub import fake_hub
+from tests.support.hub import GATED, fake_hub
 from tests.support.tiny import CONFIG, TOKENIZER, save_hugging_face, tiny_head, tiny_model
 
 MODULE = "encoder.block.0.layer.0.SelfAttention.q"
@@ -246,6 +246,29 @@ def test_a_folder_without_an_adapter_is_named(base: Path, adapter: Path, tmp_pat
     (adapter / "adapter_model.bin").write_bytes(b"\x80\x02cposix\nsystem\n.")
     with pytest.raises(CheckpointError, match="adapter_model.bin"):
         load(base, adapter=adapter)
+
+
+def test_a_wrong_name_of_an_adapter_is_reported_as_one(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option is named, and the way out is one for adapters: convert.py --model cannot convert them."""
+
+    def message(name: str) -> str:
+        with pytest.raises(InputError) as caught:
+            load(base, adapter=name)
+        assert caught.value.field == "adapter"
+        return str(caught.value)
+
+    assert message(f"{adapter}s").endswith(f"did you mean {adapter}?")
+    assert "name the adapter on the Hub, org/lora" in message("https://huggingface.co/org/lora/tree/main")
+    assert "name the folder that PEFT saved" in message("./nothing/here")
+    monkeypatch.chdir(tmp_path)
+    with fake_hub(tmp_path / "cache") as web:
+        assert "log in with" in message("org/private")
+        web.refusal = (503, {})
+        assert "status 503" in (offline := message("org/lora")) and "convert.py" not in offline
+        web.refusal = (403, GATED)
+        assert "accept the licence" in message("org/gated")
 
 
 def test_an_adapter_named_as_a_model_is_answered_with_both_names(

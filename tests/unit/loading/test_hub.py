@@ -467,10 +467,25 @@ def test_a_conversion_can_be_repeated(web: FakeHub) -> None:
         assert conversion.convert("tiny", force=True) == Path("models/tiny")
 
 
+def test_a_former_name_with_a_typing_error_is_answered_with_that_name(web: FakeHub) -> None:
+    for way in WAYS.values():
+        with pytest.raises(InputError, match=r"did you mean t5-small\?"):
+            way("t5-samll")
+
+
+def test_a_file_is_answered_with_its_folder(web: FakeHub) -> None:
+    Path("finetune").mkdir()
+    Path("finetune/model.safetensors").touch()
+    for way in WAYS.values():
+        with pytest.raises(InputError, match="'finetune/model.safetensors' is a file; name its folder"):
+            way("finetune/model.safetensors")
+    assert web.requests == []
+
+
 @pytest.mark.parametrize("name", ["./no/such", "../x/y", "a/b/c", "models/nothing", "-x", "a--b", "a..b", "a b", "ä/b"])
 def test_a_name_that_the_hub_cannot_have_is_not_asked_for(name: str, web: FakeHub) -> None:
     for way in WAYS.values():
-        with pytest.raises(InputError, match="is neither a folder nor a name in models/"):
+        with pytest.raises(InputError, match="is (not a folder|neither a folder nor a name in models/)"):
             way(name)
     assert web.requests == []
 

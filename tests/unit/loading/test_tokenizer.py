@@ -243,3 +243,11 @@ def test_a_folder_without_a_usable_tokenizer_is_reported(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match="tokenizer.json: not a readable tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_byt5_needs_no_tokenizer_files(tmp_path: Path) -> None:
+    """Its ids are bytes: a fine-tune that was saved without its tokenizer is complete, as for `AutoTokenizer`."""
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("aé") == [97 + 3, 0xC3 + 3, 0xA9 + 3, 1]
+    assert tokenizer.decode([97 + 3, 0xC3 + 3, 0xA9 + 3, 1]) == "aé"
