@@ -291,7 +291,7 @@ class Merging:
         for module, matrices in self._updates.items():
             name = self._find(next(iter(matrices.values())), f"{module}.weight")
             self._add(used.get(name, name), updates=(self._update(module, matrices),))
-            if len([each for each in used.values() if each == used.get(name)]) > 1:
+            if list(used.values()).count(used.get(name, "")) > 1:
                 self.tied_updates.append(module)
         for module, tensor in self._rows.items():
             name = self._find(tensor, f"{module}.weight")
