@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, get_type_hints
@@ -205,6 +205,11 @@ class Union(Value):
             with suppress(ValueError, TypeError):
                 return each.parse(text)
         raise ValueError
+
+
+def without_objects(type_: Value) -> Value:
+    """The type of an option where there are no Python objects: on the command line, and in JSON."""
+    return replace(type_, or_object="") if isinstance(type_, Union) else type_
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..errors import InputError, UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
-from ..sampling.values import Bool, Int, ListOf, Text, Union
+from ..sampling.values import Bool, Int, ListOf, Text, Union, without_objects
 from .errors import ServerError
 from .model_names import ModelNames
 from .prompts import PromptUpdate, ServedPrompt
@@ -124,8 +124,8 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")
-    for name in fields:
-        if name in option_specs() and not option_specs()[name].per_row:
+    for name, spec in option_specs().items():
+        if name in fields and not spec.per_row:
             message = f"{name}: is set when the server starts; leave it out"
             raise ServerError(400, message, name, "unsupported_value")
     if isinstance(fields.get("stop"), str):
@@ -135,6 +135,10 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
             message = "logprobs: must be 0: only the logprobs of the generated tokens are available"
             raise ServerError(400, message, "logprobs", "unsupported_value")
         fields["logprobs"] = True
+    if "num_draft_tokens" in fields:  # in Python it may be an object
+        validate(
+            "num_draft_tokens", without_objects(option_specs()["num_draft_tokens"].type), fields["num_draft_tokens"]
+        )
     fields.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
     options = defaults.override_for_row(fields)
     options.require_effect(fields)
