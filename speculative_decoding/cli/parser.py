@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from ..errors import InputError, one_line, written
 from ..sampling.options import ALIASES, OTHER_NAMES, REMOVED, option_specs, refusal
-from ..sampling.values import Bool, ListOf, Text, Value, annotations_of, without_objects
+from ..sampling.values import Bool, ListOf, Text, Value, annotations_of
 from ..version import __version__
 
 FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
@@ -168,7 +168,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
     """Return an argparse `type` for these values; `hint` takes the place of the value in the error."""
-    value = value.item if isinstance(value, ListOf) else without_objects(value)
+    if isinstance(value, ListOf):
+        value = value.item
 
     def parse(text: str) -> Any:
         try:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, get_type_hints
@@ -177,16 +177,16 @@ class ListOf(Value):
 class Union(Value):
     """A value of the first type that accepts it.
 
-    or_object: a description of objects that are accepted as they are, from Python only.
+    or_object: whether objects of other types are accepted as they are, from Python only. Errors do not mention them,
+        because those about plain values are also shown where there are no objects.
     """
 
     types: Sequence[Value]
-    or_object: str = ""
+    or_object: bool = False
 
     @property
     def expected(self) -> str:
-        plain = " or ".join(each.expected for each in self.types)
-        return f"{plain}, or {self.or_object}" if self.or_object else plain
+        return " or ".join(each.expected for each in self.types)
 
     @property
     def metavar(self) -> str:
@@ -205,11 +205,6 @@ class Union(Value):
             with suppress(ValueError, TypeError):
                 return each.parse(text)
         raise ValueError
-
-
-def without_objects(type_: Value) -> Value:
-    """The type of an option where there are no Python objects: on the command line, and in JSON."""
-    return replace(type_, or_object="") if isinstance(type_, Union) else type_
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..errors import InputError, UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
-from ..sampling.values import Bool, Int, ListOf, Text, Union, without_objects
+from ..sampling.values import Bool, Int, ListOf, Text, Union
 from .errors import ServerError
 from .model_names import ModelNames
 from .prompts import PromptUpdate, ServedPrompt
@@ -135,10 +135,6 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
             message = "logprobs: must be 0: only the logprobs of the generated tokens are available"
             raise ServerError(400, message, "logprobs", "unsupported_value")
         fields["logprobs"] = True
-    if "num_draft_tokens" in fields:  # in Python it may be an object
-        validate(
-            "num_draft_tokens", without_objects(option_specs()["num_draft_tokens"].type), fields["num_draft_tokens"]
-        )
     fields.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
     options = defaults.override_for_row(fields)
     options.require_effect(fields)
