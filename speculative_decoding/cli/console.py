@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ..checkpoints.text import require_no_nul
+from ..checkpoints.text import as_utf8, require_no_nul
 from ..errors import InputError
 from .common import say
 from .compare import PromptRunner, note_exactness
@@ -29,7 +30,7 @@ def interact(config: RunConfig, views: Views) -> int:
         if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
             say(note)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # each Ctrl-C stops a text, and the console continues
-        with line_editing():
+        with any_encoding(), line_editing():
             return run(state)
 
 
@@ -105,6 +106,18 @@ def read_line() -> str:
     except UnicodeError as error:
         raise InputError("input line: not valid UTF-8; type it again") from error
     return line
+
+
+@contextmanager
+def any_encoding() -> Iterator[None]:
+    """Read standard input as UTF-8 or UTF-16, with a byte-order mark, unless it is a terminal."""
+    before = sys.stdin
+    if isinstance(before, io.TextIOWrapper) and not before.isatty():
+        sys.stdin = io.TextIOWrapper(as_utf8(before.buffer), "utf-8-sig", "surrogateescape")
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 @contextmanager

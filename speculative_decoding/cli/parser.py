@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from ..errors import InputError, one_line, written
 from ..sampling.options import ALIASES, OTHER_NAMES, REMOVED, option_specs, refusal
-from ..sampling.values import Bool, ListOf, Text, Union, Value, annotations_of
+from ..sampling.values import Bool, ListOf, Text, Value, annotations_of
 from ..version import __version__
 
 FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
@@ -168,9 +168,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
     """Return an argparse `type` for these values; `hint` takes the place of the value in the error."""
-    if isinstance(value, Union):
-        value = replace(value, or_object="")
-    elif isinstance(value, ListOf):
+    if isinstance(value, ListOf):
         value = value.item
 
     def parse(text: str) -> Any:

@@ -316,8 +316,8 @@ class Calibration:
 
     def _announce(self) -> None:
         folder = self._store.path and self._store.path.parent
-        where = f"; stored in {folder}" if folder else ""
-        warn_once(f"measuring this device with this model, which also compiles kernels, once{where}")
+        where = f", once; stored in {folder}" if folder else ""
+        warn_once(f"measuring this device with this model, which also compiles kernels{where}")
 
 
 def max_widths(rows: int) -> int:

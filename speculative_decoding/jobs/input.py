@@ -30,7 +30,7 @@ from ..sampling.options import (
     validate,
 )
 from ..sampling.values import Int, Text, Value
-from ..speech.keywords import ALSO_CALLED, DECODING, split_options
+from ..speech.keywords import ALSO_CALLED, DECODING, NAMES_FOR_TEXT, split_options
 from ..speech.options import transcription_specs
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
@@ -205,7 +205,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
         if not is_shallow(value):
             raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
     except json.JSONDecodeError as error:
-        raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
+        raise InputError(f"not JSON ({error.msg.removesuffix(' at')}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"unsupported JSON ({str(error).partition(': value has')[0]})") from error
     if not isinstance(value, dict):
@@ -250,7 +250,7 @@ SIMILAR_AUDIO_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(AUDIO_FIELDS)), ()),
     **{similarity_key(name): (Name(meant),) for name, meant in ALSO_CALLED.items()},
     **{similarity_key(name): (Name(name),) for name in (*AUDIO_FIELDS, *JOB_OPTIONS)},
-    similarity_key("max_tokens"): (Name("sample_len"),),
+    **{similarity_key(name): (Name(meant),) for name, meant in NAMES_FOR_TEXT.items()},
 }
 MISSPELT = 0.87  # similarity of names: two letters of eight are swapped; "drafted" and "drafter" have 0.86
 

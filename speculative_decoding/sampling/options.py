@@ -150,14 +150,14 @@ class GenerationOptions:
     num_return_sequences: Annotated[int, Int(1, 1024), "return the N best beams, or N samples"] = 1
     drafter: Annotated[
         str | Any | None,
-        Union((Text(DRAFTERS),), or_object="an object with begin and propose"),
+        Union((Text(DRAFTERS),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
         FOR_ALL_ROWS,
     ] = None
     num_draft_tokens: Annotated[
         int | str | Any,
-        Union((Int(0, MAX_DRAFT_TOKENS), Text(SCHEDULES)), or_object="a DraftLength"),
+        Union((Int(0, MAX_DRAFT_TOKENS), Text(SCHEDULES)), or_object=True),
         f"draft tokens per round, 0 to {MAX_DRAFT_TOKENS}; auto picks the fastest number from costs and acceptance",
     ] = "auto"
     acceptance: Annotated[

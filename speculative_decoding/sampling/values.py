@@ -177,16 +177,16 @@ class ListOf(Value):
 class Union(Value):
     """A value of the first type that accepts it.
 
-    or_object: a description of objects that are accepted as they are, from Python only.
+    or_object: whether objects of other types are accepted as they are, from Python only. Errors do not mention them,
+        because those about plain values are also shown where there are no objects.
     """
 
     types: Sequence[Value]
-    or_object: str = ""
+    or_object: bool = False
 
     @property
     def expected(self) -> str:
-        plain = " or ".join(each.expected for each in self.types)
-        return f"{plain}, or {self.or_object}" if self.or_object else plain
+        return " or ".join(each.expected for each in self.types)
 
     @property
     def metavar(self) -> str:

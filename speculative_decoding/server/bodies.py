@@ -37,8 +37,9 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
         accept_form: Accept a form too. A field that is given several times becomes a list.
     """
     content_type = media_type(request)
-    if content_type != JSON and not (accept_form and content_type == FORM):
-        raise ServerError(415, f"Content-Type must be {JSON}, not {content_type[:80]!r}")
+    accepted = (JSON, FORM) if accept_form else (JSON,)
+    if content_type not in accepted:
+        raise ServerError(415, f"Content-Type must be {' or '.join(accepted)}, not {content_type[:80]!r}")
     body = await read_body(request, max_bytes)
     try:
         text = body.decode("utf-8-sig")

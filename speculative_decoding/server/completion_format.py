@@ -124,8 +124,8 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")
-    for name in fields:
-        if name in option_specs() and not option_specs()[name].per_row:
+    for name, spec in option_specs().items():
+        if name in fields and not spec.per_row:
             message = f"{name}: is set when the server starts; leave it out"
             raise ServerError(400, message, name, "unsupported_value")
     if isinstance(fields.get("stop"), str):

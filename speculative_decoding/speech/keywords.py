@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from ..errors import UnknownOption
+from ..errors import Name, UnknownOption
 from ..models.audio import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.keywords import keyword_parameters
@@ -33,6 +33,7 @@ DECODING = (  # fields of `GenerationOptions`; a transcription determines all ot
     "timed",
 )
 ALSO_CALLED = {"src_lang": "language"}
+NAMES_FOR_TEXT = {"max_tokens": "sample_len", "max_new_tokens": "sample_len"}  # options of text to suggest another for
 
 
 class TranscriptionKeywords(TypedDict, total=False):
@@ -97,7 +98,9 @@ def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         elif name in DECODING:
             decoding[name] = value
         else:
-            raise UnknownOption("transcriptions have no such option", name, suggested_option(name, known))
+            meant = NAMES_FOR_TEXT.get(name)
+            way_out = ("did you mean ", Name(meant), "?") if meant else suggested_option(name, known)
+            raise UnknownOption("transcriptions have no such option", name, way_out)
     return own, decoding
 
 

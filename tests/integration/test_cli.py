@@ -262,6 +262,12 @@ def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def
     assert "LOSSY: --delta 0.5" in err
 
 
+def test_a_delta_of_a_line_is_labeled_lossy(main_py, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT, "delta": 0.5}))
+    _, _, err = main_py("--input", str(tmp_path / "in.jsonl"))
+    assert "LOSSY: the delta of a line accepts tokens" in err
+
+
 def test_verify_reports_identical_output_or_the_first_divergence(capsys: pytest.CaptureFixture[str]) -> None:
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify")
     assert status == 0 and "verify: identical, 8 tokens" in err

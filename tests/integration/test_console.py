@@ -285,6 +285,17 @@ def test_errors_name_the_command(lines: list[str], message: str, talk) -> None: 
         talk(*lines)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+def test_lines_of_a_pipe_may_begin_with_a_byte_order_mark(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "\ufeff/max-tokens 7\n/prefix grammar: ü\n/quit\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode(encoding)), "utf-8"))
+    assert main_command.main(["--interactive", *PAIR]) == 0
+    err = capsys.readouterr().err
+    assert "max-tokens: 7" in err and "prefix: grammar: ü" in err and "error" not in err
+
+
 def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
     assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
 

@@ -204,7 +204,7 @@ INVALID_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"users": "me"}, "users", "users: unknown field; there are prompt, model"),
     ({"max_new_tokens": 9}, "max_new_tokens", "did you mean max_tokens"),
     ({"tgt_lang": "deu_Latn"}, "tgt_lang", "no languages"),
-    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", "num_draft_tokens: must be"),
+    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", "0 to 64 or one of auto, not {'a': 1}"),
 ]
 
 
@@ -281,7 +281,8 @@ MALFORMED_BODIES: list[tuple[bytes, str, int, str]] = [
     (b'{"a":' * 40 + b"1" + b"}" * 40, "application/json", 400, "levels"),
     (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "unsupported JSON"),
     (b'{"prompt": "a"}', "text/plain", 415, "application/json"),
-    (b"prompt=a", "application/x-www-form-urlencoded", 415, "application/json"),
+    (b"prompt=a", "application/x-www-form-urlencoded", 415, "must be application/json, not"),
+    (b'{"prompt": "a\x01"}', "application/json", 400, "not JSON (Invalid control character, column 14)"),
     (b" " * 20_001, "application/json", 413, "at most 20000 bytes"),
 ]
 

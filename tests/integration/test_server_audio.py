@@ -199,6 +199,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"task": "translate"}, "task", "/v1/audio/translations"),
     ({"clip_timestamps": "1,2"}, "clip_timestamps", "not a field"),
     ({"sample_len": "0"}, "sample_len", "must be"),
+    ({"num_draft_tokens": "x"}, "num_draft_tokens", "0 to 64 or one of auto, not 'x'"),
     ({"num_beams": "2"}, "num_beams", "unknown field"),
     ({"stop": "a"}, "stop", "transcriptions have no such option"),
     ({"hallucination_silence_threshold": "1"}, "hallucination_silence_threshold", "without timestamp_granularities[]"),

@@ -294,6 +294,7 @@ def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
     [
         ({"language": "xx"}, "language: 'xx' is unknown; choose one of the 2 languages of this model: de, en"),
         ({"tempreature": 0}, "tempreature: transcriptions have no such option; did you mean temperature?"),
+        ({"max_tokens": 5}, "max_tokens: transcriptions have no such option; did you mean sample_len?"),
         ({"beam_size": 5}, "beam_size: transcriptions have no such option; did you mean num_beams?"),
         ({"temperature": []}, "temperature: is empty; give a number, or several in increasing order"),
         ({"task": "sing"}, "task: must be one of transcribe, translate, not 'sing'"),

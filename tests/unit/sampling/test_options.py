@@ -142,7 +142,7 @@ def test_errors_describe_the_expected_value() -> None:
     assert Number(0, 1, exclusive=True).expected == "a number above 0, at most 1"
     assert Text(("a", "b")).expected == "one of a, b" and Text().expected == "text that is not empty"
     assert ListOf(Text()).expected == "a list, each text that is not empty" and Bool().expected == "true or false"
-    assert Union((Int(0), Text(("auto",))), "an object").expected == "a whole number >= 0 or one of auto, or an object"
+    assert Union((Int(0), Text(("auto",))), or_object=True).expected == "a whole number >= 0 or one of auto"
     with pytest.raises(InputError, match="^seed: must be a whole number, 0 to 4294967295, not 'x{56}\\.\\.\\.$"):
         GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="^max_tokens: must be a whole number, 1 to 1048576, not true$"):
