@@ -7,9 +7,11 @@ is not given sets no attribute in the parsed namespace.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -53,10 +55,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
+        self._given: Sequence[str] = ()
 
     def parse_args(  # type: ignore[override]  # its overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
+        self._given = sys.argv[1:] if args is None else args
         chosen, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
@@ -81,6 +85,11 @@ class Parser(argparse.ArgumentParser):
         return name if name in self._option_string_actions and field not in WITHOUT_NAME else field
 
     def error(self, message: str) -> NoReturn:
+        """Print an error and exit. A mistyped flag comes first: argparse would say that the right one is missing."""
+        flags = [each for each in takewhile(lambda each: each != "--", self._given) if each.startswith("--")]
+        names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
+        if unknown := [name for name in names if name not in self._option_string_actions]:
+            message = self._unknown(unknown)
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 

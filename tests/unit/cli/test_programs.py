@@ -19,6 +19,29 @@ def test_each_program_prints_the_version(program: Any, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"speculative-decoding {__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("convert", ["--modle", "x"], "--modle: unknown option; did you mean --model?"),
+        ("train", ["--promts=x", "--output", "y"], "--promts: unknown option; did you mean --prompts?"),
+        (
+            "generate",
+            ["--temprature", "1", "--top-p", "5"],
+            "--temprature: unknown option; did you mean --temperature?",
+        ),
+        ("convert", [], "one of the arguments --model --verify is required"),
+        ("generate", ["--top-p", "5", "--", "--x"], "argument --top-p: must be a number above 0, at most 1, not '5'"),
+    ],
+)
+def test_a_mistyped_flag_is_reported_before_what_is_missing_or_wrong(
+    command: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        programs.main([command, *arguments])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f"speculative-decoding {command}: error: {message}")
+
+
 def test_commands_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert programs.main([]) == programs.main(["--help"]) == 0
     shown = capsys.readouterr().out
