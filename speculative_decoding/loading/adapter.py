@@ -26,10 +26,10 @@ from ..errors import CheckpointError, InputError
 from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
+from .hub import ADAPTER_CONFIG
 from .names import shown_name
 from .tokenizer import SIDE_FILES, TOKENIZER_FILES
 
-CONFIG = "adapter_config.json"
 WEIGHTS: Mapping[str, Callable[[Path], Checkpoint]] = {
     "adapter_model.safetensors": read_safetensors,
     "adapter_model.bin": read_torch,
@@ -127,7 +127,7 @@ class AdapterConfig:
         """Return the factor of a module's update. Raises `CheckpointError` if the module has another rank."""
         expected = matching(self.rank_pattern, module, self.rank)
         if rank != expected:
-            raise CheckpointError(f"{CONFIG}: {module} has rank {expected}, but its tensors have {rank}")
+            raise CheckpointError(f"{ADAPTER_CONFIG}: {module} has rank {expected}, but its tensors have {rank}")
         alpha = matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -161,9 +161,11 @@ class Adapter:
     @classmethod
     def open(cls, folder: Path) -> Adapter:
         """Open a folder. Raises `InputError` or `CheckpointError` if it holds no adapter that can be merged."""
-        if not (folder / CONFIG).is_file():
-            raise InputError(f"{shown_name(folder)}: has no {CONFIG}", "adapter", "name the folder that PEFT saved")
-        config = AdapterConfig.read(folder / CONFIG)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise InputError(
+                f"{shown_name(folder)}: has no {ADAPTER_CONFIG}", "adapter", "name the folder that PEFT saved"
+            )
+        config = AdapterConfig.read(folder / ADAPTER_CONFIG)
         for name, read in WEIGHTS.items():
             if (folder / name).is_file():
                 return cls(folder, config, read(folder / name))
@@ -171,11 +173,16 @@ class Adapter:
             f"{shown_name(folder)}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again"
         )
 
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the folder has a tokenizer, not only settings of one."""
+        return any((self.folder / name).is_file() for name in TOKENIZER_FILES if name not in SIDE_FILES)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the configuration and the weights."""
         found = hashlib.sha256()
-        for path in (self.folder / CONFIG, *(self.folder / name for name in WEIGHTS)):
+        for path in (self.folder / ADAPTER_CONFIG, *(self.folder / name for name in WEIGHTS)):
             if path.is_file():
                 with open_regular(path) as file:
                     found.update(hashlib.file_digest(file, "sha256").digest())
@@ -317,7 +324,7 @@ class Merging:
         for end, indices in self._adapter.config.token_indices.items():
             if module.endswith(end):
                 return indices
-        raise CheckpointError(f"{self._adapter.tensors}: {CONFIG} has no token indices for {tensor!r}")
+        raise CheckpointError(f"{self._adapter.tensors}: {ADAPTER_CONFIG} has no token indices for {tensor!r}")
 
     def _length(self, name: str | None) -> int | None:
         if name is None or name not in self._own:
@@ -327,23 +334,18 @@ class Merging:
         return shape[0] if shape else None
 
 
-def has_vocabulary(folder: Path) -> bool:
-    """Return whether a folder has a tokenizer, not only settings of one."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES if name not in SIDE_FILES)
-
-
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter rather than a model."""
     indices = (f"{name}.index.json" for name in FORMATS)
     has_weights = any((folder / name).is_file() for name in chain(FORMATS, indices))
-    return (folder / CONFIG).is_file() and not has_weights
+    return (folder / ADAPTER_CONFIG).is_file() and not has_weights
 
 
 def refuse_adapter(folder: Path) -> None:
     """Raise `InputError` with the way to load an adapter if a folder that was named as a model is one."""
     if not is_adapter(folder):
         return
-    base = read_json_object(folder / CONFIG).get("base_model_name_or_path")
+    base = read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     name = base if isinstance(base, str) and base else "BASE"
     of = f" of {base}" if name == base else ""
     adapter = shown_name(folder)

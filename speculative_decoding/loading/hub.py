@@ -37,7 +37,8 @@ DISK_ERRORS = (
     errno.ENOTDIR,
 )
 CONVERTED_WEIGHTS = "weights.npz"
-SMALL_FILES = ("config.json", "generation_config.json", "adapter_config.json", *TOKENIZER_FILES)
+ADAPTER_CONFIG = "adapter_config.json"
+SMALL_FILES = ("config.json", "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES)
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 

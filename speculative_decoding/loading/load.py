@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -24,8 +24,6 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
-from .adapter import CONFIG as ADAPTER_CONFIG
-from .adapter import Adapter, has_vocabulary, refuse_adapter
 from .names import (
     FORMER_NAMES,
     SNAPSHOTS,
@@ -37,6 +35,9 @@ from .names import (
     shown_name,
 )
 from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:  # imported when an adapter is given
+    from .adapter import Adapter
 
 MODELS = Path("models")  # convert.py writes here
 BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
@@ -171,7 +172,9 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
 
     Raises `InputError` for the folder of an adapter, with the way to load it.
     """
-    if gguf is None:
+    if gguf is None and (folder / hub.ADAPTER_CONFIG).is_file():
+        from .adapter import refuse_adapter
+
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
     models.check_config(raw)
@@ -182,11 +185,13 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
 
 def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
     """Open an adapter: a folder, or a name on the Hub. Raises `InputError`."""
+    from .adapter import Adapter
+
     try:
         return Adapter.open(find_folder(path_or_name))
     except NoFolder as error:
         name, meant = error.name, name_in_address(error.name)
-        near = nearest(name, folders_beside(name, ADAPTER_CONFIG))
+        near = nearest(name, folders_beside(name, hub.ADAPTER_CONFIG))
     if meant or near or not is_hub_name(name):
         way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
         raise InputError(
@@ -221,7 +226,7 @@ def tokenizer_folder(
             return locate(named, only_tokenizer=True)
         except InputError as error:
             raise InputError(error.problem, "tokenizer", error.way_out) from error
-    if adapter is not None and has_vocabulary(adapter.folder):
+    if adapter is not None and adapter.has_vocabulary:
         return adapter.folder
     default = models.default_tokenizer(raw)
     if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
