@@ -74,9 +74,10 @@ class RecordingWork:
     """Transcribes recordings for the decoding thread; see `Work`.
 
     A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
-    client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs.
-    Meanwhile `reading` reads the frames of its next window and of the one after it, since the output
-    decides where that begins: so the decoding thread reads no audio.
+    client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs. A
+    recording that wants its next output waits for the first outputs in progress, which would be slowed down by it.
+    Meanwhile `reading` reads the frames of its next window and of the one after it, since the output decides where that
+    begins: so the decoding thread reads no audio.
 
     Args:
         session: With a speech model.
@@ -98,6 +99,8 @@ class RecordingWork:
         self._next_number = count()
         self._being_read: dict[ServedRecording, Future[None]] = {}
         self._read: deque[ServedRecording] = deque()  # since the last step; appended to by other threads
+        self._first: set[ServedRecording] = set()  # those with a slot for their first output
+        self._held: dict[ServedRecording, set[ServedRecording]] = {}  # by first outputs that began before they waited
         self.finished = 0
 
     @property
@@ -123,6 +126,8 @@ class RecordingWork:
 
     def cancel(self, item: ServedRecording) -> None:
         self._turns.leave(item)
+        self._first.discard(item)
+        self._held.pop(item, None)
         if (reading := self._being_read.pop(item, None)) is not None:
             reading.cancel()
         if (number := self._numbers.pop(item, None)) is not None:
@@ -137,6 +142,7 @@ class RecordingWork:
         calls += self._handled(self._scheduler.step())
         for number in self._scheduler.paused:
             item = self._items[number]
+            self._first.discard(item)
             if item not in self._being_read and not self._turns.is_waiting(item):
                 self._read_ahead(item, self._scheduler.seek(number))
         return calls
@@ -144,9 +150,10 @@ class RecordingWork:
     def _next(self) -> ServedRecording | None:
         """Return the recording that gets a slot. None if no slot is free, or none waits for it."""
         free = self._slots - self.decoding
-        if free + EXTRA_SLOTS > 0:
-            return self._turns.take(newcomers_only=free <= 0)
-        return None
+        if free + EXTRA_SLOTS <= 0:
+            return None
+        held = [item for item, firsts in self._held.items() if firsts & self._first]
+        return self._turns.take(newcomers_only=free <= 0, without=held)
 
     def _read_ahead(self, item: ServedRecording, start: int) -> None:
         """Let a recording wait for its turn as soon as its frames have been read."""
@@ -170,6 +177,8 @@ class RecordingWork:
             error = reading.exception()
             if error is None:
                 self._turns.wait(item)
+                if item in self._numbers:
+                    self._held[item] = set(self._first)
             elif isinstance(error, InputError):  # the file is damaged further on
                 self.cancel(item)
                 calls.append(partial(item.client.fail, of_recording(error)))
@@ -180,7 +189,9 @@ class RecordingWork:
     def _resume(self, item: ServedRecording) -> list[Call]:
         """Give a recording a slot."""
         calls: list[Call] = []
+        self._held.pop(item, None)
         if item not in self._numbers:
+            self._first.add(item)
             number = self._numbers[item] = next(self._next_number)
             self._items[number] = item
             try:

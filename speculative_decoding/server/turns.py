@@ -7,7 +7,7 @@ So it is next, but gets nothing for the time before it came, and a stream of new
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -79,15 +79,17 @@ class Turns(Generic[Item]):
         self._arrivals += 1
         self._items[item][1].waiting_since = self._arrivals
 
-    def take(self, *, newcomers_only: bool = False) -> Item | None:
+    def take(self, *, newcomers_only: bool = False, without: Collection[Item] = ()) -> Item | None:
         """Return the recording whose turn it is, which no longer waits. None if none waits.
 
-        newcomers_only: leave out those that have had a turn.
+        Args:
+            newcomers_only: Leave out recordings that have had a turn.
+            without: Leave these out, too.
         """
         waiting = [
             ((self._clients[client].order, entry.order, entry.waiting_since), item)
             for item, (client, entry) in self._items.items()
-            if entry.waiting_since is not None and (entry.credit or not newcomers_only)
+            if entry.waiting_since is not None and item not in without and (entry.credit or not newcomers_only)
         ]
         if not waiting:
             return None
