@@ -40,6 +40,9 @@ class Outputs:
     def seek(self, number: int) -> int:
         return 0
 
+    def cancel(self, number: int) -> None:
+        self.with_slot.remove(number)
+
     def end(self, number: int) -> None:
         self.with_slot.remove(number)
         self.paused.append(number)
@@ -59,17 +62,18 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     session: Any = SimpleNamespace(model=SimpleNamespace(audio=None), scheduler=lambda *_: outputs)
     work = RecordingWork(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
 
-    def submit(client: str) -> None:
+    def submit(client: str) -> ServedRecording:
         recording: Any = SimpleNamespace(read_ahead=lambda start, stop: iter(()))
         item = ServedRecording(recording, {}, client)
         item.client = cast(Any, SimpleNamespace(on_queued=None))
         work.submit(item)
         work.step()
+        return item
 
     long, first, second = range(3)
     submit("long")
     assert outputs.with_slot == [long]
-    submit("a")
+    newcomer = submit("a")
     assert outputs.with_slot == [long, first]
     outputs.end(long)
     work.step()
@@ -77,6 +81,6 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     assert outputs.with_slot == [first] and work.waiting == 1  # although a slot is free
     submit("b")
     assert outputs.with_slot == [first, second]
-    outputs.end(first)
+    work.cancel(newcomer)
     work.step()
     assert outputs.with_slot == [second, long]  # the second newcomer came later, so it holds nothing back
