@@ -45,9 +45,8 @@ class Limits:
                 ("lower it, or raise ", Name("queue")),
             )
 
-    def check(self, prompt: str, options: GenerationOptions) -> None:
+    def check_options(self, options: GenerationOptions) -> None:
         """Check everything that does not need the tokenizer. Raises `ServerError` that names the field."""
-        self.check_length("prompt", prompt)
         if isinstance(options.decoder_prefix, str):
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):

@@ -41,11 +41,13 @@ class ServedPrompt(Served):
     """A prompt.
 
     wants_rejected: whether updates contain the text of rejected draft tokens.
+    prompt_field: the field of the API that has the prompt.
     """
 
     prompt: str
     options: GenerationOptions
     wants_rejected: bool = False
+    prompt_field: str = "prompt"
     engine_request: Request | None = field(init=False, default=None)  # used by the decoding thread only
     prompt_tokens: int = field(init=False, default=0)
     token_texts: list[str] = field(init=False, default_factory=list)
@@ -56,7 +58,12 @@ class ServedPrompt(Served):
         return "".join(self.token_texts)
 
     def check(self, limits: Limits) -> None:
-        limits.check(self.prompt, self.options)
+        limits.check_length(self.prompt_field, self.prompt)
+        limits.check_options(self.options)
+
+    def field_name(self, option: str) -> str:
+        """Return the field of the API for an option."""
+        return self.prompt_field if option == "prompt" else option
 
     def on_queued(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -69,9 +76,9 @@ class ServedPrompt(Served):
 
 
 def served_prompts(
-    prompts: Sequence[tuple[str, GenerationOptions]], *, wants_rejected: bool = False
+    prompts: Sequence[tuple[str, GenerationOptions]], *, wants_rejected: bool = False, prompt_field: str = "prompt"
 ) -> list[ServedPrompt]:
-    return [ServedPrompt(text, options, wants_rejected) for text, options in prompts]
+    return [ServedPrompt(text, options, wants_rejected, prompt_field) for text, options in prompts]
 
 
 def finish_blank(prompt: ServedPrompt) -> None:
@@ -114,12 +121,12 @@ class PromptWork:
             length = self._session.planner.draft_length(prompt.options, self._limits.slots)
             request = self._engine.submit(prompt.prompt, prompt.options, length)
         except InputError as error:
-            return partial(prompt.client.fail, ServerError.of(error))
+            return partial(prompt.client.fail, ServerError.of(error, prompt.field_name))
         except Exception:
             LOG.exception("a prompt could not be prepared")
             return partial(prompt.client.fail, ServerError(500, FAILED))
         try:
-            self._limits.check_tokens("prompt", request.stats.prompt_tokens)
+            self._limits.check_tokens(prompt.prompt_field, request.stats.prompt_tokens)
             self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
         except ServerError as error:
             self._engine.cancel(request)

@@ -136,7 +136,7 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
     found: list[str] = []
     size = service.limits.max_prompts
     for start in range(0, len(prompts), size):
-        with service.request(served_prompts(prompts[start : start + size])) as client:
+        with service.request(served_prompts(prompts[start : start + size], prompt_field="q")) as client:
             await client.wait_until_finished()
             for prompt in client.items:
                 if prompt.finish_reason == "length":

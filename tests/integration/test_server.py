@@ -379,6 +379,13 @@ def test_translations_keep_line_breaks_and_blank_texts(server: Serving, session:
     assert translate(line_break.join(lines * 5)) == line_break.join(translated * 5)  # more lines than prompts at once
 
 
+def test_an_error_about_a_text_to_translate_names_its_field(server: Serving) -> None:
+    answer = server.post("/translate", q="a" * 15_000, source="en", target="de")
+    assert answer.status_code == 400 and answer.json()["error"].startswith("q: ")
+    answer = server.post("/translate", q="The end. " * 100, source="en", target="de")
+    assert answer.status_code == 400 and answer.json()["error"].startswith("q: ")
+
+
 def test_a_blank_text_in_a_list_gives_a_blank_choice(server: Serving, session: Session) -> None:
     prompts = [" ", GERMAN, "", "\n"]
     answer = server.post(prompt=prompts, logprobs=True).json()
