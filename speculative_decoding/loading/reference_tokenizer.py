@@ -33,7 +33,7 @@ from .tokenizer import (
 from .tokenizer_checks import check_sentencepiece, check_tokenizer_json, check_vocabulary
 from .tokenizer_settings import family_config, model_type_of, settings_of
 
-MAX_EXTRA_IDS = 1 << 16
+MAX_EXTRA_IDS = 1 << 11  # T5 has 100; transformers takes time for the square of their number
 MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 

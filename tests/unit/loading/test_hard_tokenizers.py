@@ -238,6 +238,7 @@ def test_long_tokens_are_refused_in_every_file(name: str, file: str, content: ob
         ("t5_flags", "added_tokens.json", '{"a": "b"}'),
         ("nllb_bare", "special_tokens_map.json", '{"eos_token": 3}'),
         ("pegasus", "tokenizer_config.json", '{"offset": 1000000000}'),
+        ("byt5", "tokenizer_config.json", '{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 9000}'),
         ("t5_added", "tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}'),
         ("t5_added", "tokenizer_config.json", '{"sp_model_kwargs": {"enable_sampling": true}}'),
         ("bartpho", "dict.txt", "\n\n"),

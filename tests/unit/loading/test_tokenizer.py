@@ -233,7 +233,7 @@ def test_a_draft_with_other_tokens_is_refused_with_the_first_difference() -> Non
 def test_the_number_of_extra_ids_is_limited(bundled: Path, tmp_path: Path, extra: Any) -> None:
     shutil.copyfile(bundled / "spiece.model", tmp_path / "spiece.model")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": extra}))
-    with pytest.raises(InputError, match="'extra_ids' must be a whole number, 0 to 65536, not "):
+    with pytest.raises(InputError, match="'extra_ids' must be a whole number, 0 to 2048, not "):
         load_tokenizer(tmp_path)
 
 
