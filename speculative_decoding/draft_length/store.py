@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache_folder import WAY_OUT, cache_folder
-from ..errors import InputError
+from ..errors import InputError, note
 from ..loading.atomic_io import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
@@ -152,7 +151,7 @@ class CalibrationStore:
         self._replaces = True
 
     def save(self) -> None:
-        """Store the measurements, together with those that other processes have stored in the meantime."""
+        """Store the measurements, merged with those that other processes have stored."""
         if self.path is None or self.is_read_only:
             return
         try:
@@ -213,7 +212,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @cache
 def warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+    note(message)
 
 
 def pass_name(rows: int, width: int) -> str:

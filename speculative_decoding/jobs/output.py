@@ -205,8 +205,9 @@ class ResumableOutput:
     def _read(self) -> None:
         """Read the journal of an earlier run, and the records that it lists and that still exist."""
         journaled = read_journal(self.path, self.settings)
-        recorded = read_json_object(journal_path(self.path))["settings"]
-        self.settings = {name: recorded[name] for name in ("exact",) if name in recorded} | self.settings
+        exact = recorded_setting(self.path, "exact")
+        if exact is not None:
+            self.settings = {"exact": exact} | self.settings
         lines = 0
         size = 0
         with self.path.open("rb") as records:

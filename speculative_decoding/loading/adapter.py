@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from ..checkpoints.files import open_regular, read_json_object
 from ..checkpoints.lora import MergedCheckpoint, Rows, Source, Update
 from ..checkpoints.safetensors import read_safetensors
 from ..checkpoints.torch_bin import read_torch
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, note
 from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
@@ -213,10 +212,9 @@ class Adapter:
             merging.read(name)
         sources, rows = merging.result()
         if tied := merging.tied_updates:
-            warnings.warn(
+            note(
                 f"{self.folder}: {tied[0]} shares its tensor with other modules of the base, so the update changes "
-                "them too, as PEFT's merge_and_unload does; the adapter may have been trained without that",
-                stacklevel=3,
+                "them too, as PEFT's merge_and_unload does; the adapter may have been trained without that"
             )
         if rows is not None:
             raw = models.with_vocab_size(raw, rows)

@@ -160,7 +160,7 @@ def names_a_file(key: str) -> bool:
 
 
 def cleans_up_spaces(loaded: Any, folder: Path) -> bool:
-    """Whether transformers cleans up decoded text: not that of BPE models. Whisper's text is openai-whisper's."""
+    """Return whether transformers cleans up decoded text. It skips BPE models, and Whisper follows openai-whisper."""
     if model_type_of(folder) == "whisper" or not loaded.clean_up_tokenization_spaces:
         return False
     is_bpe = loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == "BPE"

@@ -149,7 +149,7 @@ class FolderTokenizer(ABC):
 
 @dataclass(frozen=True)
 class Duties:
-    """What Python must do besides a tokenizer.json.
+    """What Python must do because a tokenizer.json cannot express it.
 
     cleans_up: Clean up the spaces of decoded text.
     strips: Remove spaces at the ends of decoded text.

@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound=Hashable)
 class Entry:
     """A recording, or a client with its recordings.
 
-    had: what it has had since it came, plus the virtual time then.
+    had: what it has received, plus the virtual time at its arrival.
     virtual: the virtual time of its recordings.
     entries: how many recordings it has.
     credit: how much earlier its first turn comes.
