@@ -4,11 +4,11 @@ import sys
 
 from setuptools import Extension, setup
 
-# Optional: without a C compiler the package installs without it, and linux_cpu/blas.py looks for another library.
+# Optional: without a C compiler the package installs without it, and cpu/blas.py looks for another library.
 sgemm = Extension(
-    "speculative_decoding.linux_cpu._sgemm",
-    ["speculative_decoding/linux_cpu/sgemm.c"],
-    depends=["speculative_decoding/linux_cpu/sgemm_tiles.h"],
+    "speculative_decoding.cpu._sgemm",
+    ["speculative_decoding/cpu/sgemm.c"],
+    depends=["speculative_decoding/cpu/sgemm_tiles.h"],
     extra_compile_args=["-O3", "-std=gnu11", "-pthread"],
     extra_link_args=["-pthread"],
     optional=True,

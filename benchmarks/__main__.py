@@ -16,11 +16,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from speculative_decoding import linux_cpu
+from speculative_decoding import cpu
 from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.modes import BASELINE, combine_modes
 from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
-from speculative_decoding.comparison.modes import BASELINE, combine_modes
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
 from speculative_decoding.loading.pair import ModelPair, require_same_tokens
@@ -89,7 +89,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         )
         return
     if sys.platform.startswith("linux"):
-        linux_cpu.check()
+        cpu.check()
     dtype = DTYPES[given.get("dtype", "bfloat16" if on_gpu() else "float32")]
     for name, bits in product(chosen.random, chosen.bits):
         target = random_model(SHAPES[name], dtype, bits)

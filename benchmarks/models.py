@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from speculative_decoding.cli.diagnosis import is_read_by_pass
+from speculative_decoding.doctor.diagnosis import is_read_by_pass
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder, quantizable

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from speculative_decoding.comparison.modes import BASELINE, DecodingMode
+from speculative_decoding.cli.modes import BASELINE, DecodingMode
 from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
 from speculative_decoding.loading.tokenizer import Vocabulary

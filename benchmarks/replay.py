@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from speculative_decoding.comparison.modes import BASELINE, DecodingMode
+from speculative_decoding.cli.modes import BASELINE, DecodingMode
 from speculative_decoding.drafters import AutoDrafter, Draft, DraftRequest, RequestView
 from speculative_decoding.drafters.base import COPY, MODEL, token_rows
 from speculative_decoding.errors import InputError

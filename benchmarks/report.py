@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from speculative_decoding.comparison.modes import BASELINE
+from speculative_decoding.cli.modes import BASELINE
 
 from .summary import SummaryRow, grouped
 

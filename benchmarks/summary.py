@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from speculative_decoding.comparison.modes import BASELINE
+from speculative_decoding.cli.modes import BASELINE
 from speculative_decoding.decoding.stats import GenerationStats
 
 from .interleave import Run

@@ -15,9 +15,9 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if sys.platform.startswith("linux"):
-    from . import linux_cpu
+    from . import cpu
 
-    linux_cpu.prepare()  # before anything imports mlx
+    cpu.prepare()  # before anything imports mlx
 
 from typing import TYPE_CHECKING, Any
 

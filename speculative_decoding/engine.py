@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from .beam_search.round import beam_search_step
 from .decoding.batch import Batch, prefill_prefix
-from .decoding.beam_round import beam_search_step
 from .decoding.prompt import DecoderPrompt, make_request
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult

@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli.serve import main
+from .server.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

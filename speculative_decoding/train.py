@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli.train import main
+from .training.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

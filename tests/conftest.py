@@ -27,7 +27,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.checkpoints.base import CastCheckpoint
-from speculative_decoding.linux_cpu import kernels
+from speculative_decoding.cpu import kernels
 from speculative_decoding.loading import load as loading
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import Tokenizer

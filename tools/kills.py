@@ -27,10 +27,11 @@ from io import IOBase
 from pathlib import Path
 from typing import Any
 
-from speculative_decoding.cli import convert, jobs, programs, train  # noqa: F401
+from speculative_decoding.cli import programs
 from speculative_decoding.jobs import output
 from speculative_decoding.loading import manifest
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.training import command as train
 from speculative_decoding.training import trainer
 from tests.support.processes import write_hosts
 
@@ -189,7 +190,7 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
 
 def prepare(folder: Path) -> None:
     """Write a small target and the prompts."""
-    from tests.integration.test_training import small_target
+    from tests.training.test_training import small_target
 
     small_target(folder)
     letters = random.Random(1)

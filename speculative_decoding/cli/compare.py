@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
-from ..comparison.divergence import first_divergence
 from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
@@ -20,6 +19,7 @@ from ..errors import written
 from ..models.base import EncoderDecoder
 from ..session import Session
 from .common import note_unknown, printing, say
+from .divergence import first_divergence
 from .flags import Views
 from .parser import flag
 from .summary import comparison_table

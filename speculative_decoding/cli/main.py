@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..distributed import ProcessGroup
+from ..distributed import command as parallel
 from ..errors import InputError
-from . import parallel
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent, take_prompt
 from .parser import flags_from, require_writable
 from .run_config import run_config_from
@@ -35,7 +35,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     if "audio" in chosen:
         if processes is not None:
             raise InputError("runs in one process", "audio", "start it without mlx.launch")
-        from .transcribe import transcribe
+        from ..speech.command import transcribe
 
         return transcribe(chosen)
     views = flags_from(Views, chosen)
@@ -46,7 +46,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
         config = replace(config, models=replace(config.models, process_group=processes))
     # Import late, so that --help and argument errors are fast.
     if "doctor" in chosen:
-        from .doctor import examine
+        from ..doctor.command import examine
 
         return examine(config, flags_from(Doctor, chosen).json)
     if views.interactive:
@@ -54,7 +54,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
 
         return interact(config, views)
     if "input" in chosen:
-        from .jobs import decode_file
+        from ..jobs.command import decode_file
 
         return decode_file(config, flags_from(Files, chosen), views.stats_json, processes if share == "data" else None)
     from .prompts import decode_prompts

@@ -12,14 +12,14 @@ from . import common
 
 PROGRAM = "speculative-decoding"
 COMMANDS = {  # name: (module of this package, implied flags, help text)
-    "generate": ("main", (), "generate text for a prompt or a file of prompts"),
-    "console": ("main", ("--interactive",), "decode prompts interactively, with commands and a history"),
-    "transcribe": ("transcribe", (), "transcribe recordings with a speech model"),
-    "doctor": ("main", ("--doctor",), "measure this device and check kernels and drafts"),
-    "convert": ("convert", (), "convert a Hugging Face checkpoint to a folder that loads fast"),
-    "verify": ("verify", (), "check that drafts leave the output unchanged"),
-    "train": ("train", (), "train a draft for a target and a kind of text"),
-    "serve": ("serve", (), "serve many clients over HTTP"),
+    "generate": (".main", (), "generate text for a prompt or a file of prompts"),
+    "console": (".main", ("--interactive",), "decode prompts interactively, with commands and a history"),
+    "transcribe": ("..speech.command", (), "transcribe recordings with a speech model"),
+    "doctor": (".main", ("--doctor",), "measure this device and check kernels and drafts"),
+    "convert": (".convert", (), "convert a Hugging Face checkpoint to a folder that loads fast"),
+    "verify": (".verify", (), "check that drafts leave the output unchanged"),
+    "train": ("..training.command", (), "train a draft for a target and a kind of text"),
+    "serve": ("..server.command", (), "serve many clients over HTTP"),
 }
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
         module, implied, _ = COMMANDS[name]
-        status: int = import_module(f".{module}", __package__).main([*implied, *rest], f"{PROGRAM} {name}")
+        status: int = import_module(module, __package__).main([*implied, *rest], f"{PROGRAM} {name}")
         return status
     if name in ("-h", "--help"):
         lines = [f"  {command:11}{text}" for command, (*_, text) in COMMANDS.items()]

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from functools import cache
 from itertools import chain
 
-from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError, Name
@@ -17,6 +16,7 @@ from ..jobs.input import decode_line, read_lines
 from ..session import Session
 from .common import read_prompts, say, write_stats
 from .compare import PromptRunner, decoding_modes, note_exactness, warm_up
+from .divergence import first_divergence
 from .flags import Views
 from .run_config import RunConfig
 from .summary import run_summary

@@ -13,15 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..comparison.divergence import first_divergence
-from ..comparison.modes import BASELINE, combine_modes
 from ..drafters import default_drafter
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Int
 from . import common
+from .divergence import first_divergence
 from .flags import add_decoding_flags
+from .modes import BASELINE, combine_modes
 from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
 from .run_config import MODEL_DRAFTERS, NGRAM_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config

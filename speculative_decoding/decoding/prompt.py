@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from ..beam_search.search import BeamSearch, TranscriptBeamSearch
 from ..draft_length.base import DraftLength
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -14,7 +15,6 @@ from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
-from .beam import BeamSearch, TranscriptBeamSearch
 from .request import Evidence, Request
 from .text_streamer import TextStreamer
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from ..beam_search.search import BeamSearch
 from ..draft_length.base import DraftLength
 from ..drafters.base import RequestView
-from .beam import BeamSearch
 from .results import GenerationResult
 from .stats import GenerationStats
 from .text_streamer import TextStreamer

@@ -349,7 +349,7 @@ def fingerprint(network: nn.Module) -> str:
 def gives_any_width_the_same_bits(target: EncoderDecoder) -> bool:
     """Whether the matmuls of this target compute a row in the same way in any pass, so that nothing must be compared.
 
-    `linux_cpu/sgemm.c` does in float32. Other operations compute each row by itself.
+    `cpu/sgemm.c` does in float32. Other operations compute each row by itself.
     """
     if on_gpu() or number_of_ranks(target) > 1 or "equal_rows" not in native_libraries:
         return False

@@ -69,9 +69,9 @@ class ModelHandle:
 
     def load_weights(self) -> None:
         if sys.platform.startswith("linux"):
-            from .. import linux_cpu
+            from .. import cpu
 
-            linux_cpu.check()
+            cpu.check()
         self.model.load_checkpoint(self.checkpoint)
 
 

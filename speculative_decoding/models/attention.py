@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..cpu.exponentials import softmax
 from .device import on_gpu
-from .exponentials import softmax
 
 
 def split_heads(x: mx.array, batch: int, heads: int) -> mx.array:

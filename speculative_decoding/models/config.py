@@ -10,10 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS
+from ..cpu.exponentials import gelu
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from ..sampling.values import Int, Value, annotations_of
-from .exponentials import gelu
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 

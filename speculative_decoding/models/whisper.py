@@ -15,9 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..cpu import encoder as cpu_encoder
+from ..cpu.exponentials import gelu
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
-from . import cpu_encoder
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
 from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
@@ -26,7 +27,6 @@ from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
 from .device import on_gpu
-from .exponentials import gelu
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named

@@ -61,7 +61,7 @@ def test_strict_output_equals_the_baseline_in_bfloat16(temperature: float, bfloa
 
 
 def test_a_divergence_is_reported_with_its_logit_gap(pair: Session) -> None:
-    from speculative_decoding.comparison.divergence import first_divergence
+    from speculative_decoding.cli.divergence import first_divergence
 
     model, tokenizer = pair.model, pair.tokenizer
     prompt, options = TEXTS[0], GenerationOptions()

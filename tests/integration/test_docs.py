@@ -20,8 +20,8 @@ import pytest
 
 import benchmarks.interleave
 import benchmarks.machine
-from speculative_decoding.cli import train
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.training import command as train
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow

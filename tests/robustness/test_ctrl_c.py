@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_training import small_target
 from tests.support import pausing
 from tests.support.paths import ROOT
 from tests.support.processes import launch, start
+from tests.training.test_training import small_target
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_json_object
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli.common import read_text, say
-from speculative_decoding.cli.jobs import open_input
 from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
+from speculative_decoding.jobs.command import open_input
 from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
 from speculative_decoding.loading.tokenizer import load_tokenizer

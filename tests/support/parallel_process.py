@@ -26,12 +26,12 @@ from speculative_decoding import checkpoints, models
 from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.base import QuantizedCheckpoint
 from speculative_decoding.cli.main import main as main_command
-from speculative_decoding.cli.serve import main as serve_command
 from speculative_decoding.distributed import ProcessGroup, ShardedModel, data_parallel, shard_model
 from speculative_decoding.distributed.process_group import join_process_group
 from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.server.command import main as serve_command
 from tests.support.device import use
 from tests.support.paths import GOLDENS
 from tests.support.tiny import noisy_copy, tiny_head

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "speculative_decoding"
 LAYERS: list[tuple[str, ...]] = [
     ("version", "cache_folder"),
     ("errors",),
-    ("linux_cpu", "sampling"),
+    ("cpu", "sampling"),
     ("checkpoints",),
     ("models",),
     ("distributed",),
@@ -128,8 +128,8 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_two_modules_import_linux_cpu() -> None:
     """The first runs when the package is imported, the second before weights are loaded."""
-    outside = {each.importer for each in imports_of(MODULES) if each.top_level[1] == "linux_cpu"}
-    assert {name for name in outside if not name.startswith("linux_cpu.")} == {"__init__", "loading.load"}
+    outside = {each.importer for each in imports_of(MODULES) if each.top_level[1] == "cpu"}
+    assert {name for name in outside if not name.startswith("cpu.")} == {"__init__", "loading.load"}
 
 
 def test_the_package_imports_neither_tests_nor_benchmarks_nor_itself_by_name() -> None:
@@ -205,7 +205,7 @@ NOT_THE_METHOD = {
     "subprocess",
     "multiprocessing",
     "rich",
-    "linux_cpu",
+    "cpu",
     "distributed",
 }
 

@@ -122,9 +122,9 @@ def prepare_mlx() -> None:
     package.__path__ = [str(ROOT / "speculative_decoding")]
     sys.modules["linux"] = package
     os.putenv("PATH", os.environ["PRETEND_MAC_PATH"])  # for MLX only: Python searches os.environ
-    from linux import linux_cpu  # type: ignore[import-not-found]
+    from linux import cpu  # type: ignore[import-not-found]
 
-    linux_cpu.prepare()
+    cpu.prepare()
     import mlx.core as mx
 
     pretend_gpu(mx)

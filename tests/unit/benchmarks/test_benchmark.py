@@ -25,7 +25,7 @@ from benchmarks.ours import ours
 from benchmarks.summary import Spread, SummaryRow, summarize
 from benchmarks.tasks import Task, at_slots, random_task
 from speculative_decoding import GenerationStats, InputError
-from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combine_modes
+from speculative_decoding.cli.modes import BASELINE, DecodingMode, combine_modes
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.jobs import fingerprint
+from speculative_decoding.jobs.command import fingerprint
 from speculative_decoding.loading import hub, manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head

@@ -17,8 +17,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import InputError, batch_generate, generate, load, score
+from speculative_decoding.cli.divergence import first_divergence
 from speculative_decoding.cli.main import main
-from speculative_decoding.comparison.divergence import first_divergence
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.drafters import choose_drafter
 from speculative_decoding.drafters.base import RequestView, history_of

@@ -1,1 +1,0 @@
-"""Lists the decoding modes to compare, and finds where two outputs differ."""

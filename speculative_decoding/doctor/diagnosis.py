@@ -1,0 +1,380 @@
+"""Measurements and checks of --doctor. The resulting JSON object contains no paths, prompts, user or host names."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..checkpoints import Checkpoint
+from ..cli.common import read_prompts, say
+from ..cli.device import device_facts, mlx_notes, versions
+from ..cli.divergence import first_divergence
+from ..cli.run_config import BUNDLED_PAIR, RunConfig
+from ..cli.verify import PROMPTS
+from ..decoding.prompt import build_decoder_prompt
+from ..draft_length.adaptive import recommend_length
+from ..draft_length.costs import RoundCosts
+from ..draft_length.store import CALIBRATION_VARIABLE
+from ..errors import InputError
+from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
+from ..loading.names import hub_name
+from ..models.audio import AudioConfig, AudioFrames
+from ..models.base import EncoderDecoder, checked_sources
+from ..models.device import uses_tf32
+from ..models.draft_head import DraftHead
+from ..models.memory_budget import fits
+from ..session import Prompt, Session
+from ..speech.mel import open_audio
+from .kernel_checks import KernelCheck, kernel_checks
+from .predicted_costs import chip_named, pass_seconds
+
+FORMAT = 1
+ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
+BUNDLED_NAMES = {*BUNDLED_PAIR, "t5-web-docs-draft"}
+GENERIC_PROMPTS = (
+    "translate English to German: The house is small, but the garden is large.",
+    "summarize: The council met on Monday. It approved the new library and postponed the vote on the bridge.",
+    "The quick brown fox jumps over the lazy dog. The dog sleeps.",
+    "What is the capital of France?",
+)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision of the target's weights.
+
+    Args:
+        name: The name in reports.
+        dtype: As in `open_model`.
+        quantize: As in `open_model`.
+        is_tested: Whether a model is loaded in this precision.
+    """
+
+    name: str
+    dtype: str | None = None
+    quantize: int | None = None
+    is_tested: bool = True
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """Sizes of the loaded weights, computed from their shapes.
+
+    Args:
+        nbytes: Size of all weights.
+        pass_bytes: Size of the weights that a decoder pass reads.
+        dtype: Data type of weights and activations.
+        bits: Bits per quantized weight; None if nothing is quantized.
+    """
+
+    nbytes: int
+    pass_bytes: int
+    dtype: str
+    bits: int | None
+
+    @property
+    def precision(self) -> str:
+        return self.dtype if self.bits is None else f"{self.bits} bits"
+
+
+def diagnose(config: RunConfig) -> dict[str, Any]:
+    """Measure the device, check kernels and drafts in several precisions, and return the report."""
+    device = device_facts()
+    folder = config.models.target
+    pair = config.open()
+    build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
+    draft = pair.draft
+    draft_bytes = 0 if draft is None else draft.nbytes
+    own_sizes = weight_sizes(pair.target.model, pair.target.checkpoint)
+    model_config = pair.target.model.config
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "versions": versions(),
+        "device": device,
+        "tf32": uses_tf32(),
+        "notes": mlx_notes(device, versions()["mlx"]),
+        "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
+        "target": {
+            "name": public_name(folder),
+            "architecture": type(pair.target.model).__name__,
+            "precision": own_sizes.precision,
+            "bytes": own_sizes.nbytes,
+            "vocab_size": model_config.vocab_size,
+            "d_model": model_config.d_model,
+            "decoder_layers": model_config.decoder_layers,
+            "d_ff": model_config.decoder.d_ff,
+            "heads": model_config.decoder.num_heads,
+            "head_width": model_config.decoder.head_dim,
+        },
+        "draft": None,
+    }
+    if draft is not None and config.models.draft is not None:
+        kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
+        found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
+    audio = pair.target.model.audio
+    del pair, draft  # free memory before loading the models below
+
+    prompts = list(self_test_prompts(public_name(folder), audio))
+    precisions = []
+    for precision in precisions_to_test(own_sizes):
+        entry = size_entry(precision, own_sizes, config, draft_bytes, device)
+        if entry["skipped"] is None and precision.is_tested:
+            say(f"{precision.name}: measuring passes, checking kernels and drafts ...")
+            with warnings.catch_warnings():
+                if precision.name != own_sizes.precision:
+                    warnings.simplefilter("ignore")  # the first precision printed them
+                entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
+            gc.collect()
+            mx.clear_cache()
+        entry["predicted_pass_seconds"] = predicted_pass(device, found["target"], entry["pass_bytes"])
+        precisions.append(entry)
+    return {
+        **found,
+        "precisions": precisions,
+        "fastest": fastest_precisions(precisions, is_measured=found["calibration"] == "measured"),
+        "passed": all(has_passed(entry) for entry in precisions),
+    }
+
+
+def precisions_to_test(own: WeightSizes) -> list[Precision]:
+    """Return the precision in use, followed by others to compare with it."""
+    others = [
+        Precision("float32", "float32"),
+        Precision("bfloat16", "bfloat16"),
+        Precision("8 bits", quantize=8, is_tested=False),
+        Precision("4 bits", quantize=4),
+    ]
+    return [Precision(own.precision), *(other for other in others if other.name != own.precision)]
+
+
+def weight_sizes(model: EncoderDecoder, checkpoint: Checkpoint) -> WeightSizes:
+    """Compute the sizes without reading weights."""
+    sources = checked_sources(model, checkpoint)
+    names = {name for joined in sources.values() for name in joined}
+    read = {
+        name
+        for path, joined in sources.items()
+        if is_read_by_pass(path, has_head="head.weight" in sources)
+        for name in joined
+    }
+    dtypes = (checkpoint.info(name).dtype for name in names)
+    return WeightSizes(
+        nbytes=sum(checkpoint.info(name).nbytes for name in names),
+        pass_bytes=sum(checkpoint.info(name).nbytes for name in read),
+        dtype=next(str(each) for each in dtypes if mx.issubdtype(each, mx.floating)).removeprefix("mlx.core."),
+        bits=max((module.bits for module in model.modules() if isinstance(module, nn.QuantizedLinear)), default=None),
+    )
+
+
+def is_read_by_pass(path: str, *, has_head: bool) -> bool:
+    """Return whether a decoder pass reads this parameter. Cross keys and values are computed once per source."""
+    part = path.split(".")[0]
+    return part == ("head" if has_head else "embedding") or (part == "decoder" and "cross_attention.kv" not in path)
+
+
+def size_entry(
+    precision: Precision, own: WeightSizes, config: RunConfig, draft_bytes: int, device: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Report whether the weights fit into memory, and why a precision is skipped."""
+    entry: dict[str, Any] = {
+        "precision": precision.name,
+        "bytes": None,
+        "pass_bytes": None,
+        "fits": None,
+        "skipped": None,
+    }
+    is_speech_model = False
+    if precision.name == own.precision:
+        sizes = own
+    elif own.bits is not None:
+        return entry | {"skipped": "the folder is already quantized"}
+    else:
+        try:
+            storage = Storage(precision.dtype or own.dtype, precision.quantize)
+            raw, checkpoint = read_folder(config.models.target)
+            if config.models.adapter is not None:
+                raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
+            model, _, checkpoint = build_unread(raw, checkpoint, storage)
+            sizes = weight_sizes(model, checkpoint)
+            is_speech_model = model.audio is not None
+        except InputError as error:
+            say(f"{precision.name}: {error}")  # not part of the report, because it may name a path
+            return entry | {"skipped": "this model has no such precision"}
+    entry |= {"bytes": sizes.nbytes, "pass_bytes": sizes.pass_bytes}
+
+    entry["fits"] = fits(sizes.nbytes + draft_bytes, device["memory_limit"])
+    if not entry["fits"]:
+        entry["skipped"] = "does not fit into memory"
+    elif (
+        precision.name != own.precision
+        and precision.is_tested
+        and device["kind"] == "CPU"
+        and (is_speech_model or sizes.nbytes > 500e6)  # MLX has no fast 16-bit or quantized matmul on a CPU
+    ):
+        entry["skipped"] = "too slow on a CPU for a model of this size"
+    return entry
+
+
+def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
+    """Predict the seconds of a pass over one position; None if there is no prediction for the device."""
+    chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
+    if chip is None or pass_bytes is None:
+        return None
+    return pass_seconds(chip, target["architecture"], pass_bytes, target["decoder_layers"])
+
+
+def check_precision(
+    config: RunConfig, precision: Precision, prompts: Sequence[Prompt], *, has_tf32: bool
+) -> dict[str, Any]:
+    """Load the models in this precision, then measure and check them."""
+    config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
+    with config.session(config.models.open(quantize=precision.quantize)) as session:
+        checks = kernel_checks(session.model, tf32=has_tf32)
+        return {
+            **measure_costs(session),
+            "kernels": [summarize_kernel(name, checks) for name in dict.fromkeys(check.kernel for check in checks)],
+            "self_test": self_test(session, prompts),
+        }
+
+
+def measure_costs(session: Session) -> dict[str, Any]:
+    """Measure passes and drafts of a single row, and predict draft lengths from them."""
+    options = session.options_with({})
+    calibration = session.planner.calibration(options)
+    fast = calibration.settle(1)
+    exact = calibration.settle(1, exact=True)
+    has_draft = session.draft_model is not None
+    fast_speed, exact_speed = (
+        predict(costs, 1.0, ACCEPTANCE_RATES[1], has_draft)["speedup"] for costs in (fast, exact)
+    )
+    return {
+        "pass_seconds": fast.baseline,
+        "passes": [
+            {
+                "width": width,
+                "seconds": seconds,
+                "relative": seconds / fast.baseline,
+                "exact": calibration.same_bits(1, width),
+            }
+            for width, seconds in fast.passes.items()
+        ],
+        "exact_widths": [*calibration.exact_widths],
+        "exactness": {
+            "price": max(0.0, 1.0 - exact_speed / fast_speed),
+            "default": session.planner.widths(options).exact,
+        },
+        "draft_seconds": {"step": fast.step, "start": fast.start, "source": fast.prefill} if has_draft else None,
+        "recommended": [
+            {"acceptance": rate, "passes": name, **predict(costs, fast.baseline, rate, has_draft)}
+            for name, costs in (("fast", fast), ("exact", exact))
+            if costs.passes
+            for rate in ACCEPTANCE_RATES
+        ],
+    }
+
+
+def predict(costs: RoundCosts, baseline: float, acceptance_rate: float, has_draft: bool) -> dict[str, Any]:
+    length, speedup = recommend_length(costs, [acceptance_rate], baseline=baseline, has_steps=has_draft)
+    return {"draft_length": length, "speedup": speedup}
+
+
+def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]:
+    """Summarize all checks of one kernel by its worst deviation."""
+    own = [check for check in checks if check.kernel == name]
+    worst = max((check.deviation if math.isfinite(check.deviation) else math.inf for check in own), default=0.0)
+    return {
+        "kernel": name,
+        "checks": len(own),
+        "failed": [check.shape for check in own if not check.passed],
+        "worst_deviation": worst if math.isfinite(worst) else None,
+        "tolerance": own[0].tolerance,
+    }
+
+
+def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Compare greedy decoding with and without a draft, in exact passes."""
+    widest = max(session.planner.calibration(session.options_with({})).exact_widths)
+    length = min(5, widest - 1)
+    found: dict[str, Any] = {
+        "prompts": len(prompts),
+        "identical": 0,
+        "tokens": 0,
+        "drafted": 0,
+        "accepted": 0,
+        "draft_length": length,
+        "differences": [],
+        "skipped": None,
+    }
+    if not length:
+        return found | {"skipped": "no exact pass has room for a draft"}
+    settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
+    if (audio := session.model.audio) is not None:
+        settings["decoder_prefix"] = [*audio.start_tokens("en")[1:], audio.no_timestamps]
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            baseline = session.generate(prompt, drafter="none", **settings)
+            drafted = session.generate(prompt, num_draft_tokens=length, **settings)
+        except InputError as error:
+            say(f"self-test, prompt {number}: {error}")
+            found["differences"].append({"prompt": number, "token": None, "logit_gap": None})
+            continue
+        options = session.options_with(settings)
+        difference = first_divergence(
+            session.model, session.tokenizer, prompt, baseline.tokens, drafted.tokens, options
+        )
+        found["tokens"] += len(drafted.tokens)
+        found["drafted"] += drafted.stats.drafted_tokens
+        found["accepted"] += drafted.stats.accepted_tokens
+        if difference is None:
+            found["identical"] += 1
+        else:
+            gap = difference.logit_gap
+            gap = gap if gap is not None and math.isfinite(gap) else None
+            found["differences"].append({"prompt": number, "token": difference.position, "logit_gap": gap})
+    return found
+
+
+def has_passed(entry: Mapping[str, Any]) -> bool:
+    """Return whether every test of this precision passed."""
+    has_differences = bool(entry.get("self_test", {}).get("differences"))
+    return not has_differences and not any(kernel["failed"] for kernel in entry.get("kernels", ()))
+
+
+def fastest_precisions(precisions: Sequence[Mapping[str, Any]], *, is_measured: bool) -> dict[str, str | None]:
+    """Return the fastest precision that fits, by bytes read and by the measured time of a pass over one position."""
+    fitting = [entry for entry in precisions if entry["fits"]]
+    timed = [entry for entry in fitting if is_measured and "pass_seconds" in entry]
+    by_bytes = min(fitting, key=lambda entry: entry["pass_bytes"], default={"precision": None})
+    by_time = min(timed, key=lambda entry: entry["pass_seconds"], default={"precision": None})
+    return {"by_bytes": by_bytes["precision"], "measured": by_time["precision"]}
+
+
+def public_name(folder: Path) -> str | None:
+    """Return the name of a bundled model or a model on the Hub; None for other folders, which may be private."""
+    if folder.name in BUNDLED_NAMES and folder.resolve().parent == BUNDLED.resolve():
+        return folder.name
+    return hub_name(folder)
+
+
+def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable[Prompt]:
+    """Return prompts for a self-test.
+
+    These are two prompts from each bundled file for a bundled target, the bundled recording for a speech model, and
+    generic prompts for other targets.
+    """
+    if audio is not None:
+        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        return [AudioFrames(mx.array(frames))]
+    files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
+    if not files:
+        return GENERIC_PROMPTS
+    return [prompt for path in files for prompt in read_prompts(path)[:2]]

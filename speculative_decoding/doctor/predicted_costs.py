@@ -1,0 +1,111 @@
+"""Predicts the cost of passes on Apple GPUs from published figures, of which this project measured none.
+
+A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
+a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
+baseline round does not, because its pass starts early (decoding/ahead.py). `python -m tools.predicted_speed` prints
+speeds, and `--doctor` compares a pass with its measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..draft_length.costs import ALL_WIDTHS, RoundCosts
+
+DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
+HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)
+# About; tools/dispatches.py counts them.
+DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
+
+
+class Chip(NamedTuple):
+    """An Apple GPU.
+
+    bandwidth: of the memory, in bytes per second.
+    generation: 3 for M3.
+    """
+
+    bandwidth: float
+    generation: int
+
+
+CHIPS: Mapping[str, Chip] = {
+    "M1": Chip(68e9, 1),
+    "M1 Pro": Chip(200e9, 1),
+    "M4": Chip(120e9, 4),
+    "M4 Pro": Chip(273e9, 4),
+    "M4 Max": Chip(546e9, 4),
+    "M3 Ultra": Chip(819e9, 3),
+}
+
+# Seconds of a product with several rows, relative to one row, from benchmarks/devices.json, which names the sources.
+# Widths beyond the last published one are not predicted.
+PUBLISHED = {
+    "M1 Pro, 16 bits": {1: 1.0, 2: 1.97, 4: 1.97, 8: 1.97, 64: 1.97},
+    "M3 Ultra, 16 bits": {1: 1.0, 2: 1.17, 4: 1.17, 8: 1.11, 16: 2.0},
+    "M4 Pro, 16 bits": {1: 1.0, 2: 1.26, 4: 1.32, 8: 1.38, 16: 2.9},
+    "Apple GPU, 4 bits": {1: 1.0, 2: 1.71, 4: 3.1, 8: 4.83},
+    "M4 Pro, 4 bits": {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5},
+}
+
+
+class Work(NamedTuple):
+    """One pass of a decoder, or one step of a draft.
+
+    nbytes: of the weights that it reads.
+    dispatches: of kernels.
+    """
+
+    nbytes: float
+    dispatches: int
+
+
+def chip_named(device: str) -> Chip | None:
+    """Return the chip that MLX calls "Apple M4 Max", or None if there is no prediction for it."""
+    return CHIPS.get(device.removeprefix("Apple "))
+
+
+def seconds(chip: Chip, work: Work, relative_cost: float = 1.0) -> float:
+    """Return the time on the device. relative_cost: of a product over the pass's width."""
+    return relative_cost * work.nbytes / chip.bandwidth + work.dispatches * DISPATCH_SECONDS
+
+
+def pass_seconds(chip: Chip, architecture: str, nbytes: int, decoder_layers: int) -> float:
+    """Return the approximate time of a pass over one position, with a wait for the host, as calibration measures it."""
+    return HOST_SECONDS + seconds(chip, Work(nbytes, DISPATCHES_PER_LAYER[architecture] * decoder_layers))
+
+
+def relative_costs(chip: Chip, bits: int) -> dict[int, float]:
+    """Return the cost of a product by width, relative to one position. It never falls."""
+    has_wide_kernels = chip.generation >= 3  # gemv_wide and qmv_wide
+    if bits < 16:
+        name = "M4 Pro, 4 bits" if has_wide_kernels else "Apple GPU, 4 bits"
+    elif has_wide_kernels:
+        name = "M3 Ultra, 16 bits" if chip.generation == 3 else "M4 Pro, 16 bits"
+    else:
+        name = "M1 Pro, 16 bits"
+    published = PUBLISHED[name]
+    widths = [width for width in ALL_WIDTHS if width <= max(published)]
+    costs = np.interp(widths, [*published], [*published.values()])
+    return dict(zip(widths, np.maximum.accumulate(costs).tolist(), strict=True))
+
+
+def predicted_costs(
+    chip: Chip, bits: int, narrow: Work, wide: Work, step: Work | None = None, start: Work | None = None
+) -> RoundCosts:
+    """Predict the costs of rounds over one row.
+
+    Args:
+        chip: The device.
+        bits: Of a weight.
+        narrow: The target's pass over one position.
+        wide: The target's pass over several positions; it reads the same weights.
+        step: One draft token.
+        start: What each draft adds to its steps.
+    """
+    passes = {width: HOST_SECONDS + seconds(chip, wide, cost) for width, cost in relative_costs(chip, bits).items()}
+    passes[1] = seconds(chip, narrow)
+    return RoundCosts(passes, step=seconds(chip, step) if step else 0.0, start=seconds(chip, start) if start else 0.0)

@@ -1,0 +1,299 @@
+"""--doctor: the report, private facts that its JSON must not contain, and planted faults that it must find."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from speculative_decoding.cli import device, programs
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.doctor import command as doctor
+from speculative_decoding.doctor import diagnosis
+from speculative_decoding.doctor.kernel_checks import kernel_checks
+from speculative_decoding.draft_length import adaptive
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength, recommend_length
+from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.drafters.base import MODEL
+from speculative_decoding.loading.load import BUNDLED
+from tests.parity.test_families import FOLDERS
+from tests.parity.test_t5 import load_golden
+from tests.support.paths import ROOT
+from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
+
+SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
+SECTIONS = ("Device", "Models", "Target passes", "Draft", "Predicted", "Precisions", "Fused", "Self-test", "Result")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the flags for a target and a draft model, each in a private folder."""
+    model, folder = tiny_model(scale=0.15, **SIZES), tmp_path_factory.mktemp("private")
+    target = save_hugging_face(model, folder / "secret-target", CONFIG | SIZES)
+    draft = save_hugging_face(noisy_copy(model, 0.02), folder / "secret-draft", CONFIG | SIZES)
+    return ["--model", str(target), "--draft-model", str(draft)]
+
+
+def own_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "precisions_to_test", lambda own: [diagnosis.Precision(own.precision)])
+
+
+def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    file.write_text("old")
+    assert main_command.main(["--doctor", *pair, "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert [out.index(f"\n{each}") for each in SECTIONS] == sorted(out.index(f"\n{each}") for each in SECTIONS)
+    assert [line for line in out.splitlines() if len(line) > 80] == [] and "all checks: pass" in out
+    assert "4 of 4 identical" in out and "Not measured" in out
+    text = file.read_text()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["format"] == 1 and found["passed"] and found["versions"]["mlx"] == mx.__version__  # type: ignore[attr-defined]
+    assert [each["precision"] for each in found["precisions"]] == ["float32", "bfloat16", "8 bits", "4 bits"]
+    tested = [each for each in found["precisions"] if "self_test" in each]
+    assert [each["precision"] for each in tested] == ["float32", "bfloat16", "4 bits"]
+    assert all(each["self_test"]["drafted"] for each in tested)
+    assert {each["kernel"] for each in tested[-1]["kernels"]} >= {"rms_norm", "quantized_matmul"}
+    weights = {each["precision"]: each["bytes"] for each in found["precisions"]}
+    assert weights["float32"] == 2 * weights["bfloat16"] > weights["8 bits"] > weights["4 bits"]
+    assert found["target"]["name"] is None and found["calibration"] == "given"
+    private = [
+        getpass.getuser(),
+        platform.node(),
+        str(Path.home()),
+        str(tmp_path),
+        "secret",
+        "/",
+        *diagnosis.GENERIC_PROMPTS,
+    ]
+    words = set(text.replace('"', " ").replace(",", " ").split())
+    for each in private:
+        assert (each not in words) if each.isalnum() else each not in text, each
+
+
+def test_a_speech_model_is_tested_with_the_bundled_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    config = WHISPER | {"num_mel_bins": 80, "max_target_positions": 120}
+    folder = save_whisper(tiny_whisper(**config), tmp_path / "hf", config)
+    assert main_command.main(["--doctor", "--model", str(folder)]) == 0
+    assert "1 of 1 identical" in capsys.readouterr().out
+
+
+def test_only_json_goes_to_standard_output(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    assert programs.main(["doctor", *pair, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["passed"] and "\nSelf-test" in err
+
+
+def test_json_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link may be /dev/stdout."""
+    monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
+    monkeypatch.setattr(doctor, "print_report", lambda *_: None)
+    (link := tmp_path / "link").symlink_to(tmp_path / "file")
+    assert main_command.main(["--doctor", "--json", str(link)]) == 1
+    assert link.is_symlink() and json.loads((tmp_path / "file").read_text()) == {"passed": False}
+
+
+def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    assert main_command.main(["--doctor", "--json", "-"]) == 0
+    found = json.loads(text := capsys.readouterr().out)
+    assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
+    assert found["precisions"][0]["self_test"]["identical"] == 6
+    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs", None))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_the_kernels_of_every_family_are_compared(family: str, dtype: mx.Dtype) -> None:
+    model, _ = load_golden(FOLDERS[family])
+    model.set_dtype(dtype)
+    checks = kernel_checks(model)
+    assert [each for each in checks if not each.passed] == []
+    assert {"rms_norm", "layer_norm"} & {each.kernel for each in checks}
+    assert ("rope" in {each.kernel for each in checks}) == ("gemma" in family)
+
+
+FUSED = {
+    "scaled_dot_product_attention": lambda q, k, v, *, scale, mask: 1.2 * q,
+    "rms_norm": lambda x, weight, eps: x * mx.nan,
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_wrong_fused_kernel_is_found(
+    name: str, pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    monkeypatch.setattr(diagnosis, "self_test", lambda *_: {"differences": [], "skipped": "not now"})
+    monkeypatch.setattr(mx.fast, name, FUSED[name])
+    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    failed = {each["kernel"] for each in json.loads(out)["precisions"][0]["kernels"] if each["failed"]}
+    assert failed == {name} and "FAIL" in err and "all checks" not in err
+
+
+@pytest.mark.usefixtures("device")
+def test_a_wrong_quantized_matmul_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(**SIZES)
+    nn.quantize(model.decoder, group_size=64, bits=4)
+    assert all(each.passed for each in kernel_checks(model))
+    right = mx.quantized_matmul
+    monkeypatch.setattr(mx, "quantized_matmul", lambda *given, **options: 1.01 * right(*given, **options))
+    assert {each.kernel for each in kernel_checks(model) if not each.passed} == {"quantized_matmul"}
+
+
+def test_wrongly_accepted_tokens_are_found(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    right = acceptance.longest_prefix
+    monkeypatch.setattr(acceptance, "longest_prefix", lambda draft, keep, best: right(draft, keep | True, best))
+    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["precisions"][0]["self_test"]["differences"] and "differs at token" in err
+
+
+def test_weights_that_do_not_fit_in_memory_are_not_loaded(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})
+    monkeypatch.setattr(diagnosis, "check_precision", lambda *_, **__: pytest.fail())
+    assert main_command.main(["--doctor", *pair]) == 0
+    out = capsys.readouterr().out
+    assert "nothing was checked" in out and "skipped: does not fit into memory" in out and "Target passes" not in out
+
+
+REFUSED = [
+    ("--json: has no effect without --doctor", "--json", "x.json"),
+    ("prompt: cannot be combined with --doctor", "--doctor", "--prompt", "x"),
+    ("--input: cannot be combined with --doctor", "--doctor", "--input", "x"),
+    ("--interactive: cannot be combined with --doctor", "--doctor", "--interactive"),
+    ("--compare: cannot be combined with --doctor", "--doctor", "--compare"),
+    ("--verify: cannot be combined with --doctor", "--doctor", "--verify"),
+    ("--trace: cannot be combined with --doctor", "--doctor", "--trace", "x"),
+    ("--temperature: cannot be combined with --doctor", "--doctor", "--temperature", "1"),
+    ("--num-draft: cannot be combined with --doctor", "--doctor", "--num-draft", "3"),
+    ("--json: /nowhere/x.json cannot be written", "--doctor", "--json", "/nowhere/x.json"),
+    ("--json: . cannot be written", "--doctor", "--json", "."),
+]
+
+
+@pytest.mark.parametrize(("words", "arguments"), [(words, each) for words, *each in REFUSED])
+def test_flags_without_effect_are_one_line_errors(
+    words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_command.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and words in err
+
+
+COSTS = [
+    RoundCosts({1: 1.0, 2: 1.1, 4: 1.2, 8: 2.0, 16: 3.0}, 0.05, 0.05, 0.3),
+    RoundCosts({1: 1.0, 2: 2.0, 32: 2.1}),
+    RoundCosts({2: 1.0, 3: 1.4}, 0.5),
+    RoundCosts({1: 1.0, 2: 1.9, 4: 3.7}, 0.2),
+]
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCE_RATES, 0.99])
+def test_recommendations_equal_those_of_the_adaptive_length(
+    costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
+    monkeypatch.setattr(adaptive, "HOPE", 0.0)
+    length = AdaptiveLength(lambda _: costs, prior=[rate])
+    length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
+    _, speedup = length._best([MODEL], [LONGEST], costs)
+    assert expected_speedup == pytest.approx(speedup)
+    assert bool(recommended) == (expected_speedup > 1.0)
+
+
+def test_exact_passes_are_compared_with_the_fastest_baseline() -> None:
+    found = recommend_length(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
+    assert found == (1, 0.75)
+
+
+def test_only_bundled_and_hub_models_are_named(tmp_path: Path) -> None:
+    assert diagnosis.public_name(BUNDLED / "t5-web-docs") == "t5-web-docs"
+    hub = tmp_path / "models--google--flan-t5-small" / "snapshots" / "0fc9"
+    for folder, name in (
+        (hub, "google/flan-t5-small"),
+        (tmp_path / "t5-web-docs", None),
+        (tmp_path / "snapshots", None),
+    ):
+        folder.mkdir(parents=True)
+        assert diagnosis.public_name(folder) == name
+
+
+M2, M3 = ({"generation": number} for number in (14, 15))
+CPU: dict[str, Any] = {"generation": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "version", "words"),
+    [
+        (M3, "0.32.3", ["mlx>=0.32.4"]),
+        (M3, "0.32.4", []),
+        (M2, "0.32.0", ["M1 and M2", "mlx>=0.32.4"]),
+        (M2, "0.32.4", ["M1 and M2"]),
+        (CPU, "0.32.2", ["mlx>=0.32.4"]),
+        (CPU, "0.32.10.dev3", []),
+    ],
+)
+def test_limitations_of_the_mlx_version_are_reported(facts: dict[str, Any], version: str, words: list[str]) -> None:
+    notes = device.mlx_notes(facts, version)
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_reported_minimum_version_of_mlx_is_the_required_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = [each.split(";")[0] for each in project["dependencies"] if each.startswith("mlx")]
+    minimum = ".".join(map(str, device.MINIMUM_MLX))
+    assert versions == [f"mlx>={minimum}", f"mlx[cpu]>={minimum}"]
+
+
+@pytest.mark.parametrize(("set_by_user", "expected"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
+def test_tf32_is_off_before_mlx_is_imported(set_by_user: dict[str, str], expected: str) -> None:
+    code = """
+import os, sys
+sys.modules["mlx"] = None  # importing it raises ImportError
+try:
+    import speculative_decoding
+except ImportError:
+    print(os.environ["MLX_ENABLE_TF32"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"} | set_by_user
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{expected}\n"
+
+
+def test_lines_fit_the_terminal(pair: list[str]) -> None:
+    """The report describes an Apple device and includes every note."""
+    facts = {"name": "Apple M3 Ultra", "architecture": "applegpu_g15d", "kind": "GPU", "cores": 32}
+    facts |= {"system": "macOS 26.2", "machine": "arm64", "memory": 512 << 30, "memory_limit": 464 << 30}
+    found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}
+    lines = doctor.device_lines(found | {"notes": device.mlx_notes(M3, "0.32.0")})
+    assert max(map(len, lines)) <= 78 and any("MLX_ENABLE_TF32=0" in line for line in lines)

@@ -1,0 +1,87 @@
+"""The predicted cost of passes on Apple GPUs."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.simulated_devices import CURVES
+from speculative_decoding.doctor.predicted_costs import (
+    CHIPS,
+    HOST_SECONDS,
+    PUBLISHED,
+    Chip,
+    Work,
+    chip_named,
+    pass_seconds,
+    predicted_costs,
+    relative_costs,
+)
+from speculative_decoding.draft_length.adaptive import recommend_length
+from tools import predicted_speed
+
+BASE = Work(247_600_000, 165)  # T5-base in 16 bits
+WIDE = Work(247_600_000, 206)
+STEP = Work(15_700_000, 15)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_a_pass_is_never_faster_than_reading_its_weights(chip: Chip, bits: int) -> None:
+    costs = predicted_costs(chip, bits, BASE, WIDE, STEP)
+    assert all(seconds > BASE.nbytes / chip.bandwidth for seconds in costs.passes.values())
+    assert costs.step > STEP.nbytes / chip.bandwidth
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("generation", [1, 2, 3, 4, 5])
+def test_costs_rise_with_width_bytes_and_dispatches_and_fall_with_bandwidth(generation: int, bits: int) -> None:
+    costs = predicted_costs(Chip(100e9, generation), bits, BASE, WIDE)
+    assert relative_costs(Chip(1.0, generation), bits)[1] == 1.0
+    assert all(before <= after for before, after in pairwise(costs.passes.values()))
+    for narrow, wide in ((BASE._replace(dispatches=200), WIDE), (BASE._replace(nbytes=3e8), WIDE)):
+        assert predicted_costs(Chip(100e9, generation), bits, narrow, wide).baseline > costs.baseline
+    faster = predicted_costs(Chip(200e9, generation), bits, BASE, WIDE)
+    assert all(faster.passes[width] < costs.passes[width] for width in costs.passes)
+
+
+def test_the_published_costs_are_those_of_the_simulated_devices() -> None:
+    curves = [dict(zip(each["rows"], each["cost"], strict=True)) for each in json.loads(CURVES.read_text())["curves"]]
+    assert all(published in curves for published in PUBLISHED.values())
+
+
+def test_drafts_are_not_worthwhile_where_others_found_none_to_be() -> None:
+    """M1 Max, quantized: speculative decoding loses at every length (ARahim3/mlx-dspark#38)."""
+    large = Work(27e9, 800)
+    costs = predicted_costs(Chip(400e9, 1), 4, large, large, STEP)
+    assert recommend_length(costs, [0.7], baseline=costs.baseline, has_steps=True) == (0, 1.0)
+
+
+def test_only_known_chips_have_a_prediction() -> None:
+    assert chip_named("Apple M4 Max") is CHIPS["M4 Max"]
+    assert chip_named("Apple M4 Max 2") is None and chip_named("AMD EPYC") is None
+
+
+def test_golden_speeds_of_t5_base() -> None:
+    """The baseline is 1 / (247.6 MB / 546 GB/s + 165 * 2.75 us)."""
+    found = predicted_speed.speeds(predicted_costs(CHIPS["M4 Max"], 16, BASE, WIDE, STEP))
+    assert [round(speed) for speed in found] == [1102, 1229, 1752, 3108]
+
+
+def test_the_table_has_a_line_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted_speed, "TARGETS", [("t5-small", 16, None), ("t5-base", 4, "t5-small")])
+    heads = [*predicted_speed.lines(["M1", "M4"], draft_models=False)]
+    models = [*predicted_speed.lines(["M4"], draft_models=True)]
+    assert [len(heads), len(models)] == [4, 3] and all(line.count("|") == heads[0].count("|") for line in heads)
+    assert len([*predicted_speed.compared()]) == 7
+
+
+@pytest.mark.parametrize("name", ["t5-base", "nllb-600m", "whisper-base", "t5gemma-2b", "t5gemma2-4b"])
+def test_the_doctor_counts_about_as_many_dispatches_as_the_graph_has(name: str) -> None:
+    model = predicted_speed.dispatches.weightless(name, 16)
+    exact = predicted_speed.work_of_pass(name, 16, 1, 4)
+    chip = Chip(1e30, 4)
+    found = pass_seconds(chip, type(model).__name__, 0, model.config.decoder_layers)
+    assert found - HOST_SECONDS == pytest.approx(predicted_costs(chip, 16, exact, exact).baseline, rel=0.1)

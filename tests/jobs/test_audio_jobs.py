@@ -1,0 +1,132 @@
+"""Lines with recordings: each record is the transcript of its file, and errors stay in their line."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.cli.flags import Files
+from speculative_decoding.jobs import ResumableOutput
+from speculative_decoding.jobs.command import require_recordings, row_decoder, transcribe_rows
+from tests.support.job_engine import run_job
+from tests.support.speech import Letters, noise, speech_model, wav
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters as TextLetters
+
+FIRST: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None, "sample_len": 12}
+LINES: list[dict[str, Any]] = [
+    {"audio": "a.wav", "id": 7, **FIRST},
+    {"audio": "missing.wav", **FIRST},
+    {"audio": "sub/b.wav", "language": "de", "word_timestamps": True, **FIRST},
+    {"prompt": "abc"},
+    {"audio": "a.wav", "task": "sing"},
+    {"audio": "a.wav", "text": "x"},
+    {"audio": 3},
+    {"audio": "text.wav"},
+    {"audio": "a.wav", "num_draft_tokens": -1},
+    {"audio": "a.wav", "task": "translate", **FIRST},
+]
+ERRORS = {
+    2: "missing.wav: cannot be read (No such file or directory)",
+    4: "this model transcribes speech",
+    5: "task: must be one of transcribe, translate, not 'sing'",
+    6: "text: is also a field of the output",
+    7: "audio: must be text",
+    8: "text.wav: ",
+    9: "num_draft_tokens: must be",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.wav").write_bytes(wav(noise(0, 0.9)))
+    (tmp_path / "sub" / "b.wav").write_bytes(wav(noise(1, 0.5)))
+    (tmp_path / "text.wav").write_text("no sound")
+    return tmp_path
+
+
+def session() -> Session:
+    return Session(speech_model(), Letters(), options=GenerationOptions(drafter="none"))
+
+
+def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_slots(folder: Path) -> None:
+    own = {name: value for name, value in FIRST.items() if name != "temperature"}
+    content = "\n".join(json.dumps({"audio": name, **own}) for name in ("a.wav", "sub/b.wav", "a.wav")).encode()
+    found = []
+    for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
+        chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
+        decode = partial(transcribe_rows, chosen, Files(input=str(folder / "in.jsonl"), slots=slots))
+        run_job(folder / f"out{slots}", content, decode, format="jsonl")
+        records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
+        found.append([(each["text"], each["segments"]) for each in records])
+    assert found[0] == found[1] == found[2] and found[0][0] == found[0][2] != found[0][1]
+
+
+def content() -> bytes:
+    return "\n".join(map(json.dumps, LINES)).encode()
+
+
+def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> None:
+    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
+    totals = run_job(folder / "out", content(), decode, format="jsonl")
+    records = [json.loads(line) for line in (folder / "out").read_bytes().splitlines()]
+    assert [each["line"] for each in records] == [*range(1, 11)] and records[0]["id"] == 7
+    for line, error in ERRORS.items():
+        assert error in records[line - 1]["error"] and "\n" not in records[line - 1]["error"]
+    assert totals.errors == len(ERRORS) and totals.rows == 3
+    for line in (1, 3, 10):
+        own = {name: value for name, value in LINES[line - 1].items() if name not in ("audio", "id")}
+        expected = session().transcribe(folder / LINES[line - 1]["audio"], **own)
+        found = records[line - 1]
+        assert (found["text"], found["language"], found["seconds"]) == (
+            expected.text,
+            expected.language,
+            expected.seconds,
+        )
+        times = [(each["start"], each["end"], each["text"]) for each in found["segments"]]
+        assert times == [(each.start, each.end, each.text) for each in expected.segments] != []
+        assert found["generated_tokens"] == expected.stats.generated_tokens
+    assert any("words" in each for each in records[2]["segments"])
+
+
+def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
+    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
+    run_job(folder / "whole", content(), decode, format="jsonl")
+
+    def stop(output: ResumableOutput) -> None:
+        if output.written.lines >= 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(folder / "out", content(), decode, format="jsonl", after_row=stop)
+    assert (folder / "out").read_bytes() != (folder / "whole").read_bytes()
+    run_job(folder / "out", content(), decode, format="jsonl", resume=True)
+    assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
+
+
+def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
+    own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
+    lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
+    decode = row_decoder(own, Files(input="job.jsonl", slots=2))
+    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), decode, format="jsonl")
+    refused, carried = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
+    assert "this model reads text" in refused["error"]
+    assert carried["audio"] == "a.wav" and carried["language"] == "de" and "error" not in carried
+
+
+@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory"])
+def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
+    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0}
+    is_file_flag = name == "max_memory"
+    options = GenerationOptions(**{} if is_file_flag else {name: values[name]})
+    files = Files(input="job.jsonl", max_memory=3.0 if is_file_flag else None)
+    with pytest.raises(InputError, match=f"^{name}: has no effect"):
+        require_recordings(options, files, None)
+    require_recordings(GenerationOptions(), Files(input="job.jsonl"), None)

@@ -1,0 +1,538 @@
+"""The server: load, disconnecting clients, failures, shutdown, access control and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from http.client import HTTPConnection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.cli.programs import main as program
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.drafters import TextStore
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.server import command as serve_command
+from speculative_decoding.server import connections, decoding_thread
+from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.prompts import PromptUpdate, ServedPrompt
+from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
+from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
+from tests.support.together import Letters
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+FEW = Limits(slots=2, queue=2, max_prompts=3, max_output_tokens=20)
+NO_PREFIX = {("en", "de"): ""}
+TOKEN = "correct-horse-battery"
+
+
+def tiny(model: EncoderDecoder = TARGET) -> Session:
+    return Session(model, Letters(), DRAFT, GenerationOptions(max_tokens=8, num_draft_tokens=3))
+
+
+@cache
+def alone(prompt: str) -> str:
+    return tiny().generate(prompt).text
+
+
+@contextmanager
+def held() -> Iterator[tuple[Serving, Gated]]:
+    """Run a server with two slots and a queue of two, which decodes only the rounds that a test allows."""
+    session = Gated(tiny())
+    session.allow()  # for the warm-up
+    with serving(session, FEW) as server:
+        session.hold()
+        try:
+            yield server, session
+        finally:
+            session.allow()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Serving, Gated]]:
+    with held() as both:
+        yield both
+
+
+@pytest.fixture
+def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
+    """Return the shared server, which tests must not stop."""
+    server, session = shared
+    yield server, session
+    session.allow()
+    eventually(lambda: server.service.admitted == server.thread.decoding == server.thread.waiting == 0)
+    session.hold()
+
+
+@pytest.fixture
+def ending() -> Iterator[tuple[Serving, Gated]]:
+    """Run a separate server for a test that stops it."""
+    with held() as both:
+        yield both
+
+
+def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.Response]]:
+    """Send a request in a thread. The response is appended to the list."""
+    found: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: found.append(server.post(**fields)))
+    thread.start()
+    return thread, found
+
+
+def test_a_full_queue_answers_429_with_retry_after(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    waiting = [start(server, prompt=prompt) for prompt in ("abc", "fed", "deadbeef", "cab")]
+    eventually(lambda: server.service.admitted == 4)
+    for stream in (False, True):
+        refused = server.post(prompt="b", stream=stream)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+    assert server.post(prompt=["b"] * 4).status_code == 400  # more than --max-prompts
+    session.allow()
+    for (thread, found), prompt in zip(waiting, ("abc", "fed", "deadbeef", "cab"), strict=True):
+        thread.join()
+        assert found[0].status_code == 200 and found[0].json()["choices"][0]["text"] == alone(prompt)
+    assert server.post(prompt="b").status_code == 200 and server.service.admitted == 0
+
+
+def test_a_connection_too_many_is_closed_while_all_others_are_answered(
+    gated: tuple[Serving, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, session = gated
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    with monkeypatch.context() as patch, pytest.raises(httpx.TransportError):
+        patch.setattr(connections, "MAX_CONNECTIONS", 1)
+        server.post(prompt="b")
+    session.allow()
+    thread.join()
+    assert found[0].json()["choices"][0]["text"] == alone("abc")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], stream: bool) -> None:
+    server, session = gated
+    before = server.metric("prompts_total", finish_reason="cancelled")
+    body = json.dumps({"prompt": ["abc", "fed"], "stream": stream})
+    leaving = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+    leaving.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    eventually(lambda: server.service.admitted == 2)
+    if stream:
+        session.allow(1)
+        with leaving.getresponse() as response:
+            assert response.readline().startswith(b"data: ")
+    leaving.close()
+    eventually(lambda: server.service.admitted == 0)
+    thread, found = start(server, prompt=["cab", "b"])
+    session.allow()
+    thread.join()
+    assert [each["text"] for each in found[0].json()["choices"]] == [alone("cab"), alone("b")]
+    eventually(lambda: server.thread.decoding == server.thread.waiting == 0)
+    assert server.metric("prompts_total", finish_reason="cancelled") == before + 2
+
+
+def test_a_request_ends_after_max_seconds(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, max_seconds=0.2))
+    late = server.post(prompt="abc")
+    assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+    session.allow(2)
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": True}) as response,
+    ):  # the deadline may pass before the stream begins
+        last = list(events(response))[-1] if response.status_code == 200 else json.loads(response.read())
+        assert last["error"]["code"] == "timeout"
+    session.allow()
+    object.__setattr__(server.service, "limits", FEW)
+    assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
+
+
+def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    session.allow()
+    server.post(prompt="abc")
+    eventually(lambda: server.thread.decoding == 0)
+    calls = session.calls
+    wake = server.thread._wake
+    for _ in range(5):
+        with server.client() as client:
+            assert client.get("/health").json() == {"status": "ok"}
+    assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
+
+
+def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
+    request = ClientRequest([ServedPrompt(text, GenerationOptions()) for text in ("abc", "b")])
+    for prompt, reason in zip(request.items, ("stop", None), strict=True):
+        prompt.on_queued(3)
+        request.on_update(prompt, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+    assert request.unfinished == 1
+    request.fail(ServerError(504, "late"))
+    assert request.unfinished == 0
+
+
+def test_the_first_request_compiles_no_pass() -> None:
+    model = tiny_model_like(TARGET)
+    model.update(TARGET.parameters())
+    with serving(tiny(model), FEW) as server:
+        assert model._compiled is not None
+        compiled = set(model._compiled._shapes)
+        for fields in ({}, {"num_draft_tokens": 0}):
+            assert server.post(prompt="abc", **fields).json()["choices"][0]["text"] == alone("abc")
+        assert model._compiled._shapes == compiled
+
+
+def test_engines_share_the_ngram_drafter(gated: tuple[Serving, Gated]) -> None:
+    """All engines of the session use one n-gram drafter, even if no drafter is named."""
+    server, session = gated
+    assert session.options.drafter is None and len(session._ngrams) == 1
+    assert server.service.options.drafter == "auto"
+
+
+def test_a_failed_prompt_fails_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    bad = tiny_model_like(TARGET)
+    bad.update(TARGET.parameters())
+    weight = mx.array(bad.embedding.weight)
+    weight[13] = mx.nan  # the embedding of the letter l
+    bad.embedding.weight = weight
+    mx.eval(weight)
+    with serving(tiny(bad), FEW) as server:
+        waiting = [start(server, prompt=prompt, max_tokens=8) for prompt in ("abc", "lab")]
+        for thread, _ in waiting:
+            thread.join()
+        good, failed = (found[0] for _, found in waiting)
+        assert good.status_code == 200 and good.json()["choices"][0]["text"]
+        assert failed.status_code == 500 and failed.json()["error"]["code"] == "not_finite"
+        with server.client() as client:
+            fields = {"prompt": ["abc", "lab"], "stream": True, "max_tokens": 4}
+            with client.stream("POST", "/v1/completions", json=fields) as response:
+                assert list(events(response))[-1]["error"]["code"] == "not_finite"
+        assert server.metric("errors_total", code="not_finite") == 2 and server.service.admitted == 0
+
+
+def test_the_server_continues_after_a_failed_round(
+    gated: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, session = gated
+    session.allow()
+    for _ in range(2):  # a finished request resets the count
+        for _ in range(MAX_FAILED_ROUNDS - 1):
+            session.failures = 1
+            failed = server.post(prompt=["abc", "fed"])
+            assert failed.status_code == 500 and "planted" not in failed.text
+        assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
+    assert caplog.text.count("MemoryError: planted") == 2 * (MAX_FAILED_ROUNDS - 1) and not server.ended
+
+
+def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture) -> None:
+    server, session = ending
+    session.failures = MAX_FAILED_ROUNDS
+    session.allow()
+    for _ in range(MAX_FAILED_ROUNDS):
+        assert server.post(prompt="abc").status_code == 500
+    eventually(lambda: bool(server.ended))
+    assert isinstance(server.ended[0], MemoryError) and server.service.state == "failed"
+    assert caplog.text.count("MemoryError: planted") == MAX_FAILED_ROUNDS
+
+
+def test_a_failed_round_of_a_sharded_model_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server cannot continue, because other ranks may have computed part of the round."""
+    model = tiny_model_like(TARGET)
+    model.update(TARGET.parameters())
+    monkeypatch.setattr(decoding_thread, "ShardedModel", EncoderDecoder)
+    session = Gated(tiny(model))
+    session.allow()
+    with serving(session, FEW) as server:
+        session.failures = 1
+        assert server.post(prompt="abc").status_code == 500
+        eventually(lambda: bool(server.ended))
+        assert isinstance(server.ended[0], MemoryError)
+
+
+def drain(server: Serving) -> None:
+    """Do what SIGTERM does."""
+    loop = server.thread._loop
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(server.service.drain()))
+    eventually(lambda: server.service.state == "stopping")
+
+
+def test_shutdown_finishes_running_requests_and_refuses_new_ones(ending: tuple[Serving, Gated]) -> None:
+    server, session = ending
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    drain(server)
+    for path in ("/v1/completions", "/translate"):
+        refused = server.post(path, prompt="b")
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+    with server.client() as client:
+        health = client.get("/health")
+        assert health.status_code == 503 and health.json() == {"status": "stopping"}
+    assert not server.ended
+    session.allow()
+    thread.join()
+    assert found[0].json()["choices"][0]["text"] == alone("abc")
+    eventually(lambda: server.ended == [None])
+
+
+def test_a_second_signal_ends_running_requests(ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server, session = ending
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    server.server.handle_exit(signal.SIGINT, None)
+    eventually(lambda: server.service.state == "stopping")
+    assert server.service.admitted == 1 and not server.server.should_exit
+    server.server.handle_exit(signal.SIGINT, None)
+    thread.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+    session.allow()
+    eventually(lambda: server.ended == [None])
+    assert caplog.text.count("stopping within 30 s; a second signal ends the running requests") == 1
+
+
+def test_requests_fail_when_the_grace_period_ends(ending: tuple[Serving, Gated]) -> None:
+    server, session = ending
+    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, grace=0.1))
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    drain(server)
+    thread.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+    session.allow()
+    eventually(lambda: server.ended == [None])
+
+
+class TwoLanguageTokenizer(Letters):
+    """A tokenizer like NLLB's: the source and the translation begin with the token of their language."""
+
+    languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [self.languages[language or "eng_Latn"], *super().encode(text)]
+
+
+def test_a_model_with_language_tokens_translates() -> None:
+    options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft_tokens=3)
+    session = Session(TARGET, TwoLanguageTokenizer(), DRAFT, options)
+    reasons = set()
+    with serving(Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, prefixes={}) as server:
+        for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
+            languages = {"src_lang": source, "tgt_lang": target}
+            alone = session.generate("beef", **languages)
+            choice = server.post(prompt="beef", **languages).json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
+            answer = server.post("/translate", q="beef", source=source, target=target).json()
+            assert answer.get("translatedText", alone.text) == alone.text
+            assert ("over 20 tokens" in answer.get("error", "")) == (alone.finish_reason == "length")
+            reasons.add(alone.finish_reason)
+        assert reasons == {"stop", "length"}
+        missing = server.post(prompt="beef")
+        assert missing.status_code == 400 and missing.json()["error"]["param"] == "tgt_lang"
+        assert (
+            "did you mean" in server.post("/translate", q="beef", source="eng_latn", target="deu_Latn").json()["error"]
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Serving]:
+    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, prefixes=NO_PREFIX, note="a <demo>") as server:
+        yield server
+
+
+def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN, **headers: str) -> httpx.Response:
+    own = headers | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    with server.client() as client:
+        return client.get(path, headers=own)
+
+
+def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
+    for host in (
+        "localhost",
+        "localhost:",
+        "127.0.0.1:9",
+        "[::1]:80",
+        "Texts.Example",
+        "texts.example:443",
+        "10.0.0.7",
+    ):
+        assert answer(guarded, Host=host).status_code == 200, host
+    for host in (
+        "evil.example",
+        "texts.example.evil.example",
+        "localhost.evil.example",
+        "a b",
+        "",
+        "[::1",
+        "x@localhost",
+        "localhost:80, evil.example",
+        "localhost/evil.example",
+        "localhost?evil.example",
+        "local\thost",
+        "localhost:80:90",
+    ):
+        refused = answer(guarded, Host=host)
+        assert refused.status_code in (400, 403), host
+    assert answer(guarded, Host="texts.example", Origin="https://texts.example").status_code == 200
+    for origin in (
+        "null",
+        "https://evil.example",
+        "https://texts.example.evil.example",
+        "https://texts.example:8443",
+        "",
+    ):
+        refused = answer(guarded, Host="texts.example", Origin=origin)
+        assert refused.status_code == 403 and refused.json()["error"]["code"] == "wrong_origin", origin
+    with guarded.client() as client:
+        preflight = client.options(
+            "/v1/completions", headers={"Origin": guarded.url, "Authorization": f"Bearer {TOKEN}"}
+        )
+    assert preflight.status_code == 405 and not [name for name in preflight.headers if "access-control" in name]
+
+
+def test_only_the_page_and_health_need_no_token(guarded: Serving) -> None:
+    for path in ("/", "/page.js", "/page.css", "/health"):
+        assert answer(guarded, path, token=None).status_code == 200, path
+    assert '<p class="hint">a &lt;demo&gt;</p>' in answer(guarded, "/", token=None).text
+    for path in ("/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing"):
+        for token in (None, "x", TOKEN[:-1], TOKEN + "x"):
+            refused = answer(guarded, path, token=token)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", (path, token)
+            error = refused.json()["error"]
+            assert (error if path == "/languages" else error["message"]).startswith("missing or wrong token")
+    fields = {"q": "abc", "source": "en", "target": "de"}
+    assert (
+        guarded.post("/translate", **fields).status_code
+        == guarded.post("/translate", **fields, api_key="x").status_code
+        == 401
+    )
+    assert (
+        "over 20 tokens" in guarded.post("/translate", **fields, api_key=TOKEN).json()["error"]
+    )  # the request was decoded
+
+
+def test_responses_have_security_headers(guarded: Serving) -> None:
+    for path in ("/", "/v1/models", "/nothing"):
+        headers = answer(guarded, path).headers
+        assert (
+            "default-src 'none'" in headers["content-security-policy"]
+            and headers["x-content-type-options"] == "nosniff"
+        )
+        assert "server" not in headers
+    for name in ("page.html", "page.css", "page.js"):
+        text = (Path(serve_command.__file__).parents[1] / "server" / name).read_text()
+        assert not re.search(r"https?://|url\(|@import|innerHTML|eval\(|style=|onclick=", text), name
+
+
+def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for log_prompts in (False, True):
+        with serving(tiny(), FEW, log_prompts=log_prompts) as server:
+            caplog.clear()
+            server.post(prompt="abcabc")
+            with server.client() as client:
+                client.get("/v1/x%0ay%1b[2Jz")
+        assert ("abcabc" in caplog.text) == log_prompts and "POST /v1/completions 200" in caplog.text
+        lines = [record.getMessage() for record in caplog.records]
+        assert any(r"x\ny\x1b" in line for line in lines) and all(line.isprintable() for line in lines if "GET" in line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--host", "0.0.0.0"), "--host: 0.0.0.0 is reachable from other machines"),
+        (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or --no-token"),
+        (("--token-file", "short"), "at least 16"),
+        (("--token-file", "missing"), "--token-file: missing: not readable"),
+        (("--token-file", "long", "--no-token"), "--no-token: a token is set"),
+        (("--max-prompts", "99"), "lower it, or raise --queue"),
+        (("--max-tokens", "2000"), "--max-tokens: 2000 is above --max-output-tokens"),
+        (("--port", "PORT"), "choose another"),
+        (("--model", "missing"), "--model: "),
+        (("--port", "99999"), "must be a whole number, 0 to 65535"),
+        (("--seed", "3"), "--seed: unknown option ("),
+        (("--ngram-store", "s.json"), "--ngram-store: s.json would tell clients what other clients have sent"),
+        (("--trusted-proxy", "proxy"), "--trusted-proxy: must be an IP address, not 'proxy'"),
+        (("--share-client-texts",), "--share-client-texts: has no effect without --ngram-store"),
+        (("--translate", "x", "--port", "0"), "--translate: must be SOURCE:TARGET=PREFIX"),
+    ],
+)
+def test_invalid_flags_are_refused_in_one_line_before_loading(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], guarded: Serving, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("abc\n")
+    Path("long").write_text(f"{TOKEN}\n")
+    port = guarded.url.rpartition(":")[2]
+    monkeypatch.setattr("speculative_decoding.loading.pair.ModelPair.load_weights", lambda self: pytest.fail("loaded"))
+    try:
+        status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
+    except SystemExit as ended:  # raised by argparse
+        status = ended.code
+    err = capsys.readouterr().err
+    assert status == 2 and words in err and err.splitlines()[-1].count("error: ") == 1
+
+
+def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve_command.TOKEN_VARIABLE, TOKEN)
+    assert serve_command.AccessFlags(host="0.0.0.0").token() == TOKEN
+    monkeypatch.delenv(serve_command.TOKEN_VARIABLE)
+    assert serve_command.AccessFlags().token() is serve_command.AccessFlags(host="::1").token() is None
+    assert serve_command.AccessFlags(host="0.0.0.0", no_token=True).token() is None
+
+
+def test_a_missing_extra_is_reported_with_its_install_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_command, "EXTRA", ("starlette", "missing_one"))
+    assert program(["serve"]) == 2
+    assert "server: requires missing_one; run pip install starlette missing_one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_a_stream_finish_and_exits_with_0(sent: signal.Signals, tmp_path: Path) -> None:
+    """Run the command as a supervisor or a user does, with a client that reads the stream slowly. Texts are stored."""
+    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
+    command += ["--ngram-store", "store.json", "--share-client-texts"]
+    environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = ""
+        while not url:
+            url = "".join(re.findall(r"http://[\d.:]+", process.stderr.readline()))
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            eventually(lambda: client.get("/health").status_code == 200)
+            assert "note: t5-web-docs is a demonstration" in client.get("/").text
+            fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft_tokens": 0}
+            with client.stream("POST", "/v1/completions", json=fields) as response:
+                lines = response.iter_lines()
+                first = next(lines)
+                process.send_signal(sent)
+                text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *lines] if "{" in line)
+        rest = process.stderr.read()
+        assert process.wait(PATIENCE) == 0 and len(text) > 200 and "Traceback" not in rest, rest
+        assert rest.count("stopping") == 1
+        assert len(TextStore.load(tmp_path / "store.json")) > 200
