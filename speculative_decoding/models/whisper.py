@@ -20,6 +20,7 @@ from ..cpu.exponentials import gelu
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
+from .architecture import Architecture
 from .attention import split_heads
 from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
@@ -359,3 +360,12 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         checkpoint = MLXWhisperCheckpoint(checkpoint, raw)
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, WithKeyBiases(TABLES.without_duplicates(checkpoint, is_tied=is_tied))
+
+
+ARCHITECTURE = Architecture(
+    Whisper,
+    WhisperConfig.from_dict,
+    adapted,
+    lambda _: TABLES,
+    fits_float16=lambda _: True,  # OpenAI publishes it in float16
+)
