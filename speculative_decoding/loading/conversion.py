@@ -125,7 +125,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
         raise InputError(
             f"{output} already exists", "output", ("name another folder, or replace it with ", Name("force"))
         )
-    written = {manifest.MANIFEST, *manifest.files_of(output)}
+    written = {manifest.MANIFEST, *manifest.read(output)["files"]}
     if others := sorted(path.name for path in output.iterdir() if path.name not in written or not path.is_file()):
         raise InputError(f"{output} contains {others[0]!r}, which no conversion wrote", "output", way_out)
 

@@ -161,7 +161,7 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
 
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
-    models.check_config(raw)
+    models.find(raw).config(raw, None)  # checks it
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
     raw |= {name: value for name, value in ids.items() if value is not None}
@@ -197,8 +197,7 @@ def tokenizer_folder(
             raise InputError(error.problem, "tokenizer", error.way_out) from error
     if adapter is not None and adapter.has_vocabulary:
         return adapter.folder
-    default = models.default_tokenizer(raw)
-    if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or (default := models.default_tokenizer(raw)) is None:
         return folder
     from . import hub
 
