@@ -21,7 +21,7 @@ from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
 from .load import WEIGHTS, ModelHandle, locate, open_model
-from .tokenizer import fingerprint
+from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
 VERSION = 2  # of the computation; version 1 had a norm before each part

@@ -19,13 +19,13 @@ from speculative_decoding.loading.pair import require_same_tokens
 from speculative_decoding.loading.reference_tokenizer import read_reference
 from speculative_decoding.loading.sentencepiece_tokenizer import SentencePieceTokenizer
 from speculative_decoding.loading.tokenizer import (
-    TOKENIZER_FILES,
     FastTokenizer,
     StreamingDetokenizer,
     Tokenizer,
     Vocabulary,
     load_tokenizer,
 )
+from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import EOS, OneLanguage, tiny_model
 
