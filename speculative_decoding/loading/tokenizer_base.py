@@ -131,8 +131,11 @@ class FolderTokenizer(ABC):
 
     def decode_as_written(self, tokens: Sequence[int]) -> str:
         """Return the text before the clean-up of spaces."""
-        with tokenizer_errors("tokenizer: cannot decode these tokens"):
+        try:
             return self._decode(list(tokens))
+        except BaseException:
+            with tokenizer_errors("tokenizer: cannot decode these tokens"):  # entered late, because it takes 2 us
+                raise
 
     @abstractmethod
     def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]: ...
