@@ -200,7 +200,7 @@ class Adapter:
                 "convert the original and the adapter together: convert.py --model ORIGINAL --adapter "
                 f"{self.folder}{'' if is_rescaled else ' --quantize BITS'}",
             )
-        merging = Merging(self, base, models.token_tables(raw, base.keys()))
+        merging = Merging(self, base, models.find(raw).tables(base.keys()))
         for name in self.tensors:
             merging.read(name)
         sources, rows = merging.result()
