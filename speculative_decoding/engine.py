@@ -27,9 +27,10 @@ from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter, Draft
 from .drafters.base import MODEL
-from .errors import InputError, compiling
+from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
+from .models.backend import computing
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
 from .models.device import on_gpu
@@ -191,7 +192,7 @@ class Engine:
                 queue.remove(request)
         self._encoded = deque(each for each in self._encoded if each[0] is not request)
 
-    @compiling()
+    @computing()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
         use_mlx()

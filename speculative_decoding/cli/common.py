@@ -18,8 +18,9 @@ from typing import Any
 from ..checkpoints.files import open_if_regular
 from ..checkpoints.text import decode_text
 from ..distributed import launched_rank
-from ..errors import InputError, Name, Note, compiling, one_line, writing
+from ..errors import InputError, Name, Note, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
+from ..models.backend import computing
 from .parser import flag
 
 
@@ -80,7 +81,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
     try:
         require_streams()
-        with one_interrupt(), compiling():
+        with one_interrupt(), computing():
             status = command()
         with printing():
             sys.stdout.flush()

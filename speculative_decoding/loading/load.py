@@ -23,6 +23,7 @@ from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
+from ..rooms import has_room
 from . import hub, manifest
 from .names import (
     FORMER_NAMES,
@@ -68,7 +69,7 @@ class ModelHandle:
         return weight_bytes(self.model, self.checkpoint)
 
     def load_weights(self) -> None:
-        if sys.platform.startswith("linux"):
+        if sys.platform.startswith("linux") and has_room("cpu"):
             from .. import cpu
 
             cpu.check()

@@ -91,11 +91,6 @@ class TransformerConfig:
         """Whether norms precede blocks."""
         return True
 
-    @property
-    def source_is_fixed(self) -> bool:
-        """See `LayerConfig`."""
-        return False
-
     def check_heads(self) -> None:
         """Raise `CheckpointError` if a number of heads does not divide the width."""
         for name, heads in (
@@ -133,7 +128,6 @@ class TransformerConfig:
             scale=(self.d_model // heads) ** -0.5,
             has_bias=True,
             norm_first=self.norm_first,
-            source_is_fixed=self.source_is_fixed,
         )
 
 

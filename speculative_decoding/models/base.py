@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
-from .attention import capped
+from .attention import Softmax, capped, precise_softmax
 from .audio import AudioConfig, Source, token_ids
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
 from .compiled import Compiled
@@ -44,6 +44,7 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention
     _compiled: Compiled | None = None
 
     @property

@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .attention import attend, split_heads
+from .attention import Softmax, attend, precise_softmax, split_heads
 from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
@@ -73,7 +73,7 @@ class DraftHead(nn.Module):
         self.wo = Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
         self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
-        self.source_is_fixed = False  # the target's; see `attend`
+        self._softmax: Softmax = precise_softmax  # the target's
         self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
@@ -106,7 +106,7 @@ class DraftHead(nn.Module):
     def adapt_to(self, target: EncoderDecoder) -> None:
         """Set the attributes that depend on the target and are not stored with the head."""
         self.hidden_epsilon = EPSILON * target.residual_scale**2
-        self.source_is_fixed = target.config.decoder.source_is_fixed
+        self._softmax = target.source_softmax
 
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
         """Return random weights that make a state approximately a weighted sum of its inputs.
@@ -164,7 +164,7 @@ class DraftHead(nn.Module):
         state = state.reshape(rows)
         x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed)
         queries = split_heads(self.q(x), len(keys), self.config.heads)
-        attended = attend(queries, keys, values, source_mask, source_is_fixed=self.source_is_fixed)
+        attended = attend(queries, keys, values, source_mask, softmax=self._softmax)
         x = mx.addmm(x, attended, self.o.transposed)
         inner = self.wi(x)
         if self.config.is_gated:
@@ -190,7 +190,7 @@ class DraftHead(nn.Module):
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
         head = DraftHead(config)
-        head.hidden_epsilon, head.source_is_fixed = self.hidden_epsilon, self.source_is_fixed
+        head.hidden_epsilon, head._softmax = self.hidden_epsilon, self._softmax
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 

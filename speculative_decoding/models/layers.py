@@ -10,7 +10,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads, split_parts
+from .attention import Softmax, attend, precise_softmax, split_heads, split_parts
 from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig
 from .linear import Linear, project
@@ -44,6 +44,7 @@ class CrossAttention(nn.Module):
     def __init__(self, config: LayerConfig, encoder_width: int) -> None:
         super().__init__()
         self.config = config
+        self.softmax: Softmax = precise_softmax
         inner = config.num_heads * config.head_dim
         kv_inner = config.num_kv_heads * config.head_dim
         self.q = Linear(config.d_model, inner, config.has_bias)
@@ -66,7 +67,7 @@ class CrossAttention(nn.Module):
             mask,
             scale=self.config.scale,
             soft_cap=self.config.attention_cap,
-            source_is_fixed=self.config.source_is_fixed,
+            softmax=self.softmax,
         )
         return project(self.o, attended, residual)
 
