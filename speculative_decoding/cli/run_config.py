@@ -14,12 +14,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..distributed import ProcessGroup
 from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.hub import suggested_draft
-from ..loading.load import BUNDLED, DTYPES, find_folder, locate
+from ..loading.load import BUNDLED, DTYPES, Shard, find_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
@@ -94,16 +93,17 @@ class DraftFlags:
 
 @dataclass(frozen=True)
 class ModelPaths:
-    """The folders of a target and its draft, which may be `SELF_DRAFT`, and the processes that share the target.
+    """The folders of a target and its draft, which may be `SELF_DRAFT`.
 
     adapter: a folder or name of an adapter of the target, if any.
+    shard: see `open_model`.
     """
 
     target: Path
     draft: Path | str | None = None
     dtype: str | None = None
     adapter: str | None = None
-    process_group: ProcessGroup | None = None
+    shard: Shard | None = None
 
     def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
         """Open the models without weights. quantize: bits per weight of the target."""
@@ -114,7 +114,7 @@ class ModelPaths:
             dtype=self.dtype,
             quantize=quantize,
             adapter=self.adapter,
-            process_group=self.process_group,
+            shard=self.shard,
         )
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoints import FORMATS
+from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS
 from ..errors import InputError
 from .manifest import MANIFEST
 from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
@@ -37,9 +37,7 @@ DISK_ERRORS = (
     errno.ENOTDIR,
 )
 CONVERTED_WEIGHTS = "weights.npz"
-ADAPTER_CONFIG = "adapter_config.json"
 SMALL_FILES = ("config.json", "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES)
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 # Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
@@ -146,7 +144,7 @@ class Wanted:
             return []
         if self.gguf_file is not None:
             return [self.gguf_file] if self.gguf_file in files else []
-        for file in (*FORMATS, *ADAPTER_WEIGHTS):
+        for file in (*FORMATS, *ADAPTER_FORMATS):
             if file in files:
                 return [file]
             if (index := f"{file}.index.json") in files:
@@ -163,7 +161,7 @@ class Wanted:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]
         weights = self.weights(files)
-        is_model = not any(file.endswith(".gguf") or file in ADAPTER_WEIGHTS for file in weights)  # has a config.json
+        is_model = not any(file.endswith(".gguf") or file in ADAPTER_FORMATS for file in weights)  # has a config.json
         expected = listed or (["config.json"] if is_model else [])
         missing = [file for file in self.small_files(expected) if file not in files]
         if is_whole(weights):

@@ -16,8 +16,7 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
-from ..distributed import ProcessGroup, shard_model
+from ..checkpoints.base import CastCheckpoint
 from ..errors import CheckpointError, Float16Error, InputError, written
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
@@ -46,6 +45,8 @@ WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
+# Takes a function that builds the model for one of N ranks, and the checkpoint; returns both for this process.
+Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def open_model(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
-    process_group: ProcessGroup | None = None,
+    shard: Shard | None = None,
     beside: int = 0,
 ) -> ModelHandle:
     """Open a folder, or a model on the Hub, which is downloaded if necessary.
@@ -117,7 +118,7 @@ def open_model(
         group_size: Columns per group of quantized weights.
         gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
-        process_group: The processes that share the model.
+        shard: Reduces the model to the part of this process, if several share it.
         beside: The size in bytes of a target that is loaded with this model.
 
     Raises:
@@ -140,17 +141,14 @@ def open_model(
     elif gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
     original = raw, checkpoint
-    model, raw, checkpoint = build_unread(*original, storage)
-    size = weight_bytes(model, checkpoint) // (1 if process_group is None else process_group.size)
-    require_memory(shown_name(folder), size, beside, partial(smaller_precision, *original))
+    model, raw, checkpoint = build_unread(*original, storage, shard)
+    require_memory(shown_name(folder), weight_bytes(model, checkpoint), beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
-            model, raw, checkpoint = build_model(*original, storage)
+            model, raw, checkpoint = build_model(*original, storage, shard)
         except Float16Error:
             if dtype is not None:
                 raise
-    if process_group is not None:
-        model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
     tokenizer = load_tokenizer(tokenizer_folder(folder, raw, adapter=opened_adapter))
     model.adapter = manifest.adapter_of(folder) if opened_adapter is None else opened_adapter.fingerprint
     model.pieces = tokenizer.vocabulary.pieces
@@ -173,7 +171,7 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
 
     Raises `InputError` for the folder of an adapter, with the way to load it.
     """
-    if gguf is None and (folder / hub.ADAPTER_CONFIG).is_file():
+    if gguf is None and (folder / checkpoints.ADAPTER_CONFIG).is_file():
         from .adapter import refuse_adapter
 
         refuse_adapter(folder)
@@ -192,7 +190,7 @@ def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
         return Adapter.open(find_folder(path_or_name))
     except NoFolder as error:
         name, meant = error.name, name_in_address(error.name)
-        near = nearest(name, folders_beside(name, hub.ADAPTER_CONFIG))
+        near = nearest(name, folders_beside(name, checkpoints.ADAPTER_CONFIG))
     if meant or near or not is_hub_name(name):
         way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
         raise InputError(
@@ -249,7 +247,7 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
 
 
 def build_model(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
@@ -270,6 +268,8 @@ def build_model(
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
+        from ..checkpoints.quantized import QuantizedCheckpoint
+
         head = "head" if "head.weight" in sources else "embedding"  # the embedding, if the two are tied
         layers = quantizable(model, sources, storage.group_size)
         names = {name for layer, tensors in layers.items() if layer != head for name in tensors}
@@ -278,14 +278,17 @@ def build_model(
                 f"no layer of this model has rows that divide into groups of {storage.group_size}", "quantize"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
+    if shard is not None:
+        model, checkpoint = shard(partial(models.build, raw, checkpoint), checkpoint)
     return model, raw, checkpoint
 
 
 def build_unread(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """`build_model` with bfloat16 instead of float16, which has the same size. Reads no tensor."""
-    return build_model(raw, checkpoint, replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage)
+    storage = replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage
+    return build_model(raw, checkpoint, storage, shard)
 
 
 def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:

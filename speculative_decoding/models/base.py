@@ -45,6 +45,7 @@ class EncoderDecoder(nn.Module):
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
     source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention
+    ranks = 1  # the processes that share the model
     _compiled: Compiled | None = None
 
     @property
@@ -222,6 +223,9 @@ class EncoderDecoder(nn.Module):
         table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
+
+    def keep_full_cross_attention(self) -> None:
+        """Let new caches hold the cross keys and values of all heads, for a draft head. One process always does."""
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return weights of this target with which a draft head of `d_ff` units starts. Its others are random.
