@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
@@ -37,17 +38,17 @@ from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .models.threads import use_mlx
+from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
-from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
-from .speech.options import TranscriptionOptions
 
-if TYPE_CHECKING:  # imported when something is transcribed, so that text does not wait for it
+if TYPE_CHECKING:
     from .speech.audio_file import Audio
-    from .speech.scheduler import Scheduler, Task, TranscriptionEvent
+    from .speech.keywords import TranscriptionKeywords
+    from .speech.scheduler import TranscriptionEvent
     from .speech.transcription import Transcription
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
@@ -247,31 +248,14 @@ class Session:
         self._drafter(chosen)  # raises if the drafter cannot be used
         return self._batch(prompts, chosen, slots)
 
-    @shows_transcription_options
     def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
-        """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
+        """Transcribe a recording; see `speech.api.transcribe`, whose help lists all options."""
+        return speech_api().transcribe(self, audio, **options)
 
-        Args:
-            audio: A file: its path, its content as bytes, or an open binary file. Or samples of one channel at 16 kHz
-                in an array of NumPy or MLX or a tensor of PyTorch: float from -1 to 1, or integers.
-            options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        result = None
-        for event in self.transcribe_stream(audio, **options):
-            result = event.result
-        assert result is not None
-        return result
-
-    @shows_transcription_options
     def transcribe_stream(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Iterator[TranscriptionEvent]:
-        """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
-        events = self.transcribe_batch([audio], slots=1, **options)
-        return (raise_error(event) for event in events)
+        """Yield segments as soon as they are finished; see `speech.api.transcribe_stream`."""
+        return speech_api().transcribe_stream(self, audio, **options)
 
-    @shows_transcription_options
     def transcribe_batch(
         self,
         recordings: Iterable[Audio | Mapping[str, Any]],
@@ -279,82 +263,14 @@ class Session:
         slots: int | None = None,
         **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe several recordings together: yield the segments of each as soon as they are finished.
+        """Transcribe several recordings together; see `speech.api.transcribe_batch`."""
+        return speech_api().transcribe_batch(self, recordings, slots=slots, **options)
 
-        Each result equals that of `transcribe` for the same recording.
-
-        Args:
-            recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for this recording.
-            slots: How many recordings are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
-        """
-        from .speech.mel import open_audio
-
-        scheduler = self.scheduler(*split_options(options, self.model.audio), slots)
-
-        def opened(recording: Audio | Mapping[str, Any]) -> Task:
-            own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-            if "audio" not in own:
-                raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-            return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
-
-        return scheduler.run(partial(opened, each) for each in recordings)
-
-    @shows_transcription_options
     def transcribe_chunks(
         self, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
-
-        Args:
-            audio: See `transcribe`.
-            slots: How many windows are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        from .speech.chunks import transcribe_chunks
-        from .speech.mel import open_audio
-
-        own, decoding = split_options(options, self.model.audio)
-        config = self.scheduler(own, decoding, slots).audio
-
-        def scheduler(language: str | None) -> Scheduler:
-            return self.scheduler(replace(own, language=language or own.language), decoding, slots)
-
-        recording = open_audio(audio, config.num_mel_bins)
-        return map(raise_error, transcribe_chunks(recording, config.window_frames, scheduler))
-
-    def scheduler(
-        self, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
-    ) -> Scheduler:
-        """A scheduler of recordings with its own engines.
-
-        Args:
-            options: How to transcribe.
-            decoding: Options of decoding that differ from the session's.
-            slots: How many recordings are transcribed together (default: the session's).
-
-        Raises:
-            InputError: This model cannot transcribe with these options.
-        """
-        from .speech.scheduler import Scheduler
-
-        if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
-            decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
-        return Scheduler(
-            self.model,
-            self.tokenizer,
-            options,
-            self.options_with(decoding),
-            validate("slots", Int(1), self.slots if slots is None else slots),
-            new_engine=self.engine,
-            draft_length=self.planner.draft_length,
-        )
+        """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
+        return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
@@ -496,11 +412,12 @@ class Session:
         return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
 
 
-def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
-    """Raise `InputError` for a recording that cannot be transcribed."""
-    if event.error is not None:
-        raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
-    return event
+def speech_api() -> ModuleType:
+    """The functions that transcribe, imported when the first one is called."""
+    require_room("speech", "audio")
+    from .speech import api
+
+    return api
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
