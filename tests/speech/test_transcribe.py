@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,11 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
-from speculative_decoding.speech.chunks import chunk_events, in_order
+from speculative_decoding.speech.chunks import chunk_events
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent
@@ -140,7 +142,7 @@ def test_events_come_in_order_as_soon_as_possible() -> None:
             seen.append(event)
             yield event
 
-    counts = [(event.number, len(seen)) for event in in_order(watched())]
+    counts = [(event.number, len(seen)) for event in in_order(watched(), attrgetter("number"), attrgetter("is_last"))]
     assert counts == [(0, 3), (0, 4), (0, 5), (1, 5), (1, 5), (2, 6), (2, 7)]
 
 
