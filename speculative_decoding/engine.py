@@ -51,6 +51,11 @@ class Event(NamedTuple):
     round: Round
     texts: list[str]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return self.round.finish_reason is not None
+
 
 def responses(event: Event) -> Iterator[GenerationResponse]:
     """One response for each token of a round."""

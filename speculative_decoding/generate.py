@@ -68,7 +68,7 @@ def batch_generate(
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
     **options: Unpack[OptionKeywords],
-) -> Iterator[BatchResult]:
+) -> Iterator[BatchResult[GenerationResult]]:
     """Yield the results of many prompts, in the order of the prompts: `Session.batch`.
 
     Args:

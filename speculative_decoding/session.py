@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
+from operator import attrgetter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult, blank_result
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
@@ -37,17 +38,18 @@ from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .models.threads import use_mlx
+from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
-from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
-from .speech.options import TranscriptionOptions
 
-if TYPE_CHECKING:  # imported when something is transcribed, so that text does not wait for it
+if TYPE_CHECKING:
+    from .rows import PromptScheduler
     from .speech.audio_file import Audio
-    from .speech.scheduler import Scheduler, Task, TranscriptionEvent
+    from .speech.keywords import TranscriptionKeywords
+    from .speech.scheduler import TranscriptionEvent
     from .speech.transcription import Transcription
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
@@ -201,7 +203,7 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Yield the results of many prompts, in the order of the prompts.
 
         Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
@@ -217,8 +219,10 @@ class Session:
         Raises:
             InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
+        from .rows import in_order
+
         results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
-        return in_order(results)
+        return in_order(results, attrgetter("index"))
 
     @shows_options
     def batch_as_completed(
@@ -228,14 +232,25 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Like `batch`, but yield each result as soon as it is complete; its `index` tells the prompt.
 
         At most a few times `slots` prompts are read ahead.
         """
-        slots = validate("slots", Int(1), self.slots if slots is None else slots)
+        from .rows import drive
+
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"must be a list of texts, not {short_repr(prompts)}", "prompts")
+        return drive(self.prompt_scheduler(slots, max_memory_gb, **options), enumerate(prompts))
+
+    @shows_options
+    def prompt_scheduler(
+        self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
+    ) -> PromptScheduler:
+        """The scheduler of a batch; see `rows.drive` and `batch`."""
+        from .rows import PromptScheduler
+
+        slots = validate("slots", Int(1), self.slots if slots is None else slots)
         chosen = self.options_with(options)
         if chosen.drafter is not None and not isinstance(chosen.drafter, str):
             raise InputError(
@@ -245,33 +260,27 @@ class Session:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
             slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
         self._drafter(chosen)  # raises if the drafter cannot be used
-        return self._batch(prompts, chosen, slots)
 
-    @shows_transcription_options
+        def options_of(own: Mapping[str, Any]) -> GenerationOptions:
+            row = chosen.override_for_row(own)
+            warn_without_effect(row, own)
+            return row
+
+        return PromptScheduler(
+            options_of,
+            new_engine=partial(self.engine, chosen, slots),
+            draft_length=partial(self.planner.draft_length, slots=slots),
+            reads_text=self.model.audio is None,
+        )
+
     def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
-        """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
+        """Transcribe a recording; see `speech.api.transcribe`, whose help lists all options."""
+        return speech_api().transcribe(self, audio, **options)
 
-        Args:
-            audio: A file: its path, its content as bytes, or an open binary file. Or samples of one channel at 16 kHz
-                in an array of NumPy or MLX or a tensor of PyTorch: float from -1 to 1, or integers.
-            options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        result = None
-        for event in self.transcribe_stream(audio, **options):
-            result = event.result
-        assert result is not None
-        return result
-
-    @shows_transcription_options
     def transcribe_stream(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Iterator[TranscriptionEvent]:
-        """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
-        events = self.transcribe_batch([audio], slots=1, **options)
-        return (raise_error(event) for event in events)
+        """Yield segments as soon as they are finished; see `speech.api.transcribe_stream`."""
+        return speech_api().transcribe_stream(self, audio, **options)
 
-    @shows_transcription_options
     def transcribe_batch(
         self,
         recordings: Iterable[Audio | Mapping[str, Any]],
@@ -279,82 +288,14 @@ class Session:
         slots: int | None = None,
         **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe several recordings together: yield the segments of each as soon as they are finished.
+        """Transcribe several recordings together; see `speech.api.transcribe_batch`."""
+        return speech_api().transcribe_batch(self, recordings, slots=slots, **options)
 
-        Each result equals that of `transcribe` for the same recording.
-
-        Args:
-            recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for this recording.
-            slots: How many recordings are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
-        """
-        from .speech.mel import open_audio
-
-        scheduler = self.scheduler(*split_options(options, self.model.audio), slots)
-
-        def opened(recording: Audio | Mapping[str, Any]) -> Task:
-            own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-            if "audio" not in own:
-                raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-            return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
-
-        return scheduler.run(partial(opened, each) for each in recordings)
-
-    @shows_transcription_options
     def transcribe_chunks(
         self, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
-
-        Args:
-            audio: See `transcribe`.
-            slots: How many windows are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        from .speech.chunks import transcribe_chunks
-        from .speech.mel import open_audio
-
-        own, decoding = split_options(options, self.model.audio)
-        config = self.scheduler(own, decoding, slots).audio
-
-        def scheduler(language: str | None) -> Scheduler:
-            return self.scheduler(replace(own, language=language or own.language), decoding, slots)
-
-        recording = open_audio(audio, config.num_mel_bins)
-        return map(raise_error, transcribe_chunks(recording, config.window_frames, scheduler))
-
-    def scheduler(
-        self, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
-    ) -> Scheduler:
-        """A scheduler of recordings with its own engines.
-
-        Args:
-            options: How to transcribe.
-            decoding: Options of decoding that differ from the session's.
-            slots: How many recordings are transcribed together (default: the session's).
-
-        Raises:
-            InputError: This model cannot transcribe with these options.
-        """
-        from .speech.scheduler import Scheduler
-
-        if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
-            decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
-        return Scheduler(
-            self.model,
-            self.tokenizer,
-            options,
-            self.options_with(decoding),
-            validate("slots", Int(1), self.slots if slots is None else slots),
-            new_engine=self.engine,
-            draft_length=self.planner.draft_length,
-        )
+        """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
+        return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
@@ -441,82 +382,18 @@ class Session:
         requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
 
-    def _batch(
-        self,
-        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
-        options: GenerationOptions,
-        slots: int,
-    ) -> Iterator[BatchResult]:
-        numbered = enumerate(prompts)
-        first = next(numbered, None)
-        if first is None:  # an engine may measure the device
-            return
-        waiting = chain([first], numbered)
-        engine = self.engine(options, slots)
-        samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
-        has_more = True
-        while True:
-            while has_more and engine.wants_more:
-                index, prompt = next(waiting, (-1, ""))
-                has_more = index >= 0
-                if has_more:
-                    try:
-                        requests = self._submit_row(engine, prompt, options, slots)
-                    except InputError as error:
-                        yield BatchResult(index, None, str(error))
-                        continue
-                    if isinstance(requests, GenerationResult):
-                        yield BatchResult(index, requests)
-                    else:
-                        samples |= {request: (index, requests) for request in requests}
-            if engine.is_idle:
-                return
-            for event in engine.step():
-                if event.request.finish_reason:
-                    index, requests = samples.pop(event.request)
-                    if not any(request in samples for request in requests):  # several may end in the same round
-                        error_message = next((request.error for request in requests if request.error), None)
-                        result = None if error_message else result_of(requests)
-                        yield BatchResult(index, result, error_message)
 
-    def _submit_row(
-        self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
-    ) -> list[Request] | GenerationResult:
-        """One request per sample of the prompt, or the result if it is blank."""
-        overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        if "audio" in overrides:
-            raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
-        if "prompt" not in overrides:
-            raise InputError("is missing", "prompt", "give each row a prompt")
-        text = overrides.pop("prompt")
-        row = options.override_for_row(overrides)
-        warn_without_effect(row, overrides)
-        if isinstance(text, str) and not text.strip() and self.model.audio is None:
-            return blank_result(row)
-        return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
+def speech_api() -> ModuleType:
+    """The functions that transcribe, imported when the first one is called."""
+    require_room("speech", "audio")
+    from .speech import api
 
-
-def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
-    """Raise `InputError` for a recording that cannot be transcribed."""
-    if event.error is not None:
-        raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
-    return event
+    return api
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
     if error := options.without_effect(names):
         note(str(error))
-
-
-def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:
-    """Yield the results in the order of their prompts."""
-    waiting: dict[int, BatchResult] = {}
-    index = 0
-    for result in results:
-        waiting[result.index] = result
-        while index in waiting:
-            yield waiting.pop(index)
-            index += 1
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

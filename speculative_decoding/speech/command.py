@@ -30,8 +30,8 @@ from ..cli.summary import run_summary
 from ..decoding.stats import GenerationStats
 from ..errors import InputError, Name
 from ..loading.names import model_name
+from ..rows import in_order
 from .audio_file import AudioBytes, AudioSource, open_source
-from .chunks import in_order
 from .formats import STREAMED
 from .options import TranscriptionOptions
 from .scheduler import TranscriptionEvent, language_code
@@ -131,7 +131,8 @@ class Output:
 
     def print(self, events: Iterable[TranscriptionEvent]) -> None:
         with progress(prints_above=self.format in STREAMED) as show:
-            for index, own in groupby(in_order(self._watched(events, show)), key=attrgetter("number")):
+            ordered = in_order(self._watched(events, show), attrgetter("number"), attrgetter("is_last"))
+            for index, own in groupby(ordered, key=attrgetter("number")):
                 own = self._noted(own)
                 if self.format == "json":
                     *_, last = own
