@@ -14,6 +14,7 @@ from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from ..errors import InputError, Name, UnknownOption, Words, words, written
+from ..rooms import require_room
 from .values import Bool, Int, ListOf, Number, Text, Union, Value, annotations_of
 
 P = ParamSpec("P")
@@ -213,6 +214,7 @@ class GenerationOptions:
             )
 
     def _check_beam_search(self) -> None:
+        require_room("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),

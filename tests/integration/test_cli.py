@@ -199,7 +199,7 @@ def test_records_keep_line_breaks(main_py, tmp_path: Path) -> None:  # type: ign
 
 
 def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    result = blank_result(GenerationOptions(num_return_sequences=2, num_beams=2))
+    result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
     fake: Any = SimpleNamespace(tokenizer=None, generate=lambda tokens: result)
     monkeypatch.setattr(compare, "note_unknown", lambda *arguments: None)

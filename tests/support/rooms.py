@@ -1,4 +1,4 @@
-"""Copies of the package without some of its rooms."""
+"""Tests of the core that need a room, and copies of the package without some of its rooms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import pytest
+
+from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
 
 FILES = ("main.py", "convert.py", "speculative_decoding_program.py", "pyproject.toml", "README.md")
 CACHES = shutil.ignore_patterns("__pycache__")
+
+
+def needs_room(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not has_room(name), reason=f"this copy lacks {name}/")
 
 
 def copy_without(rooms: Collection[str], folder: Path) -> Path:
