@@ -184,7 +184,7 @@ class Adapter:
         """Return config.json and checkpoint of the base with this adapter. No data is read.
 
         Args:
-            raw: The base's `checked_config`.
+            raw: The base's config.json, as `read_folder` returns it.
             base: As `models.adapt` returns it.
 
         Raises:

@@ -10,7 +10,6 @@ from functools import partial
 from ..errors import InputError, Name, note, written
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
-from ..models.shared_encoder import share_encoder
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
@@ -50,6 +49,8 @@ class ModelPair:
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):
+            from ..models.shared_encoder import share_encoder
+
             share_encoder(model, self.draft.model)
         elif self.draft is not None:
             model.keep_full_cross_attention()

@@ -51,11 +51,6 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
     return architecture.model(architecture.config(raw, checkpoint), ranks)
 
 
-def check_config(raw: RawConfig) -> None:
-    """Raise `CheckpointError` for a config.json that is unsupported or invalid."""
-    find(raw).config(raw, None)
-
-
 def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
     """Return config.json with Hugging Face's fields, which mlx-whisper names differently."""
     if "n_mels" not in raw:
@@ -115,8 +110,8 @@ __all__ = [
     "EncoderDecoder",
     "adapt",
     "build",
-    "check_config",
     "default_tokenizer",
+    "find",
     "for_float16",
     "hugging_face_config",
     "token_tables",

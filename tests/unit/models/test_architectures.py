@@ -43,9 +43,9 @@ def test_a_model_imports_no_other_architecture() -> None:
 
 def test_another_type_names_the_supported_ones() -> None:
     with pytest.raises(CheckpointError, match="unsupported model_type 'gpt2'; supported: t5, mt5"):
-        models.check_config({"model_type": "gpt2"})
+        models.find({"model_type": "gpt2"})
     with pytest.raises(CheckpointError, match="longt5.*use T5"):
-        models.check_config({"model_type": "longt5"})
+        models.find({"model_type": "longt5"})
 
 
 def test_only_architectures_that_cannot_overflow_keep_their_weights_in_float16() -> None:
