@@ -100,7 +100,7 @@ class ConsoleState:
         if paths.model == models.model:  # another model has another adapter, or none
             paths = replace(paths, adapter=models.adapter)
         changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
-        previous = replace(self.config, options=self.options)
+        previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
         config = make_run_config(paths, changed, self.config.flags)
         pair = config.open(use_draft=True)
         self._opened.close()
