@@ -44,7 +44,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     require_writable("trace", views.trace)
     config = run_config_from(chosen)
     if share == "tensor" and processes is not None:
-        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
+        config = replace(config, shard=partial(shard_model, processes=processes))
     # Import late, so that --help and argument errors are fast.
     if "doctor" in chosen:
         from ..doctor.command import examine

@@ -141,7 +141,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
     config = run_config_from(chosen)
     if processes is not None:
-        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
+        config = replace(config, shard=partial(shard_model, processes=processes))
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
             (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),
