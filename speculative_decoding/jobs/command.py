@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.text import ENCODINGS
 from ..cli.common import open_text, printing, say, write_stats
@@ -22,20 +22,26 @@ from ..cli.flags import SHARED_FLAGS, TEXT_ONLY, Files
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig
 from ..cli.summary import job_summary
-from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
+from ..decoding.results import BatchResult
 from ..engine import QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..loading import manifest
 from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
+from ..rooms import require_room
+from ..rows import Scheduler
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
 from . import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
-from .job import DecodeRows, RecordingResult
 from .messages import parse_batch_result
 from .output import recorded_setting
+
+if TYPE_CHECKING:
+    from ..distributed import ProcessGroup
+
+RowScheduler = Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
 
 
 def decode_file(config: RunConfig, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
@@ -82,17 +88,15 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
 
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, files.slots, recorded)
-        decode_rows = row_decoder(session, files)
-        if session.model.audio is not None:
-            decode_rows = partial(transcribe_rows, session, files)
+        scheduler = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
-            decode_rows = row_decoder_of_all_ranks(decode_rows, slots, processes)
+            scheduler = scheduler_of_all_ranks(scheduler, slots, processes)
             slots *= processes.size
         job = Job(
             lines,
             partial(parse_line, format=file_format, options=config.options.with_values(drafter=config.drafter)),
-            decode_rows,
+            scheduler,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
@@ -135,8 +139,14 @@ def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> 
     session.options = session.options.with_values(strict=recorded["exact"])
 
 
-def row_decoder(session: Session, files: Files) -> DecodeRows:
-    return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
+def row_scheduler(session: Session, files: Files) -> RowScheduler:
+    """Decodes the prompts of a job, or transcribes its recordings, whose paths are relative to the job's file."""
+    if session.model.audio is None:
+        return session.prompt_scheduler(files.slots, files.max_memory)
+    require_room("speech", "input")
+    from .recordings import RecordingScheduler
+
+    return RecordingScheduler(session, files.slots, Path() if files.input == "-" else Path(files.input).parent)
 
 
 def require_recordings(options: GenerationOptions, files: Files, processes: ProcessGroup | None) -> None:
@@ -150,24 +160,12 @@ def require_recordings(options: GenerationOptions, files: Files, processes: Proc
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
-def transcribe_rows(session: Session, files: Files, rows: Iterator[Mapping[str, Any]]) -> Iterator[RecordingResult]:
-    """Transcribe the rows of a job. Their paths are relative to the folder of the job's file."""
-    folder = Path() if files.input == "-" else Path(files.input).parent
-    found = ({**row, "audio": folder / row["audio"]} if "audio" in row else row for row in rows)
-    for event in session.transcribe_batch(found, slots=files.slots):
-        if event.is_last:
-            yield RecordingResult(event.number, event.result, None if event.error is None else str(event.error))
+def scheduler_of_all_ranks(scheduler: RowScheduler, slots: int, processes: ProcessGroup) -> RowScheduler:
+    from ..distributed import AllRanks
 
-
-def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:
-    return partial(
-        decode_on_all_ranks,
-        decode=decode_rows,
-        channel=processes.channel,
-        ranks=range(1, processes.size),
-        max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
-        parse=parse_batch_result,
-    )
+    max_pending = (QUEUE_PER_SLOT + 2) * slots + 4
+    ranks = range(1, processes.size)
+    return AllRanks(scheduler, processes.channel, ranks, max_pending=max_pending, parse=parse_batch_result)
 
 
 def run_with_progress(job: Job, input_bytes: int | None, files: Files) -> None:
@@ -179,8 +177,10 @@ def run_with_progress(job: Job, input_bytes: int | None, files: Files) -> None:
 
 def serve_file(config: RunConfig, files: Files, processes: ProcessGroup) -> int:
     """Decode the rows that the first process sends, and return the exit status."""
+    from ..distributed import serve_rows
+
     with config.session(config.open()) as session:
-        return serve_rows(row_decoder(session, files), processes.channel)
+        return serve_rows(row_scheduler(session, files), processes.channel)
 
 
 def write_to_stdout(record: bytes, line: InputLine) -> None:

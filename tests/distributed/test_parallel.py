@@ -9,7 +9,7 @@ import json
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,13 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
+from speculative_decoding.distributed import AllRanks, Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
 from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
+from speculative_decoding.rows import drive
 from tests.support import parallel_process
+from tests.support.job_engine import FakeScheduler
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -217,12 +219,9 @@ def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
             sent[rank] += 1
             answers.append((rank, vars(BatchResult(row[0], None, "no"))))
 
-    def engine(rows: Iterator[Any]) -> list[BatchResult]:
-        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
-
     channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    rows: Iterator[Any] = iter([{}] * 24)
-    found = decode_on_all_ranks(rows, engine, channel, range(1, 4), max_pending=28, parse=parse_batch_result)
+    ranks = AllRanks(FakeScheduler(slots=99), channel, range(1, 4), max_pending=28, parse=parse_batch_result)
+    found = drive(ranks, enumerate([{"prompt": "abc"}] * 24))
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 

@@ -614,17 +614,17 @@ def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     arguments = ["--input", str(prompts), "--output", str(output), "-m", "2"]
     used: list[bool | None] = []
-    batch = Session.batch_as_completed
+    prompt_scheduler = Session.prompt_scheduler
 
     def noted(self: Session, *given: Any, **options: Any) -> Any:
         used.append(self.options.strict)
-        return batch(self, *given, **options)
+        return prompt_scheduler(self, *given, **options)
 
     def settings() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(journal_path(output).read_text())["settings"]
         return found
 
-    monkeypatch.setattr(Session, "batch_as_completed", noted)
+    monkeypatch.setattr(Session, "prompt_scheduler", noted)
     monkeypatch.setattr(PassPlanner, "_any_width", False)
     decided = True
     monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)

@@ -26,6 +26,7 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs import Job, choose_format, output, parse_line, read_lines
 from speculative_decoding.jobs import input as job_input
+from speculative_decoding.jobs.fields import LINE_OPTIONS
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.sampling import GenerationOptions
@@ -33,10 +34,10 @@ from speculative_decoding.sampling.options import option_specs
 from tests.support.job_engine import (
     SETTINGS,
     Choose,
+    FakeScheduler,
     HalfWrites,
     Pipe,
     at_random,
-    engine,
     first,
     interrupted_main,
     last,
@@ -83,7 +84,7 @@ def memory(folder: Path, *arguments: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("choose", [first, last, at_random(1), at_random(2)])
 def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
-    run_job(tmp_path / "out", INPUT, engine(choose))
+    run_job(tmp_path / "out", INPUT, FakeScheduler(choose))
     lines = INPUT.decode().split("\n")
     for number, (line, fields) in enumerate(zip(lines, records(tmp_path / "out"), strict=True), start=1):
         assert fields["line"] == number
@@ -219,7 +220,7 @@ def test_options_of_a_line_are_passed_on() -> None:
     row = parse_line(line, "jsonl")
     assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
-    assert {name for name, spec in option_specs().items() if spec.per_row} - job_input.LINE_OPTIONS.keys() == {
+    assert {name for name, spec in option_specs().items() if spec.per_row} - LINE_OPTIONS.keys() == {
         "decoder_prefix",
         "logprobs",
     }
@@ -344,7 +345,13 @@ def test_long_lines_reduce_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
             taken = line.number
             yield line
 
-    job = Job(counted(), partial(parse_line, format="text"), engine(last), lambda record, _: written.write(record))
+    job = Job(
+        counted(),
+        partial(parse_line, format="text"),
+        FakeScheduler(last),
+        lambda record, _: written.write(record),
+        slots=4,
+    )
     assert max(taken - totals.lines for totals in job.run()) <= 10
     assert len(written.getvalue().splitlines()) == 200
 
