@@ -6,8 +6,9 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.decoding_thread import submit
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.prompts import PromptWork, served_prompts
+from speculative_decoding.server.prompts import PromptQueue, client_prompts
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 
@@ -18,7 +19,7 @@ def test_a_failing_planner_fails_one_prompt(
 ) -> None:
     """The decoding thread takes several prompts at once; an exception would lose the others."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=3))
-    work = PromptWork(session, Limits())
+    queue = PromptQueue(session, Limits())
     draft_length = session.planner.draft_length
     results = iter([error])
 
@@ -28,9 +29,9 @@ def test_a_failing_planner_fails_one_prompt(
         return draft_length(options, slots)
 
     monkeypatch.setattr(session.planner, "draft_length", fails_once)
-    items = [served_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
+    items = [client_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
     clients = [ClientRequest([item]) for item in items]
-    for call in [work.submit(item) for item in items]:
+    for call in [call for item in items for call in submit(queue, item)]:
         call()
     assert clients[0].error is not None and clients[0].error.status == status
-    assert work.active == [items[1]] and clients[1].error is None
+    assert queue.active == [items[1]] and clients[1].error is None
