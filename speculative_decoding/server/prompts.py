@@ -126,7 +126,8 @@ class PromptQueue:
         return [sample.client.on_queued for sample in item.samples]
 
     def cancel(self, item: ClientPrompt) -> None:
-        if item.request is not None and self._unfinished.pop(item.request, None):
+        if item.request is not None and item.request in self._unfinished:
+            del self._unfinished[item.request]
             self._engine.cancel(item.request)
 
     def step(self) -> list[Callback]:

@@ -120,6 +120,18 @@ def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Pat
     assert carried["audio"] == "a.wav" and carried["language"] == "de" and "error" not in carried
 
 
+def test_without_the_folder_speech_a_line_with_a_recording_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculative_decoding.rooms.has_room", lambda name: name != "speech")
+    run_job(tmp_path / "out", b'{"audio": "a.wav", "id": 7}\n{"prompt": "ab", "audio": "a.wav"}', format="jsonl")
+    refused, prompt = (json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines())
+    assert refused["error"].startswith("audio: needs the folder speculative_decoding/speech") and refused["id"] == 7
+    assert prompt["text"] == "ba"
+    with pytest.raises(InputError, match="^input: needs the folder speculative_decoding/speech"):
+        row_scheduler(session(), Files(input="job.jsonl"))
+
+
 @pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory"])
 def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
     values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0}

@@ -1,6 +1,10 @@
-"""Prompts that cannot be prepared fail by themselves."""
+"""Prompts that cannot be prepared fail by themselves, and samples of a prompt share its encoding."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -35,3 +39,35 @@ def test_a_failing_planner_fails_one_prompt(
         call()
     assert clients[0].error is not None and clients[0].error.status == status
     assert queue.active == [items[1]] and clients[1].error is None
+
+
+def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GenerationOptions(drafter="none", max_tokens=6, temperature=1.0, seed=7, num_return_sequences=3)
+    session = Session(tiny_model(), Letters())
+    expected = [each.text for each in session.generate("fed", **vars(options)).sequences]
+    encoded: list[int] = []
+    encode_rows = session.model.encode_rows
+
+    def counted(sources: Sequence[Any]) -> Any:
+        encoded.append(len(sources))
+        return encode_rows(sources)
+
+    monkeypatch.setattr(type(session.model), "encode_rows", lambda self, sources: counted(sources))
+
+    async def decode(leaves: bool) -> list[str | None]:
+        queue = PromptQueue(session, Limits())
+        client = ClientRequest(client_prompts([("fed", options)]))
+        for call in [call for item in client.items for call in submit(queue, item)]:
+            call()
+        await client.wait_until_queued()
+        if leaves:
+            queue.cancel(client.items[1])
+            client.items[1].finish_reason = "cancelled"
+        while queue.active:
+            for call in queue.step():
+                call()
+        await client.wait_until_finished()
+        return [each.text for each in client.items]
+
+    assert asyncio.run(decode(leaves=False)) == expected and encoded == [1]
+    assert asyncio.run(decode(leaves=True)) == [expected[0], "", expected[2]]
