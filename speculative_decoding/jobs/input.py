@@ -6,16 +6,16 @@ import hashlib
 import json
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from io import BytesIO
-from itertools import count
 from pathlib import PurePath
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
-from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
+from ..checkpoints.text import as_utf8
+from ..cli.lines import InputLine, decode_line
 from ..errors import InputError, Name, UnknownOption, words
 from ..sampling import GenerationOptions
 from ..sampling.options import (
@@ -33,7 +33,6 @@ from ..sampling.values import Int, Text, Value
 from ..speech.keywords import ALSO_CALLED, DECODING, NAMES_FOR_TEXT, split_options
 from ..speech.options import transcription_specs
 
-MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
@@ -68,37 +67,6 @@ RECORD_FIELDS = {
 
 
 AUDIO_RECORD_FIELDS = {*RECORD_FIELDS, "language", "seconds", "segments"}
-
-
-@dataclass(frozen=True)
-class InputLine:
-    """A line of the input, without its line end."""
-
-    number: int  # from 1
-    content: bytes | None  # None if it is longer than MAX_LINE_BYTES
-    digest: bytes  # of this line and all lines before it
-    end: int  # position of the next line in the input, in bytes of UTF-8
-
-
-def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """Yield one line at a time, in UTF-8. Only the current line is in memory."""
-    file = as_utf8(file)
-    digest = b""
-    end = 0
-    for number in count(1):
-        chunk = file.readline(MAX_LINE_BYTES)
-        if not chunk:
-            return
-        is_complete = chunk.endswith(b"\n") or len(chunk) < MAX_LINE_BYTES
-        content = chunk.rstrip(b"\r\n")
-        line_hash = hashlib.sha256(digest + content)
-        end += len(chunk)
-        while len(chunk) == MAX_LINE_BYTES and not chunk.endswith(b"\n"):
-            chunk = file.readline(MAX_LINE_BYTES)
-            line_hash.update(chunk)
-            end += len(chunk)
-        digest = line_hash.digest()
-        yield InputLine(number, content if is_complete else None, digest, end)
 
 
 def choose_format(name: str, start: bytes) -> str:
@@ -182,18 +150,6 @@ def parse_recording(line: InputLine, given: Mapping[str, Any]) -> ParsedLine:
     except InputError as error:
         return ParsedLine(line, carried=carried, error=str(error))
     return ParsedLine(line, fields, carried=carried)
-
-
-def decode_line(line: InputLine) -> str:
-    """Decode a line of UTF-8. Raises `InputError` for other encodings, binary files, and lines that are too long."""
-    if line.content is None:
-        raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
-    try:
-        text = line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1})", way_out=WAY_OUT) from error
-    require_no_nul(text)
-    return text
 
 
 def parse_json_object(text: str) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Any
 
+from ..cli.lines import InputLine
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
-from .input import DRAFT_COUNTS, InputLine, ParsedLine
+from .input import DRAFT_COUNTS, ParsedLine
 
 WINDOW_BYTES = 2**26
 
