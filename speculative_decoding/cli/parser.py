@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         self.basic = basic
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
         if basic:
-            self.add_argument("--help-all", action=HelpOfAll, nargs=0, help="show all options and exit")
+            self.add_argument("--help-all", action=HelpOfAll, nargs=0, default=argparse.SUPPRESS, help="show all options")
         self._given: Sequence[str] = ()
 
     def format_help(self) -> str:

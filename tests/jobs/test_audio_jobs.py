@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.cli.flags import Files
 from speculative_decoding.jobs import ResumableOutput
-from speculative_decoding.jobs.command import require_recordings, row_decoder, transcribe_rows
+from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_decoder, transcribe_rows
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import tiny_model
@@ -62,7 +61,7 @@ def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_sl
     found = []
     for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
         chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
-        decode = partial(transcribe_rows, chosen, Files(input=str(folder / "in.jsonl"), slots=slots))
+        decode = partial(transcribe_rows, chosen, BatchFlags(input=str(folder / "in.jsonl"), slots=slots))
         run_job(folder / f"out{slots}", content, decode, format="jsonl")
         records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
         found.append([(each["text"], each["segments"]) for each in records])
@@ -74,7 +73,7 @@ def content() -> bytes:
 
 
 def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> None:
-    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
+    decode = partial(transcribe_rows, session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
     totals = run_job(folder / "out", content(), decode, format="jsonl")
     records = [json.loads(line) for line in (folder / "out").read_bytes().splitlines()]
     assert [each["line"] for each in records] == [*range(1, 11)] and records[0]["id"] == 7
@@ -97,7 +96,7 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
 
 
 def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
-    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
+    decode = partial(transcribe_rows, session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
     run_job(folder / "whole", content(), decode, format="jsonl")
 
     def stop(output: ResumableOutput) -> None:
@@ -114,19 +113,20 @@ def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
     own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
-    decode = row_decoder(own, Files(input="job.jsonl", slots=2))
+    decode = row_decoder(own, BatchFlags(input="job.jsonl", slots=2))
     run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), decode, format="jsonl")
     refused, carried = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
     assert "this model reads text" in refused["error"]
     assert carried["audio"] == "a.wav" and carried["language"] == "de" and "error" not in carried
 
 
-@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory"])
+@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory", "prefix"])
 def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
-    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0}
-    is_file_flag = name == "max_memory"
-    options = GenerationOptions(**{} if is_file_flag else {name: values[name]})
-    files = Files(input="job.jsonl", max_memory=3.0 if is_file_flag else None)
+    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0, "prefix": "a"}
+    own = {name: values[name]}
+    is_file_flag = name in ("max_memory", "prefix")
+    options = GenerationOptions(**{} if is_file_flag else own)
+    files = BatchFlags(input="job.jsonl", **own if is_file_flag else {})
     with pytest.raises(InputError, match=f"^{name}: has no effect"):
         require_recordings(options, files, None)
-    require_recordings(GenerationOptions(), Files(input="job.jsonl"), None)
+    require_recordings(GenerationOptions(), BatchFlags(input="job.jsonl"), None)
