@@ -64,8 +64,8 @@ class GenerationStats:
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed
     verify_seconds: float | None = None  # part of decode_seconds; None unless timed
     time_to_first_token: float = 0.0
-    # The most memory that MLX has held in this process, for all sessions together: MLX has no other figure. Sessions never
-    # reset it, since that would falsify the figures of others; mx.reset_peak_memory() does.
+    # The most memory that MLX has held in this process, for all sessions together: MLX has no other figure. A session
+    # never resets it, since that would falsify the figures of others; mx.reset_peak_memory() does.
     peak_memory_bytes: int = 0
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens

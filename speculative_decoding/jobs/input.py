@@ -5,54 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import count
 from pathlib import PurePath
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..checkpoints.json_text import parse_json_object
-from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
+from ..checkpoints.text import as_utf8
+from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
 from ..rooms import require_room
 from ..sampling import GenerationOptions
 from ..sampling.options import current_names
 from .fields import PROMPT, PROMPT_FIELDS
 
-MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
-
-
-@dataclass(frozen=True)
-class InputLine:
-    """A line of the input, without its line end."""
-
-    number: int  # from 1
-    content: bytes | None  # None if it is longer than MAX_LINE_BYTES
-    digest: bytes  # of this line and all lines before it
-    end: int  # position of the next line in the input, in bytes of UTF-8
-
-
-def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """Yield one line at a time, in UTF-8. Only the current line is in memory."""
-    file = as_utf8(file)
-    digest = b""
-    end = 0
-    for number in count(1):
-        chunk = file.readline(MAX_LINE_BYTES)
-        if not chunk:
-            return
-        is_complete = chunk.endswith(b"\n") or len(chunk) < MAX_LINE_BYTES
-        content = chunk.rstrip(b"\r\n")
-        line_hash = hashlib.sha256(digest + content)
-        end += len(chunk)
-        while len(chunk) == MAX_LINE_BYTES and not chunk.endswith(b"\n"):
-            chunk = file.readline(MAX_LINE_BYTES)
-            line_hash.update(chunk)
-            end += len(chunk)
-        digest = line_hash.digest()
-        yield InputLine(number, content if is_complete else None, digest, end)
 
 
 def choose_format(name: str, start: bytes) -> str:
@@ -124,18 +92,6 @@ def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
         raise InputError("is missing", "prompt", 'give the line a "prompt"')
     own = {name: value for name, value in fields.items() if name != "prompt"}
     options.override_for_row(own).require_effect(own)
-
-
-def decode_line(line: InputLine) -> str:
-    """Decode a line of UTF-8. Raises `InputError` for other encodings, binary files, and lines that are too long."""
-    if line.content is None:
-        raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
-    try:
-        text = line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1})", way_out=WAY_OUT) from error
-    require_no_nul(text)
-    return text
 
 
 def line_seed(seed: int, number: int) -> int:

@@ -14,11 +14,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from ..cli.lines import InputLine
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 from ..rows import Scheduler, drive, in_order
 from .fields import DRAFT_COUNTS
-from .input import InputLine, ParsedLine
+from .input import ParsedLine
 
 WINDOW_BYTES = 2**26
 

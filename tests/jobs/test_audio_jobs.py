@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.cli.flags import Files
 from speculative_decoding.jobs import ResumableOutput
-from speculative_decoding.jobs.command import require_recordings, row_scheduler
+from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_scheduler
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import tiny_model
@@ -61,7 +60,7 @@ def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_sl
     found = []
     for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
         chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
-        scheduler = row_scheduler(chosen, Files(input=str(folder / "in.jsonl"), slots=slots))
+        scheduler = row_scheduler(chosen, BatchFlags(input=str(folder / "in.jsonl"), slots=slots))
         run_job(folder / f"out{slots}", content, scheduler, format="jsonl")
         records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
         found.append([(each["text"], each["segments"]) for each in records])
@@ -73,7 +72,7 @@ def content() -> bytes:
 
 
 def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> None:
-    scheduler = row_scheduler(session(), Files(input=str(folder / "job.jsonl"), slots=2))
+    scheduler = row_scheduler(session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
     totals = run_job(folder / "out", content(), scheduler, format="jsonl")
     records = [json.loads(line) for line in (folder / "out").read_bytes().splitlines()]
     assert [each["line"] for each in records] == [*range(1, 11)] and records[0]["id"] == 7
@@ -96,7 +95,7 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
 
 
 def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
-    files = Files(input=str(folder / "job.jsonl"), slots=2)
+    files = BatchFlags(input=str(folder / "job.jsonl"), slots=2)
     run_job(folder / "whole", content(), row_scheduler(session(), files), format="jsonl")
 
     def stop(output: ResumableOutput) -> None:
@@ -113,7 +112,7 @@ def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
     own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
-    scheduler = row_scheduler(own, Files(input="job.jsonl", slots=2))
+    scheduler = row_scheduler(own, BatchFlags(input="job.jsonl", slots=2))
     run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), scheduler, format="jsonl")
     refused, carried = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
     assert "this model reads text" in refused["error"]
@@ -129,15 +128,16 @@ def test_without_the_folder_speech_a_line_with_a_recording_is_an_error(
     assert refused["error"].startswith("audio: needs the folder speculative_decoding/speech") and refused["id"] == 7
     assert prompt["text"] == "ba"
     with pytest.raises(InputError, match="^input: needs the folder speculative_decoding/speech"):
-        row_scheduler(session(), Files(input="job.jsonl"))
+        row_scheduler(session(), BatchFlags(input="job.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory"])
+@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory", "prefix"])
 def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
-    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0}
-    is_file_flag = name == "max_memory"
-    options = GenerationOptions(**{} if is_file_flag else {name: values[name]})
-    files = Files(input="job.jsonl", max_memory=3.0 if is_file_flag else None)
+    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0, "prefix": "a"}
+    own = {name: values[name]}
+    is_file_flag = name in ("max_memory", "prefix")
+    options = GenerationOptions(**{} if is_file_flag else own)
+    files = BatchFlags(input="job.jsonl", **own if is_file_flag else {})
     with pytest.raises(InputError, match=f"^{name}: has no effect"):
         require_recordings(options, files, None)
-    require_recordings(GenerationOptions(), Files(input="job.jsonl"), None)
+    require_recordings(GenerationOptions(), BatchFlags(input="job.jsonl"), None)

@@ -176,9 +176,9 @@ def print_memory(lines: int, window: int | None = None) -> None:
     print(json.dumps({"lines": totals.lines, "peaks": peaks, "ahead": ahead}))
 
 
-def interrupted_main(count: int, how: int, arguments: Sequence[str]) -> None:
-    """Run main.py's command in a process that sends itself a signal after `count` records."""
-    from speculative_decoding.cli.main import main
+def interrupted_batch(count: int, how: int, arguments: Sequence[str]) -> None:
+    """Run `batch` in a process that sends itself a signal after `count` records."""
+    from speculative_decoding.jobs.command import main
 
     write, left = ResumableOutput.write, count
 
