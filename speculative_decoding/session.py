@@ -31,7 +31,7 @@ from .drafters import (
     with_default_drafter,
 )
 from .drafters.draft_model import DraftVocabulary
-from .engine import Engine, Event, responses, result_of
+from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.pair import ModelPair, open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Session:
     draft_model: EncoderDecoder | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
-    slots: int = 8
+    slots: int = DEFAULT_SLOTS
     draft_vocabulary: DraftVocabulary | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Annotated as A
@@ -234,17 +235,23 @@ def save_changes(store: TextStore, path: Path, stop: Event) -> None:
                 say(f"note: {error}")
 
 
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:
+def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
     may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    processes: the group of processes that share the target.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
-    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if processes is None:
+        return config
+    from ..distributed import shard_model
+
+    return replace(config, shard=partial(shard_model, processes=processes))
 
 
 def make_run_config(

@@ -20,7 +20,9 @@ from ..models.threads import use_mlx
 from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
+from .audio_file import Audio
 from .keywords import split_names
+from .mel import open_audio
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
@@ -124,6 +126,13 @@ class Scheduler:
         assert self.model.audio is not None
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
+
+    def open(self, recording: Audio | Mapping[str, Any]) -> Task:
+        """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
+        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
+        if "audio" not in own:
+            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
+        return self.task(open_audio(own.pop("audio"), self.audio.num_mel_bins), own)
 
     def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
         """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
