@@ -34,14 +34,6 @@ class CrossAttentionCache:
     cross_values: mx.array  # (P, H, S, D)
 
     @property
-    def prompts(self) -> int:
-        return self.cross_keys.shape[0]
-
-    @property
-    def num_heads(self) -> int:
-        return self.cross_keys.shape[1]
-
-    @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values]
 
