@@ -149,7 +149,7 @@ class EncoderDecoder(nn.Module):
             states, cache.hidden, buffers = self._pass(*arguments)
         else:
             shape = (*tokens.shape, cache.beams, cache.capacity, cache.source_capacity, cache.kept_layers)
-            states, cache.hidden, buffers = compiled(shape, *arguments)
+            states, cache.hidden, buffers = compiled(shape)(*arguments)
         for layer, buffer in zip(cache.layers, buffers, strict=True):
             layer.keys_values = buffer
         cache.advance(length)

@@ -154,7 +154,7 @@ class DecoderCache:
     @property
     def capacity(self) -> int:
         """T: the longest output that fits without growing. Passes attend over this many positions."""
-        return self.layers[0].num_keys(0)
+        return self.layers[0].keys_values.shape[3]
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -202,7 +202,7 @@ class DraftHead(nn.Module):
             is_first: (B, 1), True for rows without a verified token.
         """
         features_at, _ = self._compiled or self.finalize()
-        return features_at(hidden[0].shape, list(hidden), positions, is_first)
+        return features_at(hidden[0].shape)(list(hidden), positions, is_first)
 
     def _features_at(self, hidden: Sequence[mx.array], positions: mx.array, is_first: mx.array) -> mx.array:
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), positions, axis=1))
@@ -211,7 +211,7 @@ class DraftHead(nn.Module):
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step` and its `outputs` for one position of each row, both (B, d). Compiled."""
         _, step_and_outputs = self._compiled or self.finalize()
-        return step_and_outputs((len(arrays[0]), arrays[2].shape), *arrays)
+        return step_and_outputs((len(arrays[0]), arrays[2].shape))(*arrays)
 
     def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         state = self.step(*arrays)

@@ -141,7 +141,10 @@ class T5Config:
 
 
 class Stack(nn.Module):
-    """The layers of the encoder or decoder, their position biases, and the final norm."""
+    """The layers of the encoder or decoder, their position biases, and the final norm.
+
+    `position_biases` returns one mask per layer, or one for all layers.
+    """
 
     def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
