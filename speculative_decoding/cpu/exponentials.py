@@ -8,7 +8,7 @@ exponential takes 1.5 ns. docs/decisions/exponentials.md has the measurements.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import mlx.core as mx
 
@@ -51,7 +51,7 @@ def compiled(
     function: Callable[[mx.array], mx.array], shape: tuple[int, ...], dtype: mx.Dtype
 ) -> Callable[[mx.array], mx.array]:
     """Compile a function for one shape and type."""
-    return mx.compile(function)
+    return mx.compile(partial(function))  # MLX keeps traces by function object, and drops those of one together
 
 
 def _exp(x: mx.array) -> mx.array:

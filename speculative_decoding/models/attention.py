@@ -136,17 +136,18 @@ def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, scale: 
     """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped."""
     keys = part.keys.swapaxes(-1, -2)
     mask = part.mask
-    if mask is not None and soft_cap is None and shared == 1 and keys.shape[0] == queries.shape[0]:
-        return mx.addmm(mask, queries, keys)
-    scores = matmul_rows(queries, keys)
+    if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
+        return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
+    scores = capped(matmul_rows(queries, keys), soft_cap, scale)
     if mask is None:
-        return capped(scores, soft_cap, scale)
-    if mask.shape[0] not in (1, scores.shape[0]):
-        mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
+        return scores
+    if len(mask) not in (1, len(scores)):  # several rows share the mask of a part
+        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
     if shared == 1 or mask.shape[2] == 1:
-        return capped(scores, soft_cap, scale) + mask
-    by_query_head = scores.reshape(*scores.shape[:2], shared, *mask.shape[2:])  # a view, as opposed to a repeated mask
-    return (capped(by_query_head, soft_cap, scale) + mask[:, :, None]).reshape(scores.shape)
+        return scores + mask
+    # Each position has `shared` rows of scores. They are viewed apart, rather than repeating the mask.
+    by_query_head = scores.reshape(*scores.shape[:2], shared, *mask.shape[2:])
+    return (by_query_head + mask[:, :, None]).reshape(scores.shape)
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:

@@ -59,7 +59,7 @@ class CrossAttention(nn.Module):
     def __call__(
         self, x: mx.array, mask: mx.array, cache: CrossAttentionCache, residual: mx.array | None = None
     ) -> mx.array:
-        queries = split_heads(self.q(x), cache.prompts, self.config.num_heads)
+        queries = split_heads(self.q(x), len(cache.cross_keys), self.config.num_heads)
         attended = attend(
             queries,
             cache.cross_keys,

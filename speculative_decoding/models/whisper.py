@@ -95,6 +95,7 @@ class Whisper(EncoderDecoder):
     def __init__(self, config: WhisperConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_positions = config.max_target_positions
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
         encoder = [Layer(config.encoder.shard(ranks), norm) for _ in range(config.encoder_layers)]
@@ -122,10 +123,6 @@ class Whisper(EncoderDecoder):
         width = self.config.d_model
         table = LearnedPositions(positions, width, offset=0)
         return Stack(width, layers, table, norm_first=True, embedding_norm=False)
-
-    @property
-    def max_positions(self) -> int:
-        return self.config.max_target_positions
 
     def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
         """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
