@@ -25,7 +25,8 @@ from ..models.memory_budget import GB, fits, require_memory
 from ..rooms import has_room
 from . import manifest
 from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
-from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from .tokenizer import load_tokenizer
+from .tokenizer_base import TOKENIZER_FILES, Tokenizer
 
 if TYPE_CHECKING:  # imported when an adapter is given
     from .adapter import Adapter
