@@ -118,7 +118,7 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
             continue  # drafts are not worthwhile, so the drafter looks up nothing
         kinds = [drafter.kind(request) for request in requests]
         limits = [
-            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))
+            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
             for request, kind in zip(requests, kinds, strict=True)
         ]
         for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
@@ -128,7 +128,7 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it: it chooses their lengths together."""
+    """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
@@ -203,13 +203,14 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
     rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)
+    result = rule.decide(draft, logits, rows)  # lazy, too
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
         observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
         if observed is None:
-            observed = scores(logits, options, history_of(rows, draft.tokens))
+            tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
+            observed = scores(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
     return Verification(
         result.accepted, result.next_token, logits.max(axis=-1), result.total_variation, logprobs, observed
