@@ -169,11 +169,7 @@ class DecodingThread:
     def _new_work(self, session: Session) -> Work:
         if session.model.audio is None:
             return PromptWork(session, self._limits)
-        return RecordingWork(session, self._limits, self.reading, self._notify)
-
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+        return RecordingWork(session, self._limits)
 
     def _take(self, work: Work) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from ..decoding.request import Request
 from ..draft_length.base import DraftLength
 from ..engine import Engine
@@ -227,7 +225,8 @@ class Scheduler:
 
     def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
-        opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
+        length = self.audio.window_frames
+        opening = recording.window(0, length, length)
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
