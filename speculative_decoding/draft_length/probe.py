@@ -178,7 +178,9 @@ class Probe:
             if self._window is None:
                 noise = mx.random.normal((audio.window_frames, audio.num_mel_bins), key=mx.random.key(0))
                 self._window = AudioFrames(noise)
-                self._window.encoder_output(self._model, self._noise_output)  # encoding takes longer than all passes
+                self._window.encoder_output(
+                    self._model, audio.num_mel_bins, self._noise_output
+                )  # encoding takes longer than all passes
             return self._window
         length = 24 + 11 * (row % 5)
         return self._ids[row : row + length]

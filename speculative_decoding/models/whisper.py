@@ -147,7 +147,7 @@ class Whisper(EncoderDecoder):
         Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
         """
         windows = [source for source in sources if isinstance(source, AudioFrames)]
-        return [window.encoder_output(self, self.encode_window) for window in windows]
+        return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
 
     def encode_window(self, frames: mx.array) -> mx.array:
         """Log-mel frames of a window (T, mel bands) -> encoder output (1, S, d_model). Not differentiable on a CPU."""

@@ -173,11 +173,7 @@ class DecodingThread:
             return PromptQueue(session, self._limits)
         from .recordings import RecordingQueue
 
-        return RecordingQueue(session, self._limits, self.reading, self._notify)
-
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+        return RecordingQueue(session, self._limits)
 
     def _take(self, queue: DecodingQueue) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""

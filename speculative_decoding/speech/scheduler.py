@@ -6,8 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from ..decoding.request import Request
 from ..draft_length.base import DraftLength
 from ..engine import Engine
@@ -20,9 +18,7 @@ from ..models.threads import use_mlx
 from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
-from .audio_file import Audio
 from .keywords import split_names
-from .mel import open_audio
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
@@ -127,13 +123,6 @@ class Scheduler:
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
 
-    def open(self, recording: Audio | Mapping[str, Any]) -> Task:
-        """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
-        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-        if "audio" not in own:
-            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        return self.task(open_audio(own.pop("audio"), self.audio.num_mel_bins), own)
-
     def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
         """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
         own, decoding = split_names(overrides)
@@ -236,7 +225,8 @@ class Scheduler:
 
     def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
-        opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
+        length = self.audio.window_frames
+        opening = recording.window(0, length, length)
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 

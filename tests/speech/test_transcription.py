@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding.errors import InputError
+from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
-from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import Scheduler, Task
 from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
@@ -336,8 +337,8 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
     class Noise:
         num_frames = 60
 
-        def frames(self, start: int, count: int) -> NDArray[np.float32]:
-            return np.zeros((count, 6), np.float32)
+        def window(self, start: int, count: int, length: int) -> AudioFrames:
+            return AudioFrames(mx.zeros((length, 6)))
 
     def open_one() -> Task:
         opened.append(len(opened))
@@ -372,7 +373,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
 
     scheduler = new_scheduler(own, TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):
-        assert len([*scheduler.start(number, scheduler.task(open_audio(audio, 6), {}))]) == 1
+        assert len([*scheduler.start(number, scheduler.task(open_audio(audio, [6]), {}))]) == 1
         assert not [*scheduler.resume(number)]
     scheduler.cancel(0)
     results = []
