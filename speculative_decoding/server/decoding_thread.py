@@ -35,7 +35,7 @@ MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
 
 
 class DecodingQueue(Protocol):
-    """Items of clients that are decoded together: prompts, or recordings.
+    """Items of clients that are decoded together: prompts, or recordings. A `rows.Scheduler` that clients may cancel.
 
     Attributes:
         decoding: How many items have a slot.
