@@ -38,6 +38,7 @@ from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
+DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
 

@@ -28,7 +28,7 @@ from .drafters import (
     model_drafter,
     new_ngram,
 )
-from .engine import Engine, Event, responses, result_of
+from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class Session:
     draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
-    slots: int = 8
+    slots: int = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
         use_mlx()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Annotated as A
@@ -267,17 +267,21 @@ def save_changes(store: TextStore, path: Path, stop: Event) -> None:
                 say(f"note: {error}")
 
 
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:
+def run_config_from(
+    args: argparse.Namespace, *, may_sample: bool = False, processes: ProcessGroup | None = None
+) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
     may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    processes: the processes that share the target.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
-    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    models = replace(flags_from(ModelFlags, args).find(), process_group=processes)
+    return make_run_config(models, given, flags_from(DraftFlags, args), may_sample)
 
 
 def make_run_config(

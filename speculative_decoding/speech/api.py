@@ -17,7 +17,7 @@ from .chunks import chunk_events
 from .keywords import TranscriptionKeywords, shows_transcription_options, split_options
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
-from .scheduler import Scheduler, Task, TranscriptionEvent
+from .scheduler import Scheduler, TranscriptionEvent
 from .transcription import Transcription
 
 if TYPE_CHECKING:
@@ -74,16 +74,7 @@ def transcribe_batch(
         InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
     """
     scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
-
-    bins = mel_bins(session)
-
-    def opened(recording: Audio | Recording | Mapping[str, Any]) -> Task:
-        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-        if "audio" not in own:
-            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        return scheduler.task(open_audio(own.pop("audio"), bins), own)
-
-    return scheduler.run(partial(opened, each) for each in recordings)
+    return scheduler.run(partial(scheduler.open, each) for each in recordings)
 
 
 @shows_transcription_options
@@ -135,6 +126,7 @@ def new_scheduler(
         validate("slots", Int(1), session.slots if slots is None else slots),
         new_engine=session.engine,
         draft_length=session.planner.draft_length,
+        num_mel_bins=mel_bins(session),
     )
 
 

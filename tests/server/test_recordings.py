@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server import recordings
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.recordings import RecordingWork, ServedRecording
+from speculative_decoding.server.recordings import ClientRecording, RecordingQueue
+from speculative_decoding.speech.options import TranscriptionOptions
 
 
 class Outputs:
@@ -56,10 +58,10 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     outputs = Outputs()
     monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
     session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
-    work = RecordingWork(session, Limits(slots=2))
+    work = RecordingQueue(session, Limits(slots=2))
 
-    def submit(client: str) -> ServedRecording:
-        item = ServedRecording(cast(Any, None), {}, client)
+    def submit(client: str) -> ClientRecording:
+        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
         item.client = cast(Any, SimpleNamespace(on_queued=None))
         work.submit(item)
         work.step()

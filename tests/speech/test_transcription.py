@@ -331,7 +331,7 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
     own = session()
     decoding = own.options_with({"drafter": "none"})
     scheduler = Scheduler(
-        MODEL, Letters(), TranscriptionOptions(**GREEDY), decoding, 2, own.engine, own.planner.draft_length
+        MODEL, Letters(), TranscriptionOptions(**GREEDY), decoding, 2, own.engine, own.planner.draft_length, [6]
     )
 
     class Noise:
