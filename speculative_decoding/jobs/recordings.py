@@ -16,7 +16,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
 from ..session import Session
-from ..speech.api import new_scheduler, open_task
+from ..speech.api import new_scheduler
 from ..speech.keywords import ALSO_CALLED, DECODING, NAMES_FOR_TEXT, split_options
 from ..speech.options import transcription_specs
 from ..speech.scheduler import TranscriptionEvent
@@ -56,7 +56,6 @@ class RecordingScheduler:
     """
 
     def __init__(self, session: Session, slots: int, folder: Path) -> None:
-        self._session = session
         self._scheduler = new_scheduler(session, *split_options({}, session.model.audio), slots)
         self._folder = folder
 
@@ -71,7 +70,7 @@ class RecordingScheduler:
     def submit(self, item: tuple[int, Mapping[str, Any]]) -> Iterator[BatchResult[Transcription]]:
         number, fields = item
         found = {**fields, "audio": self._folder / fields["audio"]} if "audio" in fields else fields
-        return results(self._scheduler.submit((number, partial(open_task, self._session, self._scheduler, found))))
+        return results(self._scheduler.submit((number, partial(self._scheduler.open, found))))
 
     def step(self) -> Iterator[BatchResult[Transcription]]:
         return results(self._scheduler.step())

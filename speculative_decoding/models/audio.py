@@ -54,6 +54,13 @@ class AudioFrames:
         return self._encoder_outputs[id(model)][1]
 
 
+class NoiseFrames(AudioFrames):
+    """A window of noise with every number of mel bins, to measure models and to warm them up."""
+
+    def of(self, num_mel_bins: int) -> mx.array:
+        return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
+
+
 Source = Sequence[int] | AudioFrames  # of a request: token ids, or audio frames for a speech model
 
 

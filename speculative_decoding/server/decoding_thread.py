@@ -21,7 +21,7 @@ from ..distributed import ShardedModel
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError, written
-from ..models.audio import AudioFrames
+from ..models.audio import NoiseFrames
 from ..rooms import require_room
 from ..session import Session
 from .client_request import Callback, ClientItem
@@ -220,7 +220,7 @@ def warm_up(session: Session, slots: int) -> None:
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
-    source = "a" if audio is None else AudioFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+    source = "a" if audio is None else NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:

@@ -26,8 +26,7 @@ from .model_names import ModelNames
 from .multipart import Part
 from .recordings import ClientRecording, field_name
 
-FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-MEDIA_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
+FORMATS = ("json", "verbose_json", *formats.STREAMED)
 GRANULARITIES = ("word", "segment")
 UNSUPPORTED = {  # OpenAI's fields, and why they are refused
     "include": "log-probabilities are only returned as averages, with response_format verbose_json",
@@ -161,7 +160,8 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
         case "text":
             return PlainTextResponse(text + "\n")
         case name:
-            return PlainTextResponse("".join(formats.STREAMED[name](result.segments)), media_type=MEDIA_TYPES[name])
+            content = "".join(formats.STREAMED[name](result.segments))
+            return PlainTextResponse(content, media_type=formats.MEDIA_TYPES[name])
 
 
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:

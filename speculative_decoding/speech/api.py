@@ -17,7 +17,7 @@ from .chunks import chunk_events
 from .keywords import TranscriptionKeywords, shows_transcription_options, split_options
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
-from .scheduler import Scheduler, Task, TranscriptionEvent
+from .scheduler import Scheduler, TranscriptionEvent
 from .transcription import Transcription
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def transcribe_batch(
         InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
     """
     scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
-    return scheduler.run(partial(open_task, session, scheduler, each) for each in recordings)
+    return scheduler.run(partial(scheduler.open, each) for each in recordings)
 
 
 @shows_transcription_options
@@ -102,14 +102,6 @@ def transcribe_chunks(
     return map(raise_error, chunk_events(recording, config.window_frames, scheduler))
 
 
-def open_task(session: Session, scheduler: Scheduler, recording: Audio | Recording | Mapping[str, Any]) -> Task:
-    """Open a recording, or a mapping with "audio" and its own options. Raises `InputError`."""
-    own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-    if "audio" not in own:
-        raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-    return scheduler.task(open_audio(own.pop("audio"), mel_bins(session)), own)
-
-
 def new_scheduler(
     session: Session, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
 ) -> Scheduler:
@@ -134,6 +126,7 @@ def new_scheduler(
         validate("slots", Int(1), session.slots if slots is None else slots),
         new_engine=session.engine,
         draft_length=session.planner.draft_length,
+        num_mel_bins=mel_bins(session),
     )
 
 

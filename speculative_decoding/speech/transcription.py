@@ -21,8 +21,8 @@ from .word_timestamps import TimedWord, add_words
 HIGH_TEMPERATURE = 0.5  # the next window does not continue text that was sampled above it
 
 
-class Recording(Protocol):
-    """The frames of a recording, 100 per second."""
+class WindowSource(Protocol):
+    """A recording or a part of one. There are 100 frames per second."""
 
     @property
     def num_frames(self) -> int: ...
@@ -89,7 +89,7 @@ class Transcriber:
         stats: Counts and times of all outputs, added by the caller.
     """
 
-    recording: Recording = field(repr=False)
+    recording: WindowSource = field(repr=False)
     text_tokens: SpeechText = field(repr=False)
     language: str
     options: TranscriptionOptions

@@ -184,7 +184,7 @@ def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
 
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "gpt-4o-transcribe"}, "model", "does not exist"),
-    ({"response_format": "diarized_json"}, "response_format", "one of json, text, srt, verbose_json, vtt"),
+    ({"response_format": "diarized_json"}, "response_format", "one of json, verbose_json, text, srt, vtt"),
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream": "true", "response_format": "srt"}, "stream", "use json"),
     ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "use verbose_json"),

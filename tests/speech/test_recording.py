@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import recording
+from speculative_decoding.speech.audio_file import AudioArray, AudioSource, BegunSource
 from speculative_decoding.speech.recording import Recording, frame_bytes_per_second, open_audio, opening
 
 SAMPLES = np.random.default_rng(0).normal(size=48_000).astype(np.float32) / 10
@@ -31,7 +32,7 @@ class Source:
         yield from np.split(SAMPLES * np.linspace(0.01, 1, len(SAMPLES), dtype=np.float32), 3)
 
 
-def opened(source: Source, **options: Any) -> Recording:
+def opened(source: AudioSource, **options: Any) -> Recording:
     steps = opening(source, options.pop("bins", [80]), **options)
     while True:
         try:
@@ -52,6 +53,14 @@ def test_windows_anywhere_need_one_reading() -> None:
         assert np.array_equal(frames[:100], whole[start : start + 100]) and not frames[100:].any()
     assert source.readings == 1 and found.num_frames == 300
     assert whole.max() - whole.min() <= 2 + 1e-6 and whole[:300].max() == whole.max()  # 8 powers of ten, divided by 4
+
+
+def test_a_recording_that_was_begun_is_read_on() -> None:
+    source = Source()
+    assert np.array_equal(opened(BegunSource(source)).frames(0, 400), opened(Source()).frames(0, 400))
+    assert source.readings == 1
+    with pytest.raises(InputError, match="contains no sound"):
+        BegunSource(AudioArray(np.empty(0)))
 
 
 def test_a_long_recording_is_in_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

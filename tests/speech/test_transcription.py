@@ -23,7 +23,7 @@ from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
 from tests.support.speech import END, ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
-from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model
+from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model, tiny_whisper
 
 MODEL = speech_model()
 DRAFT = noisy_copy(MODEL)
@@ -79,6 +79,16 @@ def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
 
 
 FALLBACK: dict[str, Any] = {"temperature": (0, 0.4, 0.8), "no_speech_threshold": None, "sample_len": 12, "seed": 3}
+
+
+@pytest.mark.parametrize("count", [3, "auto"])
+def test_a_draft_model_may_read_another_number_of_mel_bins(count: Any, baselines: list[Transcription]) -> None:
+    draft = tiny_whisper(seed=5, num_mel_bins=8)
+    draft.audio = replace(MODEL.audio, num_mel_bins=8)  # type: ignore[type-var]
+    own = session(draft_model=draft)
+    found = transcribe(own=own, drafter="model", num_draft_tokens=count)
+    check_equal(found, baselines[0])
+    assert found.stats.drafted_tokens > 0 or count == "auto"
 
 
 def test_windows_that_fall_back_have_one_text_in_any_company() -> None:
@@ -331,7 +341,7 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
     own = session()
     decoding = own.options_with({"drafter": "none"})
     scheduler = Scheduler(
-        MODEL, Letters(), TranscriptionOptions(**GREEDY), decoding, 2, own.engine, own.planner.draft_length
+        MODEL, Letters(), TranscriptionOptions(**GREEDY), decoding, 2, own.engine, own.planner.draft_length, [6]
     )
 
     class Noise:
