@@ -139,7 +139,8 @@ class Parser(argparse.ArgumentParser):
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
         if unknown := [name for name in names if name not in self._option_string_actions]:
             message = self._unknown(unknown)
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        list_all = "--help-all" if self._basic else "--help"
+        self.exit(2, f"{self.prog}: error: {message} ({list_all} lists the options)\n")
 
 
 @dataclass(frozen=True)
