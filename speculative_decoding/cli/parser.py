@@ -77,16 +77,6 @@ class HelpFormatter(argparse.HelpFormatter):
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-class HelpOfAll(argparse.Action):
-    """Prints the help of all flags and exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        assert isinstance(parser, Parser)
-        parser.basic = ()
-        parser.print_help()
-        parser.exit()
-
-
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line that names the flag and its value, and exits with status 2.
 
@@ -95,25 +85,20 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
-        self.basic = basic
+        self._basic = {"help", "help_all", *basic} if basic else ()
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
         if basic:
-            self.add_argument(
-                "--help-all", action=HelpOfAll, nargs=0, default=argparse.SUPPRESS, help="show all options"
-            )
+            self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
+        shows_all = not self._basic or "--help-all" in self._given
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments(
-                each
-                for each in group._group_actions
-                if not self.basic or each.dest in ("help", "help_all", *self.basic)
-            )
+            formatter.add_arguments(each for each in group._group_actions if shows_all or each.dest in self._basic)
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
@@ -154,7 +139,8 @@ class Parser(argparse.ArgumentParser):
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
         if unknown := [name for name in names if name not in self._option_string_actions]:
             message = self._unknown(unknown)
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        list_all = "--help-all" if self._basic else "--help"
+        self.exit(2, f"{self.prog}: error: {message} ({list_all} lists the options)\n")
 
 
 @dataclass(frozen=True)

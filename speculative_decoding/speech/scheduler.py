@@ -18,6 +18,7 @@ from ..models.threads import use_mlx
 from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
+from .audio_file import Audio
 from .keywords import split_names
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
