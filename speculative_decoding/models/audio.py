@@ -26,21 +26,39 @@ class AudioFrames:
     The encoder output is computed once for each model and kept as long as this object, so several requests may decode
     the same window. Make a new object after changing the weights of an encoder.
 
-    frames: (T, mel bands), T even.
+    frames: (T, mel bins), T even.
+    others: The same window with other numbers of mel bins, for a draft model that reads these.
     """
 
     frames: mx.array
+    others: Sequence[mx.array] = ()
     _encoder_outputs: dict[int, tuple[nn.Module, mx.array]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of encoder positions, as a list of token ids does."""
         return self.frames.shape[0] // 2
 
-    def encoder_output(self, model: nn.Module, encode: Callable[[mx.array], mx.array]) -> mx.array:
+    def of(self, num_mel_bins: int) -> mx.array:
+        """The frames with this number of mel bins."""
+        for frames in (self.frames, *self.others):
+            if frames.shape[1] == num_mel_bins:
+                return frames
+        raise InputError(
+            f"has no frames with {num_mel_bins} mel bins, which the draft model reads", "audio", "add them"
+        )
+
+    def encoder_output(self, model: nn.Module, num_mel_bins: int, encode: Callable[[mx.array], mx.array]) -> mx.array:
         """Return the output of `encode` for the frames, computed in the first call for this model."""
         if id(model) not in self._encoder_outputs:
-            self._encoder_outputs[id(model)] = model, encode(self.frames)
+            self._encoder_outputs[id(model)] = model, encode(self.of(num_mel_bins))
         return self._encoder_outputs[id(model)][1]
+
+
+class NoiseFrames(AudioFrames):
+    """A window of noise with every number of mel bins, to measure models and to warm them up."""
+
+    def of(self, num_mel_bins: int) -> mx.array:
+        return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
 
 
 Source = Sequence[int] | AudioFrames  # of a request: token ids, or audio frames for a speech model

@@ -140,7 +140,7 @@ class Whisper(EncoderDecoder):
         Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
         """
         windows = [source for source in sources if isinstance(source, AudioFrames)]
-        return [window.encoder_output(self, self.encode_window) for window in windows]
+        return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
 
     @replaced_on_cpu
     def encode_window(self, frames: mx.array) -> mx.array:

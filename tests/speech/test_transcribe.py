@@ -25,8 +25,8 @@ from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
 from speculative_decoding.speech.chunks import chunk_events
-from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
@@ -314,7 +314,7 @@ def test_unsuitable_models_are_refused_before_weights_load(
 
 def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
-    recording = open_audio(np.zeros(65 * 160, np.float32), 80)
+    recording = open_audio(np.zeros(65 * 160, np.float32), [80])
     used: list[str | None] = []
     starts: list[int] = []
 
