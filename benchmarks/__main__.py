@@ -88,8 +88,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
             at_slots(tasks, given.get("slots", ())),
         )
         return
-    if sys.platform.startswith("linux"):
-        if has_room("cpu"):
+    if sys.platform.startswith("linux") and has_room("cpu"):
         from speculative_decoding import cpu
 
         cpu.check()
