@@ -22,6 +22,7 @@ from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
+from ..rooms import has_room
 from . import manifest
 from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
 from .tokenizer import load_tokenizer
@@ -60,7 +61,7 @@ class ModelHandle:
         return weight_bytes(self.model, self.checkpoint)
 
     def load_weights(self) -> None:
-        if sys.platform.startswith("linux"):
+        if sys.platform.startswith("linux") and has_room("cpu"):
             from .. import cpu
 
             cpu.check()
@@ -144,10 +145,12 @@ def open_model(
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
+        from ..models.whisper_tokens import resolved
+
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         pieces, size = tokenizer.vocabulary.pieces, model.config.vocab_size
-        model.audio = model.audio.resolved(pieces, generation_config, decoder, size, file)
+        model.audio = resolved(model.audio, pieces, generation_config, decoder, size, file)
     return ModelHandle(folder, model, tokenizer, checkpoint, opened_adapter)
 
 

@@ -131,12 +131,9 @@ class T5Gemma2(Gemma):
     def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
         super().__init__(config, ranks, norm_heads=True)
         self.end_of_image = mx.zeros((config.d_model,))
+        self.image_token = config.boi_token_index
         decoder = config.decoder.shard(ranks)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind) for kind in decoder.layers])
-
-    @property
-    def image_token(self) -> int:
-        return self.config.boi_token_index
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.embed(tokens), mask)
