@@ -22,7 +22,6 @@ from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.round import speculate
 from .decoding.stats import GenerationStats, Round
-from .distributed import number_of_ranks
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter, Draft
@@ -114,7 +113,7 @@ class Engine:
         self._slots = slots
         self._widths = widths
         self._num_beams = num_beams
-        self._runs_ahead = on_gpu() and number_of_ranks(model) == 1  # ranks need the tokens on the host
+        self._runs_ahead = on_gpu() and model.ranks == 1  # ranks need the tokens on the host
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)

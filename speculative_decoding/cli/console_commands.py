@@ -94,7 +94,7 @@ class ConsoleState:
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.config.models.process_group is not None:
+        if self.config.models.shard is not None:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()

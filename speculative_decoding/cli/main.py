@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from ..distributed import ProcessGroup
+from ..distributed import ProcessGroup, shard_model
 from ..distributed import command as parallel
 from ..errors import InputError
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent, take_prompt
@@ -42,8 +43,8 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
     config = run_config_from(chosen)
-    if share == "tensor":
-        config = replace(config, models=replace(config.models, process_group=processes))
+    if share == "tensor" and processes is not None:
+        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
     # Import late, so that --help and argument errors are fast.
     if "doctor" in chosen:
         from ..doctor.command import examine

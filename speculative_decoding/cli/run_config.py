@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -14,12 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..distributed import ProcessGroup
 from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
-from ..loading.hub import suggested_draft
-from ..loading.load import BUNDLED, DTYPES, find_folder, locate
+from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
@@ -94,16 +92,17 @@ class DraftFlags:
 
 @dataclass(frozen=True)
 class ModelPaths:
-    """The folders of a target and its draft, which may be `SELF_DRAFT`, and the processes that share the target.
+    """The folders of a target and its draft, which may be `SELF_DRAFT`.
 
     adapter: a folder or name of an adapter of the target, if any.
+    shard: see `open_model`.
     """
 
     target: Path
     draft: Path | str | None = None
     dtype: str | None = None
     adapter: str | None = None
-    process_group: ProcessGroup | None = None
+    shard: Shard | None = None
 
     def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
         """Open the models without weights. quantize: bits per weight of the target."""
@@ -114,7 +113,7 @@ class ModelPaths:
             dtype=self.dtype,
             quantize=quantize,
             adapter=self.adapter,
-            process_group=self.process_group,
+            shard=self.shard,
         )
 
 
@@ -158,8 +157,11 @@ class RunConfig:
             )
             if self.drafter == "auto":
                 draft += " and copies of the text"
-        if models.draft is None and self.options.drafter is None and (suggestion := suggested_draft(models.target)):
-            draft += f"; to use a draft model, add --draft-model {suggestion}"
+        if models.draft is None and self.options.drafter is None:
+            from ..loading.suggested_drafts import suggested_draft
+
+            if suggestion := suggested_draft(models.target):
+                draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
@@ -325,8 +327,8 @@ def find(name: str, field: str) -> Path:
 
 def find_default_pair() -> tuple[Path, Path]:
     for target, draft in (PREFERRED_PAIR, BUNDLED_PAIR):
-        with suppress(InputError):
-            return find_folder(target), find_folder(draft)
+        if (found := local_folder(target)) is not None and (found_draft := local_folder(draft)) is not None:
+            return found, found_draft
     raise InputError(
         "is missing, and this installation has no bundled models",
         "model",

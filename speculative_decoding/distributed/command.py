@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 
 from ..cli import common
 from ..cli.flags import Files, Together
@@ -20,7 +21,7 @@ from ..cli.parser import Parser, flags_from
 from ..cli.run_config import run_config_from
 from ..errors import InputError, Name
 from ..models.memory_budget import memory_limits
-from . import ProcessGroup, ShardedModel, launched_rank
+from . import ProcessGroup, ShardedModel, launched_rank, shard_model
 from .launcher import run_in_group
 
 Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
@@ -77,7 +78,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
         from ..jobs.command import serve_file
 
         return serve_file(config, flags_from(Files, chosen), processes)
-    target = replace(config.models, process_group=processes).open(use_draft=False).target
+    target = replace(config.models, shard=partial(shard_model, processes=processes)).open(use_draft=False).target
     model = target.model
     assert isinstance(model, ShardedModel)
     with memory_limits():

@@ -230,7 +230,7 @@ def with_recorded_rule(config: RunConfig, files: Files) -> RunConfig:
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
-    files: Mapping[str, Any] = manifest.files_of(handle.folder)
+    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
     if isinstance(handle, ModelHandle) and handle.adapter is not None:

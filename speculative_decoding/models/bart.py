@@ -19,6 +19,7 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
+from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
@@ -379,3 +380,11 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, token_tables(checkpoint.keys()).without_duplicates(checkpoint, is_tied=is_tied)
+
+
+def fits_float16(raw: RawConfig) -> bool:
+    """Whether norms follow blocks, as in BART and Marian, which keeps the residual stream from growing."""
+    return not FAMILIES[raw["model_type"]].norm_first
+
+
+ARCHITECTURE = Architecture(BART, BartConfig.from_dict, adapted, token_tables, fits_float16)

@@ -44,6 +44,7 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    ranks = 1  # the processes that share the model
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # marks an image in a source. Images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
@@ -198,6 +199,9 @@ class EncoderDecoder(nn.Module):
         table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
+
+    def keep_full_cross_attention(self) -> None:
+        """Let new caches hold the cross keys and values of all heads, for a draft head. One process always does."""
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return weights of this target with which a draft head of `d_ff` units starts. Its others are random.

@@ -18,6 +18,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Bool, Int, Number, Text
+from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
@@ -270,3 +271,6 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
     has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # do not compare it in vain
     return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)
+
+
+ARCHITECTURE = Architecture(T5, T5Config.from_dict, adapted, lambda _: TABLES)

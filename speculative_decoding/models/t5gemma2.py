@@ -17,6 +17,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.base import RenamedCheckpoint
 from ..errors import CheckpointError
 from ..sampling.values import Int
+from .architecture import Architecture
 from .attention import Keys, attend_together
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
@@ -192,3 +193,6 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     if TABLES.source in tables:
         raise CheckpointError(f"{checkpoint}: encoder and decoder have different tables, which is not supported")
     return raw, RenamedCheckpoint(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
+
+
+ARCHITECTURE = Architecture(T5Gemma2, t5gemma2_config, adapted, token_tables)

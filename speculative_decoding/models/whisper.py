@@ -18,6 +18,7 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
+from .architecture import Architecture
 from .attention import split_heads, window_softmax
 from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
 from .backend import replaced_on_cpu
@@ -351,3 +352,12 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         checkpoint = MLXWhisperCheckpoint(checkpoint, raw)
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, WithKeyBiases(TABLES.without_duplicates(checkpoint, is_tied=is_tied))
+
+
+ARCHITECTURE = Architecture(
+    Whisper,
+    WhisperConfig.from_dict,
+    adapted,
+    lambda _: TABLES,
+    fits_float16=lambda _: True,  # OpenAI publishes it in float16
+)

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Annotated as A
@@ -21,7 +22,7 @@ from ..cli.common import read_text, say
 from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
-from ..distributed import ProcessGroup
+from ..distributed import ProcessGroup, shard_model
 from ..distributed import command as parallel
 from ..errors import InputError, Name
 from ..loading.names import model_name, other_names
@@ -139,7 +140,8 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         problem = f"{chosen.ngram_store} would tell clients what other clients have sent"
         raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
     config = run_config_from(chosen)
-    config = replace(config, models=replace(config.models, process_group=processes))
+    if processes is not None:
+        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
             (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),

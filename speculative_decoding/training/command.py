@@ -15,7 +15,6 @@ from ..cli.common import say
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
-from ..distributed.training_group import TrainingGroup
 from ..errors import InputError, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
@@ -26,6 +25,7 @@ from ..session import Session
 from .options import TrainingOptions
 from .recordings import Prompt, read_manifest
 from .trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
+from .training_group import TrainingGroup
 from .training_run import TrainingRun
 
 LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
