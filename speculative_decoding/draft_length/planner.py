@@ -143,7 +143,7 @@ class PassPlanner:
         return 0 if options.drafter == "none" else options.num_draft_tokens
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
-        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
+        return self._draft is not None and options.runs_draft_model
 
     def _plan_widths(self, options: GenerationOptions, length: int | str | None, slots: int) -> PassWidths:
         """Plan for a fixed length, an adaptive one ("auto"), or any other (None)."""

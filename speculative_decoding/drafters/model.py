@@ -12,7 +12,7 @@ from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchan
 from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
-from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
+from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, renumbered, token_rows
 from .draft_model import DraftModel, OutputHead, OutputHeads
 
 
@@ -27,7 +27,11 @@ class BatchModelDrafter(BatchDrafter):
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
         self._model = draft_model.model
-        self._output_heads = OutputHeads(draft_model, vocab_size)
+        vocabulary = draft_model.vocabulary
+        if vocabulary is None:
+            self._output_heads = OutputHeads(self._model, vocab_size)
+        else:
+            self._output_heads = OutputHeads(self._model, vocab_size, vocabulary.ids, vocabulary.by_source)
         self._shares_encoder = shares_encoder
         self._cache: DecoderCache | None = None
         # By slot:
@@ -50,11 +54,9 @@ class BatchModelDrafter(BatchDrafter):
 
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()
-        self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
-        self._encoder_outputs = {
-            i: self._encoder_outputs[slot] for i, slot in enumerate(slots) if slot in self._encoder_outputs
-        }
-        self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
+        self._sources = renumbered(self._sources, slots)
+        self._encoder_outputs = renumbered(self._encoder_outputs, slots)
+        self._held = renumbered(self._held, slots)
         if self._cache is not None:
             self._cache.select(slots)
 
@@ -245,3 +247,8 @@ def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
     """The length of the common prefix."""
     shortest = min(len(held), len(tokens))
     return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
+
+
+def build(ngram: object, model: BatchDrafter | None, vocab_size: int) -> BatchDrafter:
+    assert model is not None  # see `drafters.check_drafter`
+    return model

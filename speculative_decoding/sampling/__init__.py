@@ -9,7 +9,8 @@ from .distribution import (
     shifted_logprobs,
     token_logprobs,
 )
-from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
+from .drafters import DRAFTERS
+from .options import ACCEPTANCE, SCHEDULES, GenerationOptions
 from .random import Use
 
 __all__ = [

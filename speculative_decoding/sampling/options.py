@@ -14,13 +14,13 @@ from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from ..errors import InputError, Name, UnknownOption, Words, words, written
+from .drafters import DRAFTERS
 from .values import Bool, Int, ListOf, Number, Text, Union, Value, annotations_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 ACCEPTANCE = ("rejection", "block", "coupled")
-DRAFTERS = ("model", "ngram", "auto", "none")
 SCHEDULES = ("auto",)
 MAX_SEED = 2**32 - 1
 MAX_DRAFT_TOKENS = 64
@@ -150,7 +150,7 @@ class GenerationOptions:
     num_return_sequences: Annotated[int, Int(1, 1024), "return the N best beams, or N samples"] = 1
     drafter: Annotated[
         str | Any | None,
-        Union((Text(DRAFTERS),), or_object=True),
+        Union((Text(tuple(DRAFTERS)),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
         FOR_ALL_ROWS,
@@ -240,6 +240,21 @@ class GenerationOptions:
         return self.acceptance or ("rejection" if self.delta else "coupled")
 
     @property
+    def draft_tokens(self) -> Any:
+        """`num_draft_tokens`, or 0 without a drafter."""
+        return 0 if self.drafter == "none" else self.num_draft_tokens
+
+    @property
+    def runs_draft_model(self) -> bool:
+        """Whether the draft model or head runs, if there is one. Needs the name of a drafter."""
+        return self.draft_tokens != 0 and isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_model
+
+    @property
+    def looks_up_ngrams(self) -> bool:
+        """Whether drafts may be copies of earlier text. Needs the name of a drafter."""
+        return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_ngrams
+
+    @property
     def num_samples(self) -> int:
         """The number of outputs that are decoded independently of each other."""
         return self.num_return_sequences if self.num_beams == 1 else 1
@@ -313,8 +328,9 @@ class GenerationOptions:
             return () if is_off else ("with ", Name("drafter"), " none")
         if self.num_draft_tokens == 0 and name in ("drafter", "delta") and drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
-        if name == "max_ngram_size" and isinstance(drafter, str) and drafter not in ("ngram", "auto"):
-            return ("with ", Name("drafter"), f" {drafter}, only with ngram and auto")
+        if name == "max_ngram_size" and isinstance(drafter, str) and not DRAFTERS[drafter].uses_ngrams:
+            copying = " and ".join(each for each, facts in DRAFTERS.items() if facts.uses_ngrams)
+            return ("with ", Name("drafter"), f" {drafter}, only with {copying}")
         return ()
 
 

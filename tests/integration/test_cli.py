@@ -42,8 +42,8 @@ from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS, SCHEDULES, default, option_specs
+from speculative_decoding.sampling import DRAFTERS, GenerationOptions
+from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, SCHEDULES, default, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."

@@ -30,7 +30,7 @@ from speculative_decoding.decoding.round import commit
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.verification import verify_draft
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView, SeparateDrafters
+from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView
 from speculative_decoding.drafters.base import history_of
 from speculative_decoding.drafters.draft_model import OutputHead
 from speculative_decoding.drafters.model import DraftSampler
@@ -286,7 +286,7 @@ def verified_together(
         else Request(own, [1], past_of(own), slot, draft_length=FixedLength(MOST), streamer=NoText({end}.__contains__))
         for slot, own in enumerate(options)
     ]
-    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # verification needs no model
+    batch = Batch(None, NoDrafter(), None, rows)  # type: ignore[arg-type]  # verification needs no model
     return commit(batch, verify_draft(batch, batch.active, draft, logits), draft, {})
 
 
