@@ -18,7 +18,7 @@ from typing import Any
 from ..checkpoints.files import open_if_regular
 from ..checkpoints.text import decode_text
 from ..distributed import launched_rank
-from ..errors import InputError, Name, Note, compiling, one_line, writing
+from ..errors import InputError, Name, Note, compiling, one_line, writing, written
 from ..loading.tokenizer import Tokenizer, unknown_characters
 from .parser import flag
 
@@ -74,7 +74,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        say(f"{program}: note: {message}")
+        say(f"{program}: note: {written(message.text, name) if isinstance(message, Note) else message}")
 
     warnings.showwarning = show
     warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off

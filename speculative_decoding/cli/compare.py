@@ -13,7 +13,6 @@ from rich.console import Console
 from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
-from ..drafters import DraftHead, DraftModel
 from ..engine import Event
 from ..errors import written
 from ..models.base import EncoderDecoder
@@ -33,7 +32,7 @@ SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  #
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if session.options_with({}).drafter == "none" else [SPECULATIVE, BASELINE]
-    if session.draft_model is not None and not isinstance(session.draft_model, DraftHead):  # a head needs the target
+    if isinstance(session.draft_model, EncoderDecoder):  # a head needs the target
         modes.append(DRAFT)
     return modes
 
@@ -43,9 +42,8 @@ def decode(session: Session, mode: str, prompt: str | Sequence[int], *, timed: b
     if mode == SPECULATIVE:
         return session.rounds(prompt, timed=timed)
     if mode == DRAFT:
-        draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
-        assert isinstance(draft, EncoderDecoder)
-        session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
+        assert isinstance(session.draft_model, EncoderDecoder)
+        session = Session(session.draft_model, session.tokenizer, options=replace(session.options, drafter="none"))
     # The baseline uses the fastest passes, even if speculative decoding uses exact ones.
     return session.rounds(prompt, timed=timed, drafter="none", strict=False)
 

@@ -13,22 +13,22 @@ from ..errors import InputError, Name
 from ..jobs.input import INPUT_FORMATS
 from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Int, Number, Text
+from ..sampling.options import FOR_SPEECH, option_specs
+from ..sampling.values import PYTHON_ONLY, Bool, Flag, Int, Number, Text
 from ..speech.formats import FORMATS
-from ..speech.keywords import DECODING
-from ..speech.options import TranscriptionOptions
-from .parser import File, Parser, add_flags, refuse_removed_options
+from ..speech.options import TranscriptionOptions, transcription_specs
+from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
 
-PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
-PUNCTUATION = ("prepend_punctuations", "append_punctuations")  # also without a flag
 # decoding options whose flags set options of a transcription
 SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len", "temperature": "temperature"}
 SPEECH_ONLY = [
-    each.name for each in fields(TranscriptionOptions) if each.name not in (*PUNCTUATION, *SHARED_FLAGS.values())
+    name
+    for name, spec in transcription_specs().items()
+    if PYTHON_ONLY not in spec.marks and name not in SHARED_FLAGS.values()
 ]
 TEXT_ONLY = [  # decoding options without effect on a transcription
-    each.name for each in fields(GenerationOptions) if each.name not in (*DECODING, *SHARED_FLAGS)
+    name for name, spec in option_specs().items() if FOR_SPEECH not in spec.marks and name not in SHARED_FLAGS
 ]
 CONFLICTS = {  # flags that cannot be combined with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
@@ -79,11 +79,13 @@ class Views:
     """Sources of prompts, and output views."""
 
     prompt: A[str | None, Text(may_be_empty=True), "the prompt, as an alternative to PROMPT"] = None
-    interactive: A[bool, Bool(), "start a console: each line is a prompt, /help lists commands"] = False
+    interactive: A[bool, Bool(), "start a console: each line is a prompt, /help lists commands", Flag(short="-i")] = (
+        False
+    )
     compare: A[bool, Bool(), "also decode without a draft and with only the draft model, and compare"] = False
     verify: A[bool, Bool(), "also decode without a draft, and compare; exit with status 1 if the tokens differ"] = False
     baseline: A[bool, Bool(), "decode without a draft"] = False
-    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
+    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT, Flag(bare="text")] = None
     trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
     stats_json: A[Path | None, File(), "write settings and statistics to this file as JSON"] = None
 
@@ -92,20 +94,25 @@ class Views:
 class Files:
     """Flags for decoding a file of prompts."""
 
-    input: A[str, Text(may_be_empty=True), INPUT] = ""
+    input: A[str, Text(may_be_empty=True), INPUT, Flag(metavar="FILE")] = ""
     input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
     output: A[Path | None, File(), OUTPUT] = None
     resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
     force: A[bool, Bool(), "replace an existing output file"] = False
     slots: A[int, Int(1), "number of lines or recordings to decode together"] = 8
-    max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
+    max_memory: A[
+        float | None,
+        Number(0, exclusive=True),
+        "memory limit; use fewer slots to stay below it",
+        Flag(metavar="GB", parameter="max_memory_gb"),
+    ] = None
 
 
 @dataclass(frozen=True)
 class Recordings:
     """Flags for audio files."""
 
-    audio: A[Sequence[str], Text(), AUDIO] = ()
+    audio: A[Sequence[str], Text(), AUDIO, Flag(metavar="FILE")] = ()
     output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "text"
     chunked: A[bool, Bool(), CHUNKED] = False
 
@@ -115,7 +122,7 @@ class Doctor:
     """Flags for the device report."""
 
     doctor: A[bool, Bool(), DOCTOR] = False
-    json: A[str | None, Text(), JSON] = None
+    json: A[str | None, Text(), JSON, Flag(metavar="FILE")] = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def main_parser(program: str = "main.py") -> Parser:
     add_flags(parser, "prompt and output", Views)
     add_flags(parser, "files of prompts", Files)
     add_flags(parser, "speech", Recordings, lists=("audio",))
-    add_flags(parser, "transcription", TranscriptionOptions, without=(*PUNCTUATION, *SHARED_FLAGS.values()))
+    add_flags(parser, "transcription", TranscriptionOptions, without=[*SHARED_FLAGS.values()])
     add_flags(parser, "diagnosis", Doctor)
     add_flags(parser, "several processes, started by mlx.launch", Together)
     add_decoding_flags(parser)
@@ -147,16 +154,15 @@ def add_decoding_flags(
 ) -> None:
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
-    add_flags(parser, title, GenerationOptions, without=(*PYTHON_ONLY, *without), lists=lists)
+    add_flags(parser, title, GenerationOptions, without=without, lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
-    refuse_removed_options(parser)
 
 
 def transcribe_parser(program: str) -> Parser:
     parser = Parser(prog=program, description="Transcribe recordings with a speech model such as Whisper.")
     parser.add_argument("audio", nargs="+", metavar="FILE", help=AUDIO)
     add_flags(parser, "output", Recordings, without=("audio",))
-    add_flags(parser, "transcription", TranscriptionOptions, without=PUNCTUATION)
+    add_flags(parser, "transcription", TranscriptionOptions)
     for title, kind, own in (("several recordings", Files, "slots"), ("statistics", Views, "stats_json")):
         add_flags(parser, title, kind, without=[each.name for each in fields(kind) if each.name != own])
     add_decoding_flags(parser, without=[*TEXT_ONLY, *SHARED_FLAGS])

@@ -43,7 +43,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     require_writable("trace", views.trace)
     config = run_config_from(chosen)
     if share == "tensor":
-        config = replace(config, models=replace(config.models, process_group=processes))
+        config = replace(config, process_group=processes)
     # Import late, so that --help and argument errors are fast.
     if "doctor" in chosen:
         from ..doctor.command import examine

@@ -71,7 +71,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
             length = session.planner.draft_length(session.options)
             say(f"--num-draft {options.num_draft_tokens}: {length.describe()}")
     if views.stats_json is not None:
-        settings = asdict(options) | {"drafter": config.drafter, "acceptance": options.rule}
+        settings = asdict(options) | {"acceptance": options.rule}
         write_stats(views.stats_json, pair.folders | settings | total.as_dict())
     return 0 if is_same else 1
 

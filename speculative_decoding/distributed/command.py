@@ -77,7 +77,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
         from ..jobs.command import serve_file
 
         return serve_file(config, flags_from(Files, chosen), processes)
-    target = replace(config.models, process_group=processes).open(use_draft=False).target
+    target = replace(config, process_group=processes).open(use_draft=False).target
     model = target.model
     assert isinstance(model, ShardedModel)
     with memory_limits():

@@ -50,7 +50,7 @@ class PassPlanner:
 
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         if isinstance(num_draft_tokens, DraftLength):
             return num_draft_tokens
         if isinstance(num_draft_tokens, int):
@@ -68,7 +68,7 @@ class PassPlanner:
     @compiling()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
@@ -124,7 +124,7 @@ class PassPlanner:
         if self.widths(options, slots).exact:
             return None
         calibration = self.calibration(options)
-        length = self._num_draft_tokens(options)
+        length = options.draft_tokens
         way_out: Words
         if isinstance(length, int) and calibration.exact_width(length + 1) is None:
             way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
@@ -138,9 +138,6 @@ class PassPlanner:
     def _any_width(self) -> bool:
         """Whether nothing must be compared; found out once per session, because it visits all weights."""
         return gives_any_width_the_same_bits(self._target)
-
-    def _num_draft_tokens(self, options: GenerationOptions) -> int | str | DraftLength:
-        return 0 if options.drafter == "none" else options.num_draft_tokens
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
         return self._draft is not None and options.runs_draft_model

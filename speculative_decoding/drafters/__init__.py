@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,9 @@ __all__ = [
     "TextStore",
     "check_drafter",
     "choose_drafter",
-    "default_drafter",
     "model_drafter",
     "new_ngram",
+    "with_default_drafter",
 ]
 
 
@@ -60,14 +61,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def default_drafter(draft: object | None, num_beams: int = 1) -> str:
-    """The name of the drafter that is used unless another is chosen.
+def with_default_drafter(options: GenerationOptions, draft: object | None) -> GenerationOptions:
+    """The options with the name of a drafter, if they have none: the only place that decides the default.
 
-    draft: the draft model or draft head, or its name, if there is one.
+    draft: The draft model or head, or its name, if there is one.
     """
-    if num_beams > 1:
-        return "none"
-    return "ngram" if draft is None else "auto"
+    if options.drafter is not None:
+        return options
+    if options.num_beams > 1:
+        return options.with_values(drafter="none")
+    return options.with_values(drafter="ngram" if draft is None else "auto")
 
 
 def check_drafter(drafter: object, draft: object | None) -> None:
@@ -85,32 +88,29 @@ def check_drafter(drafter: object, draft: object | None) -> None:
 def choose_drafter(
     options: GenerationOptions,
     target: EncoderDecoder,
-    draft_model: DraftModel | DraftHead | None = None,
+    make_model_drafter: Callable[[], BatchDrafter] | None = None,
     ngram: NgramDrafter | None = None,
-    *,
-    shares_encoder: bool = False,
 ) -> BatchDrafter:
-    """Build the drafter that `options.drafter` names; without a draft model, "auto" is "ngram". Raises `InputError`.
+    """Build the drafter of `with_default_drafter`; without a draft model, "auto" is "ngram". Raises `InputError`.
 
-    The function `build` of the drafter's module receives the parts that it needs, or None, and the target's
+    The function `build` of the drafter's module receives what `DRAFTERS` says that it uses, or None, and the target's
     number of tokens.
 
     Args:
         options: The options of all requests.
         target: The target.
-        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        make_model_drafter: Builds the drafter of the draft model or head, if there is one: a `model_drafter`.
         ngram: Drafts copies; a new one by default.
-        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
-    check_drafter(options.drafter, draft_model)
-    choice = default_drafter(draft_model) if options.drafter is None else options.drafter
+    choice = with_default_drafter(options, make_model_drafter).drafter
+    check_drafter(choice, make_model_drafter)
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
         from .separate import custom_drafter
 
         return custom_drafter(choice, vocab_size)
     facts = DRAFTERS[choice]
-    model = model_drafter(draft_model, target, shares_encoder) if facts.uses_model and draft_model is not None else None
+    model = make_model_drafter() if facts.uses_model and make_model_drafter is not None else None
     copies = ngram or new_ngram(target, options.max_ngram_size) if facts.uses_ngrams else None
     drafter: BatchDrafter = import_module(f".{facts.module}", __name__).build(copies, model, vocab_size)
     return drafter
@@ -119,7 +119,13 @@ def choose_drafter(
 def model_drafter(
     draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
 ) -> BatchDrafter:
-    """The drafter that always runs the draft model or draft head."""
+    """Build the drafter of a draft model or head.
+
+    Args:
+        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        target: The target.
+        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+    """
     if isinstance(draft_model, DraftHead):
         from .head import BatchHeadDrafter
 

@@ -54,6 +54,8 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
+        if config.is_baseline:  # as with --num-draft 0: a line cannot turn drafts on
+            config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, pair, file_format)
 
         lines = read_lines(file)
@@ -91,12 +93,12 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             slots *= processes.size
         job = Job(
             lines,
-            partial(parse_line, format=file_format, options=config.options.with_values(drafter=config.drafter)),
+            partial(parse_line, format=file_format, options=config.options),
             decode_rows,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
             totals=totals,
         )
         try:
@@ -208,7 +210,6 @@ def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dic
         **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
         "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "drafter": config.drafter,
         "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),

@@ -16,21 +16,19 @@ from typing import Any, BinaryIO
 
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
-from ..errors import InputError, Name, UnknownOption, words
+from ..errors import InputError, Name, UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.options import (
-    ALIASES,
     MAX_DRAFT_TOKENS,
     OTHER_NAMES,
-    REMOVED,
-    current_names,
     listed,
+    meant_options,
     option_specs,
     short_repr,
     validate,
 )
 from ..sampling.values import Int, Text, Value
-from ..speech.keywords import ALSO_CALLED, DECODING, NAMES_FOR_TEXT, split_options
+from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
@@ -143,7 +141,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
                 return ParsedLine(line)
             given["prompt"] = text
         else:
-            given |= current_names(parse_json_object(text))
+            given |= parse_json_object(text)
             if "audio" in given and "prompt" not in given:
                 return parse_recording(line, given)
             check_fields(given)
@@ -241,16 +239,13 @@ def similarity_key(name: str) -> str:
 
 
 SIMILAR_OPTIONS: dict[str, tuple[str, ...]] = {  # `Words` that name the options to use instead
-    **{similarity_key(name): listed(meant) for name, meant in OTHER_NAMES.items()},
-    **{similarity_key(name): (Name(meant),) for name, meant in ALIASES.items()},
-    **{similarity_key(name): words(meant) for name, meant in REMOVED.items()},
+    **{similarity_key(name): listed(meant_options(name, option_specs())) for name in OTHER_NAMES},
     **{similarity_key(name): (Name(name),) for name in (*LINE_FIELDS, *JOB_OPTIONS)},
 }
 SIMILAR_AUDIO_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(AUDIO_FIELDS)), ()),
-    **{similarity_key(name): (Name(meant),) for name, meant in ALSO_CALLED.items()},
+    **{similarity_key(name): listed(meant) for name in OTHER_NAMES if (meant := meant_options(name, AUDIO_FIELDS))},
     **{similarity_key(name): (Name(name),) for name in (*AUDIO_FIELDS, *JOB_OPTIONS)},
-    **{similarity_key(name): (Name(meant),) for name, meant in NAMES_FOR_TEXT.items()},
 }
 MISSPELT = 0.87  # similarity of names: two letters of eight are swapped; "drafted" and "drafter" have 0.86
 

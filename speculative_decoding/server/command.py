@@ -139,7 +139,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         problem = f"{chosen.ngram_store} would tell clients what other clients have sent"
         raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
     config = run_config_from(chosen)
-    config = replace(config, models=replace(config.models, process_group=processes))
+    config = replace(config, process_group=processes)
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
             (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),

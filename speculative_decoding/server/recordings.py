@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..session import Session
+from ..speech.api import new_scheduler
 from ..speech.mel import MelSpectrogram
 from ..speech.options import TranscriptionOptions
 from ..speech.scheduler import TranscriptionEvent
@@ -88,7 +89,7 @@ class RecordingWork:
 
     def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
-        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
+        self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
         self._frames = 2 * self._scheduler.audio.window_frames
         self._reading = reading

@@ -32,7 +32,7 @@ class Chunk:
         return self.held[start : start + count]
 
 
-def transcribe_chunks(
+def chunk_events(
     recording: MelSpectrogram, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
 ) -> Iterator[TranscriptionEvent]:
     """Yield the progress of one recording.

@@ -83,7 +83,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     say(run_summary(stats, config.options, len(flags.audio), 0))
     if stats_json is not None:
         settings = {"audio": list(flags.audio), "audio_seconds": output.seconds, "seconds": seconds, "slots": slots}
-        write_stats(stats_json, pair.folders | settings | options | {"drafter": config.drafter} | stats.as_dict())
+        write_stats(
+            stats_json, pair.folders | settings | options | {"drafter": config.options.drafter} | stats.as_dict()
+        )
     return 1 if output.has_errors else 0
 
 

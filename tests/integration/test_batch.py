@@ -13,7 +13,7 @@ import pytest
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
 from speculative_decoding.draft_length import DraftLength, DraftOutcome, FixedLength
-from speculative_decoding.drafters import DraftModel, DraftRequest, NgramDrafter, RequestView
+from speculative_decoding.drafters import DraftRequest, NgramDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
@@ -24,12 +24,12 @@ from tests.support.together import Letters, every_row_at_the_furthest_offset
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-TRIMMED = DraftModel(DRAFT, DraftVocabulary((1, 3, 5, 8, 9, 13, 20)))
+TRIMMED = DraftVocabulary((1, 3, 5, 8, 9, 13, 20))
 PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abcdefghijkl", "cc", "hij", "ecb", "iii"]
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"drafter": "none"},
     "model": {"drafter": "model", "draft_model": DRAFT},
-    "model, trimmed": {"drafter": "model", "draft_model": TRIMMED},
+    "model, trimmed": {"drafter": "model", "draft_model": DRAFT, "draft_vocabulary": TRIMMED},
     "default": {"draft_model": DRAFT},
     "default, without a draft model": {},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},

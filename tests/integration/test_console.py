@@ -25,9 +25,10 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.console import answer
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
 from speculative_decoding.cli.flags import main_parser
-from speculative_decoding.cli.run_config import ModelPair, run_config_from
+from speculative_decoding.cli.run_config import run_config_from
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import ModelPair
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent

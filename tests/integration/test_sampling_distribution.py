@@ -36,6 +36,7 @@ from speculative_decoding.drafters import (
     NgramDrafter,
     choose_drafter,
     model,
+    model_drafter,
 )
 from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
@@ -259,7 +260,7 @@ def in_batches(
             seeded(seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
             for seed in range(start, start + rows)
         ]
-        source = choose_drafter(batch[0], TARGET, DRAFT, NgramDrafter(min_chance=0.0))
+        source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
         counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
     return counts
 

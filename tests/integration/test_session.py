@@ -9,7 +9,7 @@ import pytest
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
+from speculative_decoding.drafters import NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
 from tests.support.tiny import tiny_model
@@ -197,10 +197,8 @@ def test_a_draft_model_with_other_end_tokens_is_refused_at_creation(session: Ses
 
 def test_a_trimmed_draft_vocabulary_does_not_change_the_output(session: Session, baseline: list[int]) -> None:
     model, tokenizer = session.model, session.tokenizer
-    draft = session.draft_model
-    assert not isinstance(draft, DraftModel) and draft is not None
     vocabulary = DraftVocabulary.from_lines(200, [PROMPT, "It was a good business."], tokenizer, [1])
-    trimmed = Session(model, tokenizer, DraftModel(draft, vocabulary))
+    trimmed = Session(model, tokenizer, session.draft_model, draft_vocabulary=vocabulary)
     result = trimmed.generate(PROMPT, num_draft_tokens=3)
     assert result.tokens == baseline and result.stats.accepted_tokens > 0
     assert mx.array(vocabulary.ids).size < model.config.vocab_size

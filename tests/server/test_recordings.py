@@ -6,6 +6,9 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from speculative_decoding.server import recordings
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.recordings import RecordingWork, ServedRecording
 
@@ -57,9 +60,12 @@ class Reading:
         return done
 
 
-def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot() -> None:
+def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     outputs = Outputs()
-    session: Any = SimpleNamespace(model=SimpleNamespace(audio=None), scheduler=lambda *_: outputs)
+    monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
+    session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
     work = RecordingWork(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
 
     def submit(client: str) -> ServedRecording:

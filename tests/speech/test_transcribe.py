@@ -25,7 +25,7 @@ from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
-from speculative_decoding.speech.chunks import in_order, transcribe_chunks
+from speculative_decoding.speech.chunks import chunk_events, in_order
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent
@@ -339,7 +339,7 @@ def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
             result = Transcription(f" {sizes[index]}", [], "de", 1.0, STATS)
             yield TranscriptionEvent(index, [segment(" a", 0.1, words)], sizes[index] / 100, 0.3, "de", result)
 
-    events = [*transcribe_chunks(recording, 30, scheduler)]
+    events = [*chunk_events(recording, 30, scheduler)]
     assert used == [None, "de"] and starts == [0, 30, 60]
     result = events[-1].result
     assert result is not None and (result.text, result.seconds, result.language) == (" 30 30 5", 0.65, "de")

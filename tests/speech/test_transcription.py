@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
+from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
@@ -369,7 +370,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
         and "num_beams" in errors[3]
     )
 
-    scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
+    scheduler = new_scheduler(own, TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):
         assert len([*scheduler.start(number, scheduler.task(open_audio(audio, 6), {}))]) == 1
         assert not [*scheduler.resume(number)]
