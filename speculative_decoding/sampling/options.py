@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from ..errors import InputError, Name, UnknownOption, Words, written
+from ..rooms import require_room
 from .drafters import DRAFTERS
 from .values import (
     BASIC,
@@ -290,6 +291,7 @@ class GenerationOptions:
             )
 
     def _check_beam_search(self) -> None:
+        require_room("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),
