@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from speculative_decoding.cpu import blas
-from speculative_decoding.draft_length.calibration import device_name
+from speculative_decoding.draft_length.key import device_name
 from speculative_decoding.models.device import on_gpu
 from speculative_decoding.version import __version__
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.draft_length.store import CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
@@ -71,13 +71,13 @@ class CountedProbe(Probe):
 def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Session:
     """Return a session with a separate calibration, which is not stored."""
     session = Session(model, Ids(SOURCES), draft)
-    for asks_model in (False, True):
-        store = CalibrationStore({})
-        store.clear()
-        store.path = None
-        store.is_read_only = False
-        session.planner._any_width = False  # although this machine's kernels give all widths the same bits
-        session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
+    planner = session.planner
+    planner._any_width = False  # although this machine's kernels give all widths the same bits
+    planner._probe = cache(partial(CountedProbe, model))
+    planner._store = CalibrationStore({})
+    planner._store.clear()
+    planner._store.path = None
+    planner._store.is_read_only = False
     return session
 
 

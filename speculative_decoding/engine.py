@@ -25,7 +25,6 @@ from .distributed import number_of_ranks
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
-from .drafters.base import MODEL
 from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
@@ -237,10 +236,6 @@ class Engine:
                 drafted_at, verified_at = phase_ends
                 round.draft_seconds = drafted_at - started
                 round.verify_seconds = verified_at - drafted_at
-
-        drafted = max(round.drafted for round in rounds.values())
-        steps = max(round.drafted * (round.kind == MODEL) for round in rounds.values())
-        self._widths.observe(len(batch.slots), drafted, steps, seconds)
         return rounds
 
     def _count(self, request: Request, round: Round) -> None:

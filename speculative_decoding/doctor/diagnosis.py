@@ -21,7 +21,6 @@ from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..cli.verify import PROMPTS
 from ..decoding.prompt import build_decoder_prompt
-from ..draft_length.adaptive import recommend_length
 from ..draft_length.costs import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
@@ -36,6 +35,7 @@ from ..session import Prompt, Session
 from ..speech.mel import open_audio
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
+from .recommendation import recommend_length
 
 FORMAT = 1
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
@@ -250,8 +250,9 @@ def measure_costs(session: Session) -> dict[str, Any]:
     """Measure passes and drafts of a single row, and predict draft lengths from them."""
     options = session.options_with({})
     calibration = session.planner.calibration(options)
-    fast = calibration.settle(1)
-    exact = calibration.settle(1, exact=True)
+    exact_widths = session.planner.exact_widths
+    fast = calibration.measure_fully(1)
+    exact = calibration.measure_fully(1, exact=True)
     has_draft = session.draft_model is not None
     fast_speed, exact_speed = (
         predict(costs, 1.0, ACCEPTANCE_RATES[1], has_draft)["speedup"] for costs in (fast, exact)
@@ -263,11 +264,11 @@ def measure_costs(session: Session) -> dict[str, Any]:
                 "width": width,
                 "seconds": seconds,
                 "relative": seconds / fast.baseline,
-                "exact": calibration.same_bits(1, width),
+                "exact": exact_widths.same_bits(1, width),
             }
             for width, seconds in fast.passes.items()
         ],
-        "exact_widths": [*calibration.exact_widths],
+        "exact_widths": exact_widths.widths,
         "exactness": {
             "price": max(0.0, 1.0 - exact_speed / fast_speed),
             "default": session.planner.widths(options).exact,
@@ -302,7 +303,7 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
 
 def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
-    widest = max(session.planner.calibration(session.options_with({})).exact_widths)
+    widest = max(session.planner.exact_widths.widths)
     length = min(5, widest - 1)
     found: dict[str, Any] = {
         "prompts": len(prompts),

@@ -1,4 +1,4 @@
-"""Stores the measurements of this device. Knows nothing of models.
+"""Stores the measurements of this device. Knows nothing of models, and nothing of the unit of costs.
 
 Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
 target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
@@ -24,11 +24,11 @@ from ..loading.atomic_io import atomic_write
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-SETTLED = 8  # timings after which a cost is no longer rough
+ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
 AGREEMENT = 1.1
 
-Draft = Sequence[float]  # seconds (step, start, prefill) of `RoundCosts`
+Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
 
 class Measurements:
@@ -37,11 +37,11 @@ class Measurements:
     Of repeated timings the fastest counts, because slower ones waited for other programs.
 
     Attributes:
-        passes: Seconds of a pass, by rows and width.
+        passes: Costs of a pass, by rows and width.
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
-        timings: How often each cost has been timed, by its name; `SETTLED` if that is often enough.
+        timings: How often each cost has been timed, by its name; `ENOUGH_TIMINGS` if that is often enough.
     """
 
     def __init__(self) -> None:
@@ -51,30 +51,30 @@ class Measurements:
         self.fixed_capacity = False
         self.timings: dict[str, int] = {}
 
-    def add_pass(self, rows: int, width: int, seconds: float) -> None:
+    def add_pass(self, rows: int, width: int, cost: float) -> None:
         """Add a timing of a pass."""
         known = self.passes.setdefault(rows, {})
-        before = known.get(width, seconds)
-        known[width] = min(before, seconds)
-        self._count(pass_name(rows, width), before, seconds)
+        before = known.get(width, cost)
+        known[width] = min(before, cost)
+        self._count(pass_name(rows, width), before, cost)
 
     def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
         """Add timings of a draft."""
         known = self.drafts.setdefault(draft, {})
         before = known.get(rows, costs)
         known[rows] = faster(before, costs)
-        self._count(draft_name(draft, rows), usual_seconds(before), usual_seconds(costs))
+        self._count(draft_name(draft, rows), usual_cost(before), usual_cost(costs))
 
-    def _count(self, name: str, before: float, seconds: float) -> None:
+    def _count(self, name: str, before: float, cost: float) -> None:
         count = self.timings.get(name, 0) + 1
-        agrees = before / AGREEMENT <= seconds <= before * AGREEMENT
-        self.timings[name] = SETTLED if count >= CONFIRMED and agrees else count
+        agrees = before / AGREEMENT <= cost <= before * AGREEMENT
+        self.timings[name] = ENOUGH_TIMINGS if count >= CONFIRMED and agrees else count
 
     def merge(self, other: Measurements) -> None:
         """Add what another process has measured."""
         for rows, by_width in other.passes.items():
             known = self.passes.setdefault(rows, {})
-            known |= {width: min(seconds, known.get(width, seconds)) for width, seconds in by_width.items()}
+            known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
         for draft, by_rows in other.drafts.items():
             own = self.drafts.setdefault(draft, {})
             own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
@@ -90,7 +90,7 @@ class Measurements:
             "drafts": self.drafts,
             "same_bits": self.same_bits,
             "fixed_capacity": self.fixed_capacity,
-            "rough": {name: count for name, count in self.timings.items() if count < SETTLED},
+            "rough": {name: count for name, count in self.timings.items() if count < ENOUGH_TIMINGS},
         }
 
     @classmethod
@@ -98,7 +98,7 @@ class Measurements:
         """Raises one of `PARSE_ERRORS` if `as_dict` cannot have written this."""
         found = cls()
         for rows, by_width in raw["passes"].items():
-            found.passes[int(rows)] = {int(width): parse_seconds(value) for width, value in by_width.items()}
+            found.passes[int(rows)] = {int(width): parse_cost(value) for width, value in by_width.items()}
         for draft, by_rows in raw["drafts"].items():
             found.drafts[draft] = {int(rows): parse_draft(costs) for rows, costs in by_rows.items()}
         for rows, by_width in raw["same_bits"].items():
@@ -107,7 +107,7 @@ class Measurements:
         rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
         names = [pass_name(rows, width) for rows, by_width in found.passes.items() for width in by_width]
         names += [draft_name(draft, rows) for draft, by_rows in found.drafts.items() for rows in by_rows]
-        found.timings = {name: rough.get(name, SETTLED) for name in names}
+        found.timings = {name: rough.get(name, ENOUGH_TIMINGS) for name in names}
         return found
 
 
@@ -144,6 +144,11 @@ class CalibrationStore:
         except PARSE_ERRORS:
             warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
             self._replaces = True
+
+    def announce(self) -> None:
+        """Tell the user once in a process that something is measured."""
+        where = f", once; stored in {self.path.parent}" if self.path else ""
+        warn_once(f"measuring this device with this model, which also compiles kernels{where}")
 
     def clear(self) -> None:
         """Discard all measurements. The next `save` also discards those of other processes."""
@@ -225,20 +230,20 @@ def draft_name(draft: str, rows: int) -> str:
     return f"draft {draft} {rows}"
 
 
-def usual_seconds(costs: Draft) -> float:
-    """Return the seconds of a draft of four tokens."""
+def usual_cost(costs: Draft) -> float:
+    """Return the cost of a draft of four tokens."""
     step, start, _ = costs
     return start + 4.0 * step
 
 
 def faster(one: Draft, other: Draft) -> Draft:
     """Return the costs with the faster draft, and the faster prefill."""
-    step, start, _ = min(one, other, key=usual_seconds)
+    step, start, _ = min(one, other, key=usual_cost)
     return [step, start, min(one[2], other[2])]
 
 
-def parse_seconds(raw: Any, least: float = 1e-9) -> float:
-    """Raises ValueError unless `raw` is a plausible number of seconds."""
+def parse_cost(raw: Any, least: float = 1e-9) -> float:
+    """Raises ValueError unless `raw` is a plausible cost."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
     return float(raw)
@@ -246,5 +251,5 @@ def parse_seconds(raw: Any, least: float = 1e-9) -> float:
 
 def parse_draft(raw: Any) -> Draft:
     """Raises ValueError or TypeError unless `raw` holds the costs of a draft."""
-    step, start, prefill = (parse_seconds(value, least=0.0) for value in raw)
+    step, start, prefill = (parse_cost(value, least=0.0) for value in raw)
     return [step, start, prefill]

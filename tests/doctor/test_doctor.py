@@ -22,8 +22,9 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.doctor import command as doctor
 from speculative_decoding.doctor import diagnosis
 from speculative_decoding.doctor.kernel_checks import kernel_checks
+from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length import adaptive
-from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength, recommend_length
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
@@ -223,7 +224,7 @@ def test_recommendations_equal_those_of_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
-    monkeypatch.setattr(adaptive, "HOPE", 0.0)
+    monkeypatch.setattr(adaptive, "OPTIMISM", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
     _, speedup = length._best([MODEL], [LONGEST], costs)

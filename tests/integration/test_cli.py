@@ -34,7 +34,7 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.prompts import EXAMPLE
 from speculative_decoding.cli.views import make_console
 from speculative_decoding.decoding.results import blank_result
-from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.planner import PassPlanner
 from speculative_decoding.engine import Engine, Event
 from speculative_decoding.jobs.output import journal_path
@@ -627,7 +627,7 @@ def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
     monkeypatch.setattr(Session, "batch_as_completed", noted)
     monkeypatch.setattr(PassPlanner, "_any_width", False)
     decided = True
-    monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)
+    monkeypatch.setattr(ExactWidths, "is_exact_by_default", lambda *given: decided)
     prompts.write_text("a\n")
     assert main_py(*arguments)[0] == 0
     assert settings()["exact"] is True and settings()["strict"] is False and used == [True]
