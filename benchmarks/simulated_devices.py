@@ -24,7 +24,8 @@ from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import RoundCosts, measure_widths
+from speculative_decoding.draft_length.costs import measure_widths
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.draft_length.store import CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
@@ -71,13 +72,12 @@ class CountedProbe(Probe):
 def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Session:
     """Return a session with a separate calibration, which is not stored."""
     session = Session(model, Ids(SOURCES), draft)
-    planner = session.planner
-    planner._any_width = False  # although this machine's kernels give all widths the same bits
-    planner._probe = cache(partial(CountedProbe, model))
-    planner._store = CalibrationStore({})
-    planner._store.clear()
-    planner._store.path = None
-    planner._store.is_read_only = False
+    store = CalibrationStore({})
+    store.clear()
+    store.path = None
+    store.is_read_only = False
+    # Compares, although this machine's kernels give all widths the same bits
+    session.planner.exact_widths = ExactWidths(cache(partial(CountedProbe, model)), lambda: store)
     return session
 
 

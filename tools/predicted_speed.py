@@ -18,7 +18,7 @@ from benchmarks.models import bytes_per_pass
 from benchmarks.simulated_devices import CURVES
 from speculative_decoding.doctor.predicted_costs import CHIPS, Chip, Work, predicted_costs, relative_costs
 from speculative_decoding.doctor.recommendation import recommend_length
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.models import EncoderDecoder
 
 from . import dispatches

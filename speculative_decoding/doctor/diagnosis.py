@@ -21,7 +21,7 @@ from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..cli.verify import PROMPTS
 from ..decoding.prompt import build_decoder_prompt
-from ..draft_length.costs import RoundCosts
+from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder

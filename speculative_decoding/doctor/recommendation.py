@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..draft_length.adaptive import LONGEST, WORTHWHILE
-from ..draft_length.costs import TYPICAL_TOKENS, RoundCosts
+from ..draft_length.passes import TYPICAL_TOKENS, RoundCosts
 
 
 def recommend_length(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..drafters.base import MODEL
 from ..errors import InputError, Name
 from .base import DraftLength, DraftOutcome
-from .costs import TYPICAL_TOKENS, RoundCosts
+from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
 OPTIMISM = 0.7  # raises a prior measured on other text towards 1 by this fraction

@@ -11,15 +11,11 @@ Measurements are stored, so most processes only read them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, MAX_WIDTH, RoundCosts, interpolated, measure_widths, next_width
+from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, MAX_WIDTH, interpolated, measure_widths, next_width
 from .exact_widths import ExactWidths, max_batched_width, next_power_of_two
-from .store import ENOUGH_TIMINGS, CalibrationStore, draft_name, pass_name
-
-if TYPE_CHECKING:
-    from .probe import Probe
+from .passes import RoundCosts
+from .store import Draft, draft_name, pass_name
 
 START_SECONDS = 0.15  # before the first token, for each number of rows
 FULL_SECONDS = 2.0  # if the user asks for a measurement
@@ -33,18 +29,13 @@ class Calibration:
     """Costs of a target's passes and of one draft. Missing ones are measured.
 
     Args:
-        probe: Returns what measures this device.
-        store: Keeps the measurements.
-        exact_widths: The widths of exact passes.
+        exact_widths: The widths of exact passes. Its probe measures this device, and its store keeps the measurements.
         draft: The fingerprint of the draft that the probe times, or "" without a draft.
     """
 
-    def __init__(
-        self, probe: Callable[[], Probe], store: CalibrationStore, exact_widths: ExactWidths, draft: str = ""
-    ) -> None:
-        self._probe = probe
-        self._store = store
+    def __init__(self, exact_widths: ExactWidths, draft: str = "") -> None:
         self.exact_widths = exact_widths
+        self._store = exact_widths.store()
         self._draft = draft
         self._costs: dict[tuple[int, bool], RoundCosts] = {}  # by rows, and whether passes are exact
         self._refined: set[tuple[int, bool]] = set()  # those without a rough cost
@@ -64,13 +55,13 @@ class Calibration:
         """
         rows = next_power_of_two(rows)
         if (rows, exact) not in self._costs:
-            if self._store.is_read_only:
-                self._costs[rows, exact] = self._named_costs(rows, exact)
-            else:
-                if not self._can_estimate(rows, exact):
-                    self._measure(rows, exact, START_SECONDS)
-                    self._rounds_to_wait = ROUNDS_BEFORE_REFINING
-                self._costs[rows, exact] = self._estimated_costs(rows, exact)
+            costs = self._named_costs(rows, exact) if self._store.is_read_only else self._estimate(rows, exact)
+            if costs is None:
+                self._measure(rows, exact, START_SECONDS)
+                self._rounds_to_wait = ROUNDS_BEFORE_REFINING
+                costs = self._estimate(rows, exact)
+                assert costs is not None
+            self._costs[rows, exact] = costs
         return self._costs[rows, exact]
 
     def refine(self, rows: int, *, exact: bool = False) -> None:
@@ -86,11 +77,13 @@ class Calibration:
         if store.refine_seconds <= 0.0 or store.is_read_only or key in self._refined:
             return
         started = time.perf_counter()
-        if self._time_next(*key):
+        width = self._next(*key)
+        if width is None:
+            self._refined.add(key)
+        else:
+            self._time(key[0], width)
             store.save()
             self._costs.clear()
-        else:
-            self._refined.add(key)
         store.refine_seconds -= time.perf_counter() - started
 
     def measure_fully(self, rows: int, *, exact: bool = False) -> RoundCosts:
@@ -103,24 +96,24 @@ class Calibration:
     def _measure(self, rows: int, exact: bool, seconds: float) -> None:
         """Time what is known least, again and again, for this long or until no cost is rough; then store the result."""
         started = time.perf_counter()
-        if self._next(rows, exact) is None:
-            return
-        self._store.announce()
-        while not self._can_estimate(rows, exact) or time.perf_counter() - started < seconds:
-            if not self._time_next(rows, exact):
-                break
-        self._store.save()
-
-    def _time_next(self, rows: int, exact: bool) -> bool:
-        """Time the pass or draft whose cost is known least. Returns False if none is rough."""
         width = self._next(rows, exact)
         if width is None:
-            return False
+            return
+        self._store.announce()
+        while width is not None:
+            self._time(rows, width)
+            if time.perf_counter() - started >= seconds and self._estimate(rows, exact) is not None:
+                break
+            width = self._next(rows, exact)
+        self._store.save()
+
+    def _time(self, rows: int, width: int) -> None:
+        """Time a pass, or the draft."""
+        probe = self.exact_widths.probe()
         if width == DRAFT:
-            self._store.found.add_draft(self._draft, rows, self._probe().draft_seconds(rows))
+            self._store.found.add_draft(self._draft, rows, probe.draft_seconds(rows))
         else:
-            self._store.found.add_pass(rows, width, self._probe().pass_seconds(rows, width))
-        return True
+            self._store.found.add_pass(rows, width, probe.pass_seconds(rows, width))
 
     def _next(self, rows: int, exact: bool) -> int | None:
         """The width to time next, or `DRAFT`; None if no cost is rough."""
@@ -129,23 +122,14 @@ class Calibration:
             return 1
         candidates = self._candidates(rows, exact)
         measured = self._measured(rows, candidates)
-        if measured and self._lacks_draft(rows):
+        if measured and self._draft_costs(rows) is None:
             return DRAFT
         width = next_width(measured, candidates, max_widths(rows))
-        if width is not None:
+        if width is not None or not found.rough:
             return width
-        timings = {each: found.timings[pass_name(rows, each)] for each in (1, *measured)}
-        if self._draft:
-            timings[DRAFT] = found.timings[draft_name(self._draft, rows)]
-        least = min(timings, key=timings.__getitem__)
-        return least if timings[least] < ENOUGH_TIMINGS else None
-
-    def _can_estimate(self, rows: int, exact: bool) -> bool:
-        """Whether one pass and the draft have been timed."""
-        return bool(self._measured(rows, self._candidates(rows, exact))) and not self._lacks_draft(rows)
-
-    def _lacks_draft(self, rows: int) -> bool:
-        return bool(self._draft) and rows not in self._store.found.drafts.get(self._draft, {})
+        names = {pass_name(rows, each): each for each in (1, *measured)} | {draft_name(self._draft, rows): DRAFT}
+        rough = {each: found.rough[name] for name, each in names.items() if name in found.rough}
+        return min(rough, key=rough.__getitem__, default=None)
 
     def _candidates(self, rows: int, exact: bool) -> list[int]:
         """The widths that passes may have, in increasing order."""
@@ -163,14 +147,20 @@ class Calibration:
         passes = self._store.found.passes.get(rows, {})
         return {width: passes[width] for width in candidates if width in passes}
 
-    def _estimated_costs(self, rows: int, exact: bool) -> RoundCosts:
-        """The costs as if all were measured: what has not been timed is interpolated."""
-        found = self._store.found
+    def _draft_costs(self, rows: int) -> Draft | None:
+        return self._store.found.drafts.get(self._draft, {}).get(rows) if self._draft else NO_DRAFT
+
+    def _estimate(self, rows: int, exact: bool) -> RoundCosts | None:
+        """The costs as if all were measured: what has not been timed is interpolated. None if too little is known."""
         candidates = self._candidates(rows, exact)
         measured = self._measured(rows, candidates)
+        draft = self._draft_costs(rows)
+        if not measured or draft is None:
+            return None
         passes = measure_widths(interpolated(measured), candidates, max_widths(rows), measured)
-        step, start, prefill = found.drafts[self._draft][rows] if self._draft else NO_DRAFT
-        return RoundCosts(passes, step, start, prefill, fastest_baseline=found.passes[rows][1] if exact else 0.0)
+        step, start, prefill = draft
+        baseline = self._store.found.passes[rows][1] if exact else 0.0
+        return RoundCosts(passes, step, start, prefill, fastest_baseline=baseline)
 
     def _named_costs(self, rows: int, exact: bool) -> RoundCosts:
         """The costs from a file that the user named, which need not contain these rows or this draft."""

@@ -25,14 +25,16 @@ class ExactWidths:
     """Which passes of a target have the same bits. Missing comparisons are made.
 
     Args:
-        probe: Returns what compares passes on this device.
-        store: Keeps the comparisons.
+        probe: Makes, when it is needed, what compares passes on this device.
+        store: Opens the store of comparisons.
         any_width: Whether passes of all shapes are known to give the same bits, so that nothing must be compared.
     """
 
-    def __init__(self, probe: Callable[[], Probe], store: CalibrationStore, *, any_width: bool = False) -> None:
-        self._probe = probe
-        self._store = store
+    def __init__(
+        self, probe: Callable[[], Probe], store: Callable[[], CalibrationStore], *, any_width: bool = False
+    ) -> None:
+        self.probe = probe
+        self.store = store
         self.any_width = any_width
 
     @property
@@ -41,8 +43,9 @@ class ExactWidths:
         if self.any_width:
             return [*COMPARED_WIDTHS]
         self._compare_widths()
-        known = self._store.found.same_bits.get(1, {})
-        return [width for width in COMPARED_WIDTHS if known.get(width, self._store.is_read_only)]
+        store = self.store()
+        known = store.found.same_bits.get(1, {})
+        return [width for width in COMPARED_WIDTHS if known.get(width, store.is_read_only)]
 
     @property
     def fixed_capacity(self) -> bool:
@@ -50,7 +53,7 @@ class ExactWidths:
         if self.any_width:
             return False
         self._compare_widths()
-        return self._store.found.fixed_capacity
+        return self.store().found.fixed_capacity
 
     def same_bits(self, rows: int, width: int) -> bool:
         """Whether passes of this shape have the bits of the exact widths, as far as samples show."""
@@ -58,18 +61,19 @@ class ExactWidths:
             return True
         rows = next_power_of_two(rows)
         reference = self.widths[0]  # compares all single rows first
-        known = self._store.found.same_bits.setdefault(rows, {})
-        if self._store.is_read_only:
+        store = self.store()
+        known = store.found.same_bits.setdefault(rows, {})
+        if store.is_read_only:
             return known.get(width, True)
         if width not in known:
-            self._store.announce()
-            probe = self._probe()
+            store.announce()
+            probe = self.probe()
             if rows == 1:
                 known[width] = probe.bits(width) == probe.bits(reference)
             else:
                 single_rows = [probe.single_bits(row, reference) for row in range(2)]
                 known[width] = probe.batch_bits(rows, width) == single_rows
-            self._store.save()
+            store.save()
         return known[width]
 
     def is_exact_by_default(self, num_draft_tokens: int | None, slots: int) -> bool:
@@ -119,11 +123,12 @@ class ExactWidths:
 
     def _compare_widths(self) -> None:
         """Group the widths by their bits, and choose the exact ones."""
-        found = self._store.found
-        if self._store.is_read_only or found.same_bits.get(1):
+        store = self.store()
+        found = store.found
+        if store.is_read_only or found.same_bits.get(1):
             return
-        self._store.announce()
-        probe = self._probe()
+        store.announce()
+        probe = self.probe()
         groups: list[tuple[list[Bits], list[int]]] = []
         for width in COMPARED_WIDTHS:
             bits = probe.bits(width)
@@ -135,7 +140,7 @@ class ExactWidths:
         exact = choose_exact_widths([widths for _, widths in groups])
         found.fixed_capacity = probe.capacity_matters(exact[0])
         found.same_bits[1] = {width: width in exact for width in COMPARED_WIDTHS}
-        self._store.save()
+        store.save()
 
 
 def choose_exact_widths(groups: Sequence[Sequence[int]]) -> Sequence[int]:

@@ -1,12 +1,56 @@
-"""The widths of an engine's passes: which there are, and whether they are exact."""
+"""The passes of an engine: which widths there are, whether they are exact, and what a round costs.
+
+Costs have any unit, as long as all have the same. Calibration measures seconds.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .costs import RoundCosts
+TYPICAL_TOKENS = 32  # of a request; the draft model's prefill is spread over them
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Costs of the parts of a round, for one number of rows.
+
+    Args:
+        passes: The target's pass, by width (positions per row). Passes have only these widths; a draft that needs fewer
+            positions is padded to the next one.
+        step: One draft token of a draft model or draft head.
+        start: The fixed cost of drafting with it, added once per round.
+        prefill: The draft model's forward pass over one request's source.
+        fastest_baseline: A baseline round in the fastest pass, if `passes` leaves that pass out.
+    """
+
+    passes: Mapping[int, float]
+    step: float = 0.0
+    start: float = 0.0
+    prefill: float = 0.0
+    fastest_baseline: float = 0.0
+
+    def width(self, tokens: int) -> int:
+        """The width of a pass over this many tokens. Beyond the widest measured pass, it is the number of tokens."""
+        return min((width for width in self.passes if width >= tokens), default=tokens)
+
+    @property
+    def baseline(self) -> float:
+        """A round without a draft."""
+        return self.round_cost(0)
+
+    def round_cost(self, draft_tokens: int, steps: int = 0, prefills: int = 0) -> float:
+        """The cost of a round; infinite beyond the widest measured pass.
+
+        Args:
+            draft_tokens: Tokens of the longest draft.
+            steps: Steps of the draft model.
+            prefills: Sources that the draft model reads first.
+        """
+        drafting = self.start + steps * self.step if steps else 0.0
+        pass_cost = self.passes.get(self.width(draft_tokens + 1), float("inf"))
+        return pass_cost + drafting + prefills * self.prefill
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ..drafters.base import BatchDrafter
@@ -14,10 +14,9 @@ from ..sampling import GenerationOptions
 from .adaptive import AdaptiveLength
 from .base import DraftLength, FixedLength
 from .calibration import Calibration
-from .costs import RoundCosts
 from .exact_widths import ExactWidths, powers_of_two
 from .key import calibration_key, fingerprint, gives_any_width_the_same_bits
-from .passes import ALL_EXACT, UNPADDED, PassWidths
+from .passes import ALL_EXACT, UNPADDED, PassWidths, RoundCosts
 from .store import CalibrationStore, shared_store
 
 if TYPE_CHECKING:
@@ -28,6 +27,9 @@ class PassPlanner:
     """The pass widths and draft lengths for requests of one session.
 
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
+
+    Attributes:
+        exact_widths: Which passes of the target have the same bits.
 
     Args:
         target: The model whose passes are planned.
@@ -48,7 +50,11 @@ class PassPlanner:
         self._draft = draft
         self._shares_encoder = shares_encoder
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
-        self._probe = cache(partial(make_probe, target, make_drafter))
+        self.exact_widths = ExactWidths(
+            cache(partial(make_probe, target, make_drafter)),
+            cache(partial(open_store, target)),
+            any_width=gives_any_width_the_same_bits(target),
+        )
         self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
         self._widths: dict[tuple[bool, int | str | None, bool | None, int], PassWidths] = {}
         self._lengths: dict[tuple[int, bool, bool], DraftLength] = {}
@@ -77,7 +83,7 @@ class PassPlanner:
         length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
-        if self._any_width and length != "auto":
+        if self.exact_widths.any_width and length != "auto":
             return ALL_EXACT
         key = self._runs_draft(options), length, options.strict, slots
         if key not in self._widths:
@@ -97,11 +103,6 @@ class PassPlanner:
         for rows in powers_of_two(slots):
             widths.costs(rows)
 
-    @cached_property
-    def exact_widths(self) -> ExactWidths:
-        """Which passes have the same bits."""
-        return ExactWidths(self._probe, self._store, any_width=self._any_width)
-
     def calibration(self, options: GenerationOptions) -> Calibration:
         """Measured costs of the target's passes, and of the draft if these options run it."""
         runs_draft = self._runs_draft(options)
@@ -109,7 +110,7 @@ class PassPlanner:
             draft = ""
             if self._draft is not None and runs_draft:
                 draft = fingerprint(self._draft) + "-shared" * self._shares_encoder
-            self._calibrations[runs_draft] = Calibration(self._probe, self._store, self.exact_widths, draft)
+            self._calibrations[runs_draft] = Calibration(self.exact_widths, draft)
         return self._calibrations[runs_draft]
 
     def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
@@ -143,15 +144,6 @@ class PassPlanner:
         else:
             way_out = (Name("strict"), " prevents that, but may be slower")
         return ("tokens may differ where the target's scores nearly tie; ", *way_out)
-
-    @cached_property
-    def _any_width(self) -> bool:
-        """Whether nothing must be compared; found out once per session, because it visits all weights."""
-        return gives_any_width_the_same_bits(self._target)
-
-    @cached_property
-    def _store(self) -> CalibrationStore:
-        return shared_store(calibration_key(self._target))
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
         return self._draft is not None and options.runs_draft_model
@@ -199,3 +191,8 @@ def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] 
     from .probe import Probe
 
     return Probe(target, make_drafter)
+
+
+def open_store(target: EncoderDecoder) -> CalibrationStore:
+    """The measurements of this target on this device."""
+    return shared_store(calibration_key(target))

@@ -41,7 +41,7 @@ class Measurements:
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
-        timings: How often each cost has been timed, by its name; `ENOUGH_TIMINGS` if that is often enough.
+        rough: How often each cost has been timed that may still fall, by its name.
     """
 
     def __init__(self) -> None:
@@ -49,29 +49,39 @@ class Measurements:
         self.drafts: dict[str, dict[int, Draft]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
         self.fixed_capacity = False
-        self.timings: dict[str, int] = {}
+        self.rough: dict[str, int] = {}
 
     def add_pass(self, rows: int, width: int, cost: float) -> None:
         """Add a timing of a pass."""
         known = self.passes.setdefault(rows, {})
-        before = known.get(width, cost)
-        known[width] = min(before, cost)
+        before = known.get(width)
+        known[width] = cost if before is None else min(before, cost)
         self._count(pass_name(rows, width), before, cost)
 
     def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
         """Add timings of a draft."""
         known = self.drafts.setdefault(draft, {})
-        before = known.get(rows, costs)
-        known[rows] = faster(before, costs)
-        self._count(draft_name(draft, rows), usual_cost(before), usual_cost(costs))
+        before = known.get(rows)
+        known[rows] = costs if before is None else faster(before, costs)
+        self._count(draft_name(draft, rows), None if before is None else usual_cost(before), usual_cost(costs))
 
-    def _count(self, name: str, before: float, cost: float) -> None:
-        count = self.timings.get(name, 0) + 1
-        agrees = before / AGREEMENT <= cost <= before * AGREEMENT
-        self.timings[name] = ENOUGH_TIMINGS if count >= CONFIRMED and agrees else count
+    def _count(self, name: str, before: float | None, cost: float) -> None:
+        """Count a timing. before: the cost before this timing; None if it is the first."""
+        count = 1 if before is None else self.rough.get(name, ENOUGH_TIMINGS) + 1
+        agrees = before is not None and before / AGREEMENT <= cost <= before * AGREEMENT
+        self._set_count(name, ENOUGH_TIMINGS if count >= CONFIRMED and agrees else count)
+
+    def _set_count(self, name: str, count: int) -> None:
+        self.rough[name] = count
+        if count >= ENOUGH_TIMINGS:
+            del self.rough[name]
 
     def merge(self, other: Measurements) -> None:
         """Add what another process has measured."""
+        known_names = self._names()
+        for name in other._names():
+            own_count = self.rough.get(name, ENOUGH_TIMINGS) if name in known_names else 0
+            self._set_count(name, max(own_count, other.rough.get(name, ENOUGH_TIMINGS)))
         for rows, by_width in other.passes.items():
             known = self.passes.setdefault(rows, {})
             known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
@@ -81,16 +91,20 @@ class Measurements:
         for rows, same in other.same_bits.items():
             self.same_bits[rows] = same | self.same_bits.get(rows, {})
         self.fixed_capacity |= other.fixed_capacity
-        self.timings |= {name: max(count, self.timings.get(name, 0)) for name, count in other.timings.items()}
+
+    def _names(self) -> set[str]:
+        """The names of all costs."""
+        passes = {pass_name(rows, width) for rows, by_width in self.passes.items() for width in by_width}
+        return passes | {draft_name(draft, rows) for draft, by_rows in self.drafts.items() for rows in by_rows}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measurements for JSON. `rough` holds the number of timings of each cost that may still fall."""
+        """Return the measurements for JSON."""
         return {
             "passes": self.passes,
             "drafts": self.drafts,
             "same_bits": self.same_bits,
             "fixed_capacity": self.fixed_capacity,
-            "rough": {name: count for name, count in self.timings.items() if count < ENOUGH_TIMINGS},
+            "rough": self.rough,
         }
 
     @classmethod
@@ -104,10 +118,7 @@ class Measurements:
         for rows, by_width in raw["same_bits"].items():
             found.same_bits[int(rows)] = {int(width): bool(value) for width, value in by_width.items()}
         found.fixed_capacity = bool(raw["fixed_capacity"])
-        rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
-        names = [pass_name(rows, width) for rows, by_width in found.passes.items() for width in by_width]
-        names += [draft_name(draft, rows) for draft, by_rows in found.drafts.items() for rows in by_rows]
-        found.timings = {name: rough.get(name, ENOUGH_TIMINGS) for name in names}
+        found.rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
         return found
 
 
@@ -221,12 +232,12 @@ def warn_once(message: str) -> None:
 
 
 def pass_name(rows: int, width: int) -> str:
-    """Return the name of a pass in `Measurements.timings`."""
+    """Return the name of a pass in `Measurements.rough`."""
     return f"pass {rows} {width}"
 
 
 def draft_name(draft: str, rows: int) -> str:
-    """Return the name of a draft in `Measurements.timings`."""
+    """Return the name of a draft in `Measurements.rough`."""
     return f"draft {draft} {rows}"
 
 

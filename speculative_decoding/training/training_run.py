@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.npz import write_npz
 from ..decoding.stats import GenerationStats
 from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
-from ..draft_length.costs import RoundCosts
+from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
 from ..loading import manifest

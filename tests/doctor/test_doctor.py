@@ -25,7 +25,7 @@ from speculative_decoding.doctor.kernel_checks import kernel_checks
 from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length import adaptive
 from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
 from tests.parity.test_families import FOLDERS

@@ -63,9 +63,9 @@ class FakeProbe(Probe):
 
 
 def calibrated(probe: Probe, draft: str = "", key: Mapping[str, str] = KEY) -> Calibration:
-    store = CalibrationStore(key)
-    return Calibration(lambda: probe, store, ExactWidths(lambda: probe, store), draft)
+    return Calibration(compared(probe, key), draft)
 
 
 def compared(probe: Probe, key: Mapping[str, str] = KEY, *, any_width: bool = False) -> ExactWidths:
-    return ExactWidths(lambda: probe, CalibrationStore(key), any_width=any_width)
+    store = CalibrationStore(key)
+    return ExactWidths(lambda: probe, lambda: store, any_width=any_width)

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import simulated_devices, simulated_kernels
 from speculative_decoding.draft_length import AdaptiveLength
-from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 
 

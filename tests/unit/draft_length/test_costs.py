@@ -7,7 +7,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, RoundCosts, measure_widths, monotone
+from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, measure_widths, monotone
+from speculative_decoding.draft_length.passes import RoundCosts
 
 COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, prefill=0.7)
 

@@ -16,7 +16,7 @@ from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.exact_widths import COMPARED_WIDTHS, choose_exact_widths
 from speculative_decoding.draft_length.key import gives_any_width_the_same_bits
 from speculative_decoding.draft_length.probe import Probe
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, CalibrationStore
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.parity.test_t5 import GOLDENS, load_golden
@@ -65,7 +65,7 @@ def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> 
     exact_widths = compared(probe, any_width=True)
     assert exact_widths.is_exact_by_default(40, 64) and exact_widths.batches_match(64)
     assert not exact_widths.fixed_capacity and exact_widths.width_for(1000) == 1000
-    calibration = Calibration(lambda: probe, CalibrationStore(KEY), exact_widths)
+    calibration = Calibration(exact_widths)
     assert calibration.costs(1, exact=True).passes == calibration.costs(1).passes
     assert probe.compared == []
 

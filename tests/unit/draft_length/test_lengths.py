@@ -11,7 +11,7 @@ import pytest
 
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
-from speculative_decoding.draft_length.costs import TYPICAL_TOKENS, RoundCosts
+from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
