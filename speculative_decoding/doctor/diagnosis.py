@@ -31,8 +31,8 @@ from ..models.base import EncoderDecoder, checked_sources
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
+from ..rooms import has_room
 from ..session import Prompt, Session
-from ..speech.mel import open_audio
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
 from .recommendation import recommend_length
@@ -315,6 +315,8 @@ def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "differences": [],
         "skipped": None,
     }
+    if not prompts:
+        return found | {"skipped": "the folder speech is missing"}
     if not length:
         return found | {"skipped": "no exact pass has room for a draft"}
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
@@ -370,9 +372,13 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     """Return prompts for a self-test.
 
     These are two prompts from each bundled file for a bundled target, the bundled recording for a speech model, and
-    generic prompts for other targets.
+    generic prompts for other targets. Without the folder speech, nothing can read the recording.
     """
     if audio is not None:
+        if not has_room("speech"):
+            return ()
+        from ..speech.mel import open_audio
+
         frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
         return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
+from ..sampling import Constraints, GenerationOptions, Purpose, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
@@ -156,7 +156,7 @@ class DraftSampler:
 
         is_greedy = all(options.is_greedy for options in self._options)
         if not all(self._is_certain):
-            places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
+            places = [(request.options.seed, len(request.decoder_tokens), Purpose.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
         rules = [each.timestamps for each in whole_draft.constraints]
@@ -235,7 +235,7 @@ class DraftSampler:
         """(B, V) Gumbel noise for the next draft token."""
         count = len(self._ids)
         places = [
-            (request.options.seed, len(request.decoder_tokens) + count, Use.COUPLED) for request in self._requests
+            (request.options.seed, len(request.decoder_tokens) + count, Purpose.COUPLED) for request in self._requests
         ]
         keys = random_keys(places)
         if not all(self._is_certain):

@@ -11,7 +11,7 @@ from .distribution import (
 )
 from .drafters import DRAFTERS
 from .options import ACCEPTANCE, SCHEDULES, GenerationOptions
-from .random import Use
+from .random import Purpose
 
 __all__ = [
     "ACCEPTANCE",
@@ -20,7 +20,7 @@ __all__ = [
     "Constraints",
     "GenerationOptions",
     "History",
-    "Use",
+    "Purpose",
     "leaves_logits_unchanged",
     "logprobs",
     "perturbed_logprobs",
