@@ -23,8 +23,8 @@ from ..loading.load import BUNDLED, DTYPES, find_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
-from ..sampling import DRAFTERS, GenerationOptions
-from ..sampling.options import default
+from ..sampling import GenerationOptions
+from ..sampling.options import DRAFTERS, LOOKS_UP_NGRAMS, RUNS_MODEL, option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..session import Session, load_session
 from .common import read_text, say
@@ -34,8 +34,8 @@ PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
 OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
-MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
-NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
+MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if RUNS_MODEL in facts]
+NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if LOOKS_UP_NGRAMS in facts]
 DRAFTERS_OF_FLAGS = {
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
@@ -252,7 +252,7 @@ def make_run_config(
     """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
     options = with_default_drafter(GenerationOptions(**given), models.draft_model)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
-    changed = {name for name, value in given.items() if value not in (default(name), 0)}
+    changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
     drafter = "none" if options.draft_tokens == 0 else options.drafter
     if models.draft_model is None and drafter != "none":

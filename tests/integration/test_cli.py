@@ -43,7 +43,7 @@ from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, default, option_specs
+from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -682,7 +682,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
         if action.help != argparse.SUPPRESS:
             assert all(name in out for name in action.option_strings)
     for name in ("seed", "max_tokens", "num_draft_tokens", "temperature", "max_ngram_size"):
-        assert f"(default: {default(name)})" in " ".join(out.split())
+        assert f"(default: {option_specs()[name].default})" in " ".join(out.split())
 
 
 def test_every_option_has_a_flag_that_accepts_every_valid_name() -> None:
