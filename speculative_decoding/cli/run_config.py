@@ -24,7 +24,7 @@ from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
-from ..sampling.options import DRAFTERS, LOOKS_UP_NGRAMS, RUNS_MODEL, option_specs
+from ..sampling.options import DRAFTERS, LOOKS_UP_NGRAMS, RUNS_MODEL, names_with, option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..session import Session, load_session
 from .common import read_text, say
@@ -34,8 +34,8 @@ PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
 OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
-MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if RUNS_MODEL in facts]
-NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if LOOKS_UP_NGRAMS in facts]
+MODEL_DRAFTERS = names_with(RUNS_MODEL, DRAFTERS)
+NGRAM_DRAFTERS = names_with(LOOKS_UP_NGRAMS, DRAFTERS)
 DRAFTERS_OF_FLAGS = {
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,

@@ -51,13 +51,10 @@ SAMPLES_ONLY = "samples only"  # has no effect at temperature 0
 BEAMS_ONLY = "beams only"  # has no effect without beam search
 NOT_WITH_BEAMS = "not with beams"
 
-
 LOSSLESS = "lossless"  # samples follow the target's distribution
 COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
 TAKES_DELTA = "takes delta"  # can be relaxed by a `delta`, which makes it lossy
-ACCEPTANCE: Mapping[
-    str, Collection[str]
-] = {  # the rules of decoding/acceptance.py, and what the options ask about them
+ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptance.py, with what holds for them
     "rejection": (LOSSLESS, TAKES_DELTA),
     "block": (LOSSLESS,),
     "coupled": (LOSSLESS, COMPARABLE),
@@ -101,9 +98,14 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and ear
 }
 
 
+def names_with(fact: str, facts: Mapping[str, Collection[str]]) -> list[str]:
+    """The rows of `ACCEPTANCE` or `DRAFTERS` of which a fact holds."""
+    return [name for name, own in facts.items() if fact in own]
+
+
 def documented(kind: type[Options]) -> type[Options]:
     """Add the help of each field to the docstring of a dataclass of options."""
-    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]  # types are hashable
+    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *lines])
     return kind
 
@@ -221,8 +223,9 @@ class GenerationOptions:
     acceptance: Annotated[
         str | None,
         Text(tuple(ACCEPTANCE)),
-        "acceptance rule for sampling; all are lossless, but with rejection and block the text for a seed also depends "
-        "on the drafts (default: coupled; with a delta above 0, rejection)",
+        f"acceptance rule for sampling; lossless are {', '.join(names_with(LOSSLESS, ACCEPTANCE))}; with "
+        f"{' and '.join(names_with(COMPARABLE, ACCEPTANCE))}, the text for a seed does not depend on the drafts "
+        f"(default: {DEFAULT_RULE}; with a delta above 0, {RELAXED_RULE})",
         SAMPLES_ONLY,
         FOR_SPEECH,
     ] = None
@@ -403,7 +406,7 @@ class GenerationOptions:
         if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
-            others = " and ".join(each for each, uses in DRAFTERS.items() if LOOKS_UP_NGRAMS in uses)
+            others = " and ".join(names_with(LOOKS_UP_NGRAMS, DRAFTERS))
             return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         return ()
 

@@ -79,11 +79,8 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
         found = kept(name, value)
         assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
         if isinstance(found, int | float):  # plain numbers of the default's type
-            assert (
-                type(found) is type(option_specs()[name].default)
-                or name == "num_draft_tokens"
-                or option_specs()[name].default is None
-            )
+            default = option_specs()[name].default
+            assert type(found) is type(default) or name == "num_draft_tokens" or default is None
     for value in bad:
         if name == "drafter" and value is None:
             continue
