@@ -17,7 +17,7 @@ from ..sampling.options import FOR_SPEECH, option_specs
 from ..sampling.values import PYTHON_ONLY, Bool, Flag, Int, Number, Text
 from ..speech.formats import FORMATS
 from ..speech.options import TranscriptionOptions, transcription_specs
-from .parser import File, Parser, add_flags
+from .parser import File, Parser, add_flags, flag
 from .run_config import DraftFlags, ModelFlags
 
 # decoding options whose flags set options of a transcription
@@ -146,6 +146,7 @@ def main_parser(program: str = "main.py") -> Parser:
     add_flags(parser, "diagnosis", Doctor)
     add_flags(parser, "several processes, started by mlx.launch", Together)
     add_decoding_flags(parser)
+    parser.flags |= {own: flag(name) for name, own in SHARED_FLAGS.items()}
     return parser
 
 

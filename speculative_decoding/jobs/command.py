@@ -30,7 +30,7 @@ from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.options import default
+from ..sampling.options import option_specs
 from ..session import Session
 from . import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
 from .job import DecodeRows, RecordingResult
@@ -148,7 +148,7 @@ def require_recordings(options: GenerationOptions, files: Files, processes: Proc
     if files.max_memory is not None:
         raise InputError("has no effect on recordings", "max_memory", ("lower ", Name("slots")))
     for name in (*TEXT_ONLY, *SHARED_FLAGS, "temperature"):
-        if getattr(options, name) != default(name):
+        if getattr(options, name) != option_specs()[name].default:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 

@@ -43,7 +43,7 @@ from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import DRAFTERS, GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, SCHEDULES, default, option_specs
+from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -234,7 +234,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
     assert "Diese Funktion" in err and "[- " in err and "{+ " in err
-    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
+    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--baseline"]) == 0
     err = capsys.readouterr().err
     assert "round 10: no draft, " in err and "accepted" not in err.replace("accepted [-", "")
 
@@ -254,7 +254,7 @@ def test_texts_cut_at_max_tokens_are_reported(main_py) -> None:  # type: ignore[
 
 
 def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
-    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--baseline")[2]
 
 
 def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -359,13 +359,6 @@ def test_the_seed_determines_the_sample(main_py) -> None:  # type: ignore[no-unt
     assert sample[0] == sample[1] != sample[2]
 
 
-def test_former_names_of_flags_are_accepted(main_py) -> None:  # type: ignore[no-untyped-def]
-    models = ("--model-name", "t5-web-docs", "--draft-model-name", "t5-web-docs-draft")
-    arguments = (*models, "-m", "3", "--num-draft", "2")
-    status, out, err = main_py("--prompt", PROMPT, *arguments)
-    assert status == 0 and out.strip() and "3 tokens" in err
-
-
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[str] | None = None) -> tuple[int, str]:
     try:
         status = main_command.main(list(arguments))
@@ -403,10 +396,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--min-p", "0.5"], "--min-p: has no effect at --temperature 0"),
         (["--acceptance", "coupled"], "--acceptance: has no effect at --temperature 0"),
         (["--drafter", "none", "--num-draft", "3"], "--num-draft: has no effect with --drafter none"),
-        (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
-        (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
-        (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
-        (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
+        (["--baseline", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
+        (["--confidence-threshold", "0.5"], "--confidence-threshold: unknown option; did you mean --num-draft?"),
+        (["--min-ngram-size", "2"], "--min-ngram-size: unknown option; did you mean --max-ngram-size?"),
+        (["--num-draft", "heuristic"], "--num-draft: must be a whole number, 0 to 64 or one of auto, not 'heuristic'"),
+        (["--regular-decode"], "--regular-decode: unknown option; did you mean --baseline?"),
+        (["--model-name", "t5-small"], "--model-name: unknown option; did you mean --model?"),
+        (["--draft-model-name", "t5-small"], "--draft-model-name: unknown option; did you mean --draft-model?"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
@@ -416,9 +412,9 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
             ["--verify", "--temperature", "1", "--acceptance", "block"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
-        (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),
+        (["--verify", "--baseline"], "--verify: compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare: compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--baseline: cannot be combined with --compare"),
+        (["--compare", "--baseline"], "--baseline: cannot be combined with --compare"),
         (["--compare", "--verify"], "--verify: cannot be combined with --compare"),
         (["--interactive"], "prompt: cannot be combined with --interactive"),
         (
@@ -591,23 +587,6 @@ def test_a_full_disk_is_a_one_line_error(
         assert f"main.py: error: {name}: {full} cannot be written (No space left" in capfd.readouterr().err
 
 
-def test_a_job_of_an_earlier_version_can_be_resumed(
-    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]
-) -> None:
-    """The journal contains former option names and removed options."""
-    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    prompts.write_text("a\n")
-    arguments = ["--input", str(prompts), "--output", str(output), "-m", "2", *FIXED]
-    assert main_py(*arguments)[0] == 0
-    content = json.loads(journal_path(output).read_text())
-    former = {current: name for name, current in ALIASES.items()}
-    settings = {former.get(name, name): value for name, value in content["settings"].items()}
-    settings |= {"confidence_threshold": 0.0, "min_ngram_size": 1}
-    assert settings.keys() > ALIASES.keys()
-    journal_path(output).write_text(json.dumps(content | {"settings": settings}))
-    assert main_py(*arguments, "--resume")[0] == 0
-
-
 def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
     tmp_path: Path, main_py: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,7 +682,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
         if action.help != argparse.SUPPRESS:
             assert all(name in out for name in action.option_strings)
     for name in ("seed", "max_tokens", "num_draft_tokens", "temperature", "max_ngram_size"):
-        assert f"(default: {default(name)})" in " ".join(out.split())
+        assert f"(default: {option_specs()[name].default})" in " ".join(out.split())
 
 
 def test_every_option_has_a_flag_that_accepts_every_valid_name() -> None:

@@ -297,10 +297,6 @@ def test_lines_of_a_pipe_may_begin_with_a_byte_order_mark(
     assert "max-tokens: 7" in err and "prefix: grammar: ü" in err and "error" not in err
 
 
-def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
-
-
 def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]
     assert "no prompt has been decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
