@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
-from typing import Any
 
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
 from ..distributed import ProcessGroup
-from ..drafters import TextStore, with_default_drafter
+from ..drafters import with_default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.hub import suggested_draft
@@ -30,6 +30,9 @@ from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..session import Session, load_session
 from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
+
+if TYPE_CHECKING:
+    from ..drafters.text_store import TextStore
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")

@@ -160,14 +160,9 @@ class OutputHeads:
 
     def head(self, sources: Sequence[Sequence[int]]) -> OutputHead:
         """Return the head for these sources, one for each row."""
-        if self._head is None or (self._frequent and sources != self._sources):
-            self._head = self._partial_head(sources)
-            self._sources = sources
-        return self._head
-
-    def _partial_head(self, sources: Sequence[Sequence[int]]) -> OutputHead:
-        """The head over the frequent ids, the ids of the sources, and the ids assigned to those."""
         frequent = self._frequent
+        if self._head is not None and (not frequent or sources == self._sources):
+            return self._head
         own = []
         for source in sources:
             ids = {*source}.union(*(self._by_source.get(token, ()) for token in source))
@@ -177,4 +172,6 @@ class OutputHeads:
         allowed = None
         if any(each != own[0] for each in own):
             allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
-        return OutputHead(self._model.head_of(ids_array), ids_array, self._vocab_size, allowed)
+        self._head = OutputHead(self._model.head_of(ids_array), ids_array, self._vocab_size, allowed)
+        self._sources = sources
+        return self._head
