@@ -36,9 +36,9 @@ class AutoDrafter(BatchDrafter):
         self._copies: dict[int, NgramDrafter] = {}  # by slot
         self._proposed: Draft | None = None  # the model's draft of this round
 
-    def share(self, cache: DecoderCache) -> None:
+    def use_cache(self, cache: DecoderCache) -> None:
         if self._model is not None:
-            self._model.share(cache)
+            self._model.use_cache(cache)
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         copies = self._copies[request.slot] = self._ngram.fresh()

@@ -123,7 +123,7 @@ class BatchDrafter(ABC):
     bias the output.
     """
 
-    def share(self, cache: DecoderCache) -> None:  # noqa: B027
+    def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
         """Receive the target's cache, before any other call. Read only, except for `kept_layers`."""
 
     @abstractmethod

@@ -28,7 +28,7 @@ class BatchHeadDrafter(BatchDrafter):
         self._sources: dict[int, Sequence[int]] = {}
         self._last_verified: dict[int, int] = {}  # the position in that pass of the last verified token
 
-    def share(self, cache: DecoderCache) -> None:
+    def use_cache(self, cache: DecoderCache) -> None:
         self._cache = cache
         cache.kept_layers = tuple(self._head.config.layers)
 

@@ -152,10 +152,10 @@ class DraftSampler:
         self._longest = max(self._lengths)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
-        self._is_certain = [options.is_comparable for options in self._options]
+        self._is_point_mass = [options.is_comparable for options in self._options]
 
         is_greedy = all(options.is_greedy for options in self._options)
-        if not all(self._is_certain):
+        if not all(self._is_point_mass):
             places = [(request.options.seed, len(request.decoder_tokens), Purpose.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
@@ -225,10 +225,10 @@ class DraftSampler:
         if any(is_greedy):
             noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
         new = mx.argmax(noisy, axis=-1)
-        if not all(self._is_certain):
-            is_certain = mx.array(self._is_certain)[:, None, None]
+        if not all(self._is_point_mass):
+            is_point_mass = mx.array(self._is_point_mass)[:, None, None]
             point_mass = mx.arange(logits.shape[-1]) == new[..., None]
-            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
+            self._probs.append(mx.where(is_point_mass, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
         return new
 
     def _noise(self) -> mx.array:
@@ -238,8 +238,8 @@ class DraftSampler:
             (request.options.seed, len(request.decoder_tokens) + count, Purpose.COUPLED) for request in self._requests
         ]
         keys = random_keys(places)
-        if not all(self._is_certain):
-            keys = mx.where(mx.array(self._is_certain)[:, None], keys, self._keys[:, count])
+        if not all(self._is_point_mass):
+            keys = mx.where(mx.array(self._is_point_mass)[:, None], keys, self._keys[:, count])
         return gumbel(keys, self._head.vocab_size)
 
 
