@@ -21,13 +21,13 @@ from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.round import Batch, speculate
 from .decoding.stats import GenerationStats, Round
-from .distributed import number_of_ranks
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
-from .errors import InputError, compiling
+from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
+from .models.backend import computing
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
 from .models.device import on_gpu
@@ -36,6 +36,7 @@ from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
+DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
 # Runs one round for all requests of a batch, as `speculate` does.
@@ -51,6 +52,11 @@ class Event(NamedTuple):
     request: Request
     round: Round
     texts: list[str]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return self.round.finish_reason is not None
 
 
 def responses(event: Event) -> Iterator[GenerationResponse]:
@@ -119,7 +125,7 @@ class Engine:
             from .beam_search.round import beam_search_step
 
             self._run_round = beam_search_step
-        self._runs_ahead = on_gpu() and number_of_ranks(model) == 1  # ranks need the tokens on the host
+        self._runs_ahead = on_gpu() and model.ranks == 1  # ranks need the tokens on the host
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)
@@ -197,12 +203,14 @@ class Engine:
                 queue.remove(request)
         self._encoded = deque(each for each in self._encoded if each[0] is not request)
 
-    @compiling()
+    @computing()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
         use_mlx()
-        if self._widths.refine is not None and not self.waiting and self._has_delivered:
-            self._widths.refine(len(self._requests))
+        if self._widths.refine is not None and not self.waiting:
+            decoding = [request for request in self._requests if request is not None]
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token waits
+                self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
         batch = self._batch
@@ -216,12 +224,6 @@ class Engine:
             self._count(request, round)
             events.append(Event(request, round, request.new_texts if round.tokens else []))
         return events
-
-    @property
-    def _has_delivered(self) -> bool:
-        """Whether each request that is decoded has tokens, so that no first token waits."""
-        decoding = [request for request in self._requests if request is not None]
-        return all(request.stats.generated_tokens for request in decoding) and bool(decoding)
 
     def _round(self, batch: Batch) -> dict[Request, Round]:
         """Run a round and time it, and for `timed` requests its phases."""
@@ -299,19 +301,24 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        prefill = partial(self._prefill, request)
+        reserved = self._widths.reserved
+        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
+        prefill = partial(self._prefill, request, capacity)
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        self._reserve(request, cache)
+        cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
 
-    def _prefill(self, request: Request, cache: DecoderCache) -> None:
+    def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
         """Feed a forced prefix except its last token, which the first round feeds. Lazy.
 
-        cache: of this request alone, so that other rows are not computed.
+        Args:
+            request: Its output begins with the prefix.
+            capacity: The least capacity of the cache.
+            cache: Of this request alone, so that other rows are not computed.
         """
-        self._reserve(request, cache)
+        cache.reserve(capacity)
         cached = request.prefix_length - 1
         observer = request.observer
         prefix = request.decoder_tokens[: max(cached, 0 if observer is None else observer.position)]
@@ -322,10 +329,6 @@ class Engine:
             if observer is not None and start < observer.position <= start + count:
                 observer.prefilled(self._model.logits(states[0, observer.position - 1 - start]))
         cache.trim_to([cached] * cache.rows)
-
-    def _reserve(self, request: Request, cache: DecoderCache) -> None:
-        if self._widths.reserved is not None:
-            cache.reserve(request.prefix_length + request.options.max_tokens + self._widths.reserved)
 
     def _resize(self, wanted: int) -> None:
         """Change the number of slots to about `wanted`, by a factor of two or more: a pass computes every slot."""

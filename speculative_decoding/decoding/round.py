@@ -17,7 +17,7 @@ Shapes: B rows, or R of them; K draft tokens; V ids of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -77,34 +77,37 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
 
     on_phase_end: called after drafting and after verification, to time both.
     """
-    requests = batch.requests
+    requests, slots = batch.requests, len(batch.slots)
     draft_requests = choose_draft_lengths(batch)
-    draft = batch.drafter.propose(draft_requests, len(batch.slots)) if draft_requests else Draft.empty(len(batch.slots))
+    draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
     if on_phase_end is not None:
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
 
-    verified = pop_started_pass(batch, draft)
+    verified = pop_started_pass(batch, draft)  # None, except for baselines on a GPU
     if verified is None:
         logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
-        verified = verify(batch, draft, logits)
+        verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
     start_next_baseline_pass(batch, draft, verified)
-    mx.eval(verified, draft.tokens)  # the host sync: everything above is lazy, everything below is on the host
+    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below is on the host
     if on_phase_end is not None:
         on_phase_end()
 
-    rounds = commit(batch, draft, {each.request.slot: each.kind for each in draft_requests}, verified)
-    rewind(batch)
+    rounds = commit(batch, draft, draft_requests, verified)
+    rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
-        policy.observe([rounds[request] for request in own])
-    committed = [request for request in requests if rounds[request].tokens]  # the others' logits were not finite
-    batch.drafter.observe(committed, [len(rounds[request].tokens) for request in committed])
+        policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
+    grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
     free_slots(batch)
     return rounds
 
 
 def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
-    """What to draft. The last token of an output is never drafted, because the target adds one token itself."""
+    """Up to how many tokens to draft for which requests.
+
+    The last token of an output is never drafted, because the target adds one token itself.
+    """
     if any(request.needs_retry for request in batch.requests):
         return []  # a pass without a draft needs no padding, which could overflow too
     drafter = batch.drafter
@@ -112,10 +115,10 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
     draft_requests = []
     for policy, requests in by_policy(batch.requests):
         if not policy.begin_round():
-            continue
+            continue  # drafts are not worthwhile, so the drafter looks up nothing
         kinds = [drafter.kind(request) for request in requests]
         limits = [
-            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))
+            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
             for request, kind in zip(requests, kinds, strict=True)
         ]
         for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
@@ -125,7 +128,7 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it: it chooses their lengths together."""
+    """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
@@ -159,7 +162,7 @@ class Verification(NamedTuple):
         accepted: (R,), the number of accepted draft tokens.
         next_token: (R,), the token that follows them.
         largest_logits: (R, K + 1), of each position. If one of them is not finite, nothing can be decided.
-        total_variation: (R, K), the error of a lossy rule; see `AcceptanceResult`.
+        total_variation: (R, K), the error of a lossy rule at each draft token; None for a lossless rule.
         logprobs: (R, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
         scores: (R, K + 1, V) float32, logits with penalties and constraints; None unless a request has an observer.
     """
@@ -172,7 +175,7 @@ class Verification(NamedTuple):
     scores: mx.array | None
 
 
-Verified = tuple[Sequence[int], Verification]  # with the slot of each row
+Verified = tuple[Sequence[int], Verification]  # the slot of each row, and what was decided; mx.eval skips the slots
 
 
 def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
@@ -200,13 +203,14 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
     rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)
+    result = rule.decide(draft, logits, rows)  # lazy, too
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
         observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
         if observed is None:
-            observed = scores(logits, options, history_of(rows, draft.tokens))
+            tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
+            observed = scores(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
     return Verification(
         result.accepted, result.next_token, logits.max(axis=-1), result.total_variation, logprobs, observed
@@ -222,13 +226,13 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
     return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens), following], axis=1)
 
 
-def commit(batch: Batch, draft: Draft, kinds: Mapping[int, str], verified: Sequence[Verified]) -> dict[Request, Round]:
-    """Give each request its accepted draft tokens and the next token. All arrays are evaluated.
-
-    kinds: the kind of each draft, by slot.
-    """
+def commit(
+    batch: Batch, draft: Draft, draft_requests: Sequence[DraftRequest], verified: Sequence[Verified]
+) -> dict[Request, Round]:
+    """Give each request its accepted draft tokens and the next token. All arrays are evaluated."""
     rounds = {}
     draft_ids = token_rows(draft.tokens)
+    kinds = {each.request.slot: each.kind for each in draft_requests}
     for slots, verification in verified:
         for slot, row in zip(slots, on_host(verification), strict=True):
             request = batch.slots[slot]
@@ -296,7 +300,7 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
 
 
 def free_slots(batch: Batch) -> None:
-    """Remove the finished requests. The drafter sees their complete outputs, which a text store learns."""
+    """Remove finished requests. The drafter sees their complete outputs first, so that a text store learns them."""
     for request in batch.requests:
         if request.finish_reason:
             batch.drafter.end(request)
@@ -304,18 +308,18 @@ def free_slots(batch: Batch) -> None:
 
 
 # The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
-# reads them, as in mlx-lm. It computes while the host commits tokens and builds the next graph
-# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped, and `rewind` has already
-# restored the cache.
+# reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
+# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. The cache then needs no
+# repair, because offsets are absolute.
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """Start this round's pass and the next one, if the next round will surely need that one."""
+    """For baselines on a GPU: start this round's pass and the next one, if the next round will surely need it."""
     if draft.num_tokens or not may_start_next_pass(batch):
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
-    rewind(batch, ahead=1)  # to the token that this round's pass read
+    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop padding
     logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
     (next_verified,) = verify(batch, draft, logits)
     mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
@@ -332,12 +336,12 @@ def may_start_next_pass(batch: Batch) -> bool:
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
         and all(own.is_greedy and not own.timed for own in options)
-        and leaves_logits_unchanged(options, history_of(requests, mx.zeros((len(requests), 1))), 2)
+        and leaves_logits_unchanged(options, history_of(requests, mx.zeros((len(requests), 1))), 2)  # both passes
     )
 
 
 def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
-    """Remove the pass that the last round started, and return its result if this round needs it."""
+    """Remove the pass that the last round started from the batch. Return its result if this round needs that pass."""
     started, batch.started_pass = batch.started_pass, None
     if started is None:
         return None
@@ -347,5 +351,5 @@ def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
     for request, request_then in zip(batch.slots, requests_then, strict=True):
         if request is not None and (request is not request_then or request.needs_retry):
             return None
-    batch.cache.advance(1)  # the last round rewound it
+    batch.cache.advance(1)  # over the token that it read, which `rewind` took back
     return [verified]

@@ -1,4 +1,4 @@
-"""Measurements and checks of --doctor. The resulting JSON object contains no paths, prompts, user or host names."""
+"""Measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..cli.common import read_prompts, say
-from ..cli.device import device_facts, mlx_notes, versions
+from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
-from ..cli.verify import PROMPTS
 from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
@@ -33,6 +31,7 @@ from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..rooms import has_room
 from ..session import Prompt, Session
+from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
 from .recommendation import recommend_length
@@ -377,9 +376,9 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     if audio is not None:
         if not has_room("speech"):
             return ()
-        from ..speech.mel import open_audio
+        from ..speech.recording import open_audio
 
-        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        frames = open_audio(PROMPTS / "jfk.wav", [audio.num_mel_bins]).frames(0, audio.window_frames)
         return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:

@@ -13,12 +13,12 @@ from ..decoding.request import Request
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..sampling import Constraints, GenerationOptions
-from ..sampling.constraints import TimestampRules
 from ..sampling.random import sample_seed
 from .evidence import Evidence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_POSITION, DecodedWindow, Window
 from .speech_text import SpeechText
+from .timestamp_rules import TimestampRules
 from .transcription import Attempt
 from .word_timestamps import TimedWord, align
 
@@ -77,7 +77,7 @@ class WindowRequests:
             self.decoding.no_repeat_ngram_size or 0,
             banned=tuple((token,) for token in never),
             not_before=tuple((token, begin + 1) for token in self.text.blank),
-            timestamps=rules,
+            processor=rules,
         )
         positions = self.max_positions
         length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not read

@@ -288,7 +288,7 @@ def verified_together(
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, NoDrafter(), None, rows)  # type: ignore[arg-type]  # verification needs no model
-    rounds = commit(batch, draft, {}, verify(batch, draft, logits))
+    rounds = commit(batch, draft, [], verify(batch, draft, logits))
     return {request.slot: round for request, round in rounds.items()}
 
 
