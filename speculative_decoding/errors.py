@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .cache_folder import WAY_OUT
-
 MAX_CHARACTERS = 1000
 PACKAGE = os.path.dirname(__file__) + os.sep
 
@@ -105,18 +103,6 @@ def one_line(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Turn MLX's error about a kernel that cannot be compiled or loaded into an `InputError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
-            raise
-        reason = str(error).splitlines()[-1]
-        raise InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}") from error
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def batch_generate(
     ngram: NgramDrafter | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
-) -> Iterator[BatchResult]:
+) -> Iterator[BatchResult[GenerationResult]]:
     """Yield the results of many prompts: `Session.batch`. The other arguments are those of `stream_generate`."""
     session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
     return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult, blank_result
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
@@ -31,7 +31,7 @@ from .drafters import (
     with_default_drafter,
 )
 from .drafters.draft_model import DraftVocabulary
-from .engine import Engine, Event, responses, result_of
+from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.pair import ModelPair, open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
+    from .rows import PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
@@ -78,7 +79,7 @@ class Session:
     draft_model: EncoderDecoder | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
-    slots: int = 8
+    slots: int = DEFAULT_SLOTS
     draft_vocabulary: DraftVocabulary | None = None
 
     def __post_init__(self) -> None:
@@ -221,7 +222,7 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Yield the results of many prompts, in the order of the prompts.
 
         Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
@@ -237,8 +238,10 @@ class Session:
         Raises:
             InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
+        from .rows import in_order
+
         results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
-        return in_order(results)
+        return in_order(results, attrgetter("index"))
 
     @shows_options
     def batch_as_completed(
@@ -248,14 +251,25 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Like `batch`, but yield each result as soon as it is complete; its `index` tells the prompt.
 
         At most a few times `slots` prompts are read ahead.
         """
-        slots = validate("slots", Int(1), self.slots if slots is None else slots)
+        from .rows import drive
+
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"must be a list of texts, not {short_repr(prompts)}", "prompts")
+        return drive(self.prompt_scheduler(slots, max_memory_gb, **options), enumerate(prompts))
+
+    @shows_options
+    def prompt_scheduler(
+        self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
+    ) -> PromptScheduler:
+        """The scheduler of a batch; see `rows.drive` and `batch`."""
+        from .rows import PromptScheduler
+
+        slots = validate("slots", Int(1), self.slots if slots is None else slots)
         chosen = self.options_with(options)
         if chosen.drafter is not None and not isinstance(chosen.drafter, str):
             raise InputError(
@@ -265,7 +279,18 @@ class Session:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
             slots = slots_within(limit, slots, self.model, self.draft_model, chosen.max_tokens, chosen.num_beams)
         self._drafter(chosen)  # raises if the drafter cannot be used
-        return self._batch(prompts, chosen, slots)
+
+        def options_of(own: Mapping[str, Any]) -> GenerationOptions:
+            row = chosen.override_for_row(own)
+            warn_without_effect(row, own)
+            return row
+
+        return PromptScheduler(
+            options_of,
+            new_engine=partial(self.engine, chosen, slots),
+            draft_length=partial(self.planner.draft_length, slots=slots),
+            reads_text=self.model.audio is None,
+        )
 
     def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
         """Transcribe a recording; see `speech.api.transcribe`, whose help lists all options."""
@@ -359,60 +384,6 @@ class Session:
         requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
 
-    def _batch(
-        self,
-        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
-        options: GenerationOptions,
-        slots: int,
-    ) -> Iterator[BatchResult]:
-        numbered = enumerate(prompts)
-        first = next(numbered, None)
-        if first is None:  # an engine may measure the device
-            return
-        waiting = chain([first], numbered)
-        engine = self.engine(options, slots)
-        samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
-        has_more = True
-        while True:
-            while has_more and engine.wants_more:
-                index, prompt = next(waiting, (-1, ""))
-                has_more = index >= 0
-                if has_more:
-                    try:
-                        requests = self._submit_row(engine, prompt, options, slots)
-                    except InputError as error:
-                        yield BatchResult(index, None, str(error))
-                        continue
-                    if isinstance(requests, GenerationResult):
-                        yield BatchResult(index, requests)
-                    else:
-                        samples |= {request: (index, requests) for request in requests}
-            if engine.is_idle:
-                return
-            for event in engine.step():
-                if event.request.finish_reason:
-                    index, requests = samples.pop(event.request)
-                    if not any(request in samples for request in requests):  # several may end in the same round
-                        error_message = next((request.error for request in requests if request.error), None)
-                        result = None if error_message else result_of(requests)
-                        yield BatchResult(index, result, error_message)
-
-    def _submit_row(
-        self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
-    ) -> list[Request] | GenerationResult:
-        """One request per sample of the prompt, or the result if it is blank."""
-        overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        if "audio" in overrides:
-            raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
-        if "prompt" not in overrides:
-            raise InputError("is missing", "prompt", "give each row a prompt")
-        text = overrides.pop("prompt")
-        row = options.override_for_row(overrides)
-        warn_without_effect(row, overrides)
-        if isinstance(text, str) and not text.strip() and self.model.audio is None:
-            return blank_result(row)
-        return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
-
 
 def speech_api() -> ModuleType:
     """The functions that transcribe, imported when the first one is called."""
@@ -425,17 +396,6 @@ def speech_api() -> ModuleType:
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
     if error := options.without_effect(names):
         note(str(error))
-
-
-def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:
-    """Yield the results in the order of their prompts."""
-    waiting: dict[int, BatchResult] = {}
-    index = 0
-    for result in results:
-        waiting[result.index] = result
-        while index in waiting:
-            yield waiting.pop(index)
-            index += 1
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

@@ -1,12 +1,12 @@
 """Commands and state of the console.
 
-A command with the name of a main.py flag has the flag's meaning.
+A command with the name of a flag has the flag's meaning.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -17,18 +17,16 @@ from rich.table import Table
 from rich.text import Text as Line
 
 from ..drafters import with_default_drafter
-from ..errors import InputError, one_line, written
+from ..errors import InputError, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
 from ..session import Session
-from .compare import PromptRunner, decoding_modes
-from .parser import argument_type, flag
+from .compare import Comparison, comparison_table, decoding_modes
+from .parser import argument_type, as_typed, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
-from .summary import comparison_table
-from .views import make_console
 
 WITHOUT_COMMAND = (
     "max_ngram_size",  # fixed when the n-gram drafter is created
@@ -46,14 +44,13 @@ class ConsoleState:
 
     Args:
         config: The models to open, and the options at the start.
+        runner: Decodes the prompts, in all modes if it `is_on`.
         prefix: Text prepended to every prompt.
-        compare: Decode each prompt in all modes.
     """
 
     config: RunConfig
-    runner: PromptRunner = field(default_factory=lambda: PromptRunner(make_console()))
+    runner: Comparison = field(default_factory=lambda: Comparison(is_on=False))
     prefix: str = ""
-    compare: bool = False
     session: Session = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
@@ -70,11 +67,6 @@ class ConsoleState:
     @property
     def options(self) -> GenerationOptions:
         return self.session.options
-
-    @property
-    def modes(self) -> list[str]:
-        """The modes in which prompts are decoded. The first one gives the answer."""
-        return decoding_modes(self.session)[: None if self.compare else 1]
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
@@ -93,7 +85,7 @@ class ConsoleState:
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.config.process_group is not None:
+        if self.config.shard is not None:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
@@ -191,19 +183,6 @@ def parse(value: Value, text: str) -> Any:
         raise InputError(str(error)) from error
 
 
-def as_typed(value: Any) -> str:
-    """Return a value as the user would type it."""
-    if value is None or value in ("", ()):
-        return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(as_typed, value))
-    return one_line(str(value))
-
-
 def on_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
@@ -278,11 +257,13 @@ def toggle_baseline(state: ConsoleState, text: str) -> None:
     state.change({"drafter": None if state.options.drafter == "none" else "none"})
 
 
-@Command("/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.compare))
+@Command(
+    "/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.runner.is_on)
+)
 def toggle_compare(state: ConsoleState, text: str) -> None:
     if len(decoding_modes(state.session)) == 1:
         raise InputError("no draft to compare; turn /baseline off, or choose a /draft-model")
-    state.compare = not state.compare
+    state.runner.is_on = not state.runner.is_on
 
 
 @Command(

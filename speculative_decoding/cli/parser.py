@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -16,9 +17,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import InputError, one_line, written
+from ..errors import InputError, Name, one_line, written
 from ..sampling.options import OTHER_NAMES, option_specs, refusal
-from ..sampling.values import PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
+from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
 
 WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
@@ -26,14 +27,72 @@ WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
 Flags = TypeVar("Flags")
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports an error in one line that names the flag and its value, and exits with status 2."""
+class HelpFormatter(argparse.HelpFormatter):
+    """Writes --[no-]strict for a flag that can be turned off, and never breaks a line within a flag."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27)
+
+    def _format_usage(self, *arguments: Any) -> str:
+        usage = super()._format_usage(*arguments)
+        return textwrap.fill(usage, self._width, subsequent_indent="       ", break_on_hyphens=False) + "\n\n"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return super()._format_action_invocation(action)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs == "+" and isinstance(action.metavar, str):
+            return f"{action.metavar} ..."
+        return super()._format_args(action, default_metavar)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+class HelpOfAll(argparse.Action):
+    """Prints the help of all flags and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.basic = None
+        parser.print_help()
+        parser.exit()
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line that names the flag and its value, and exits with status 2.
+
+    basic: the fields that --help lists besides those marked `BASIC`, or () for all. --help-all lists the others too.
+    """
+
+    def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
+        self.basic = {"help", "help_all", *basic} if basic else None
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
+        if basic:
+            self.add_argument(
+                "--help-all", action=HelpOfAll, nargs=0, default=argparse.SUPPRESS, help="show all options"
+            )
         self._given: Sequence[str] = ()
         self.flags: dict[str, str] = {}  # by field, and by the parameter in Python that is called differently
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(
+                each for each in group._group_actions if self.basic is None or each.dest in self.basic
+            )
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def parse_args(  # type: ignore[override]  # its overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -60,7 +119,10 @@ class Parser(argparse.ArgumentParser):
     def name_of(self, field: str) -> str:
         """Return how a field is written on this command line: its flag, or its name if it has none."""
         name = self.flags.get(field, flag(field))
-        return name if name in self._option_string_actions and field not in WITHOUT_NAME else field
+        if name in self._option_string_actions and field not in WITHOUT_NAME:
+            return name
+        positional = (each.metavar for each in self._get_positional_actions() if each.dest == field)
+        return next((each for each in positional if isinstance(each, str) and field not in WITHOUT_NAME), field)
 
     def error(self, message: str) -> NoReturn:
         """Print an error and exit. A mistyped flag comes first: argparse would say that the right one is missing."""
@@ -87,6 +149,19 @@ def flag(name: str, spec: OptionSpec | None = None) -> str:
     """Return the flag of a field. spec: of the field, unless it is a decoding option or its flag has its name."""
     spec = spec or option_specs().get(name)
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as the user would type it."""
+    if value is None or value in ("", ()):
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(as_typed, value))
+    return one_line(str(value))
 
 
 def require_writable(name: str, file: Path | None) -> None:
@@ -128,10 +203,13 @@ def add_flags(
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
         help_ = written(spec.help, flag)
         if default is not False and default not in (None, "", ()):
-            help_ = f"{help_} (default: {default})"
+            default = f"default: {'on' if default is True else as_typed(default)})"
+            help_ = f"{help_[:-1]}; {default}" if help_.endswith(")") else f"{help_} ({default}"
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]
         group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=help_, **settings)
+        if parser.basic is not None and BASIC in spec.marks:
+            parser.basic.add(name)
         parser.flags |= dict.fromkeys(filter(None, (name, spec.flag.parameter)), own)
 
 
@@ -145,6 +223,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the decoding options that were given, by name."""
     options = {name: value for name, value in vars(args).items() if name in option_specs()}
     if "baseline" in args:
+        if "drafter" in options:
+            raise InputError(("cannot be combined with ", Name("baseline")), "drafter", "leave one of them out")
         options["drafter"] = "none"
     return options
 

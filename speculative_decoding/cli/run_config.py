@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Annotated as A
@@ -14,12 +15,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..distributed import ProcessGroup
 from ..drafters import TextStore, with_default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
-from ..loading.hub import suggested_draft
-from ..loading.load import BUNDLED, DTYPES, find_folder, locate
+from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
@@ -97,14 +96,14 @@ class RunConfig:
     models: With their folders.
     options: With the name of a drafter, the default one if the user chose none.
     given: The decoding options that the user chose.
-    process_group: The processes that share the target.
+    shard: Splits the target between processes; see `open_model`.
     """
 
     models: ModelFlags
     options: GenerationOptions
     flags: DraftFlags
     given: Collection[str] = ()
-    process_group: ProcessGroup | None = None
+    shard: Shard | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -131,8 +130,11 @@ class RunConfig:
             )
             if options.looks_up_ngrams:
                 draft += " and copies of the text"
-        if models.draft_model is None and "drafter" not in self.given and (suggestion := suggested_draft(models.model)):
-            draft += f"; to use a draft model, add --draft-model {suggestion}"
+        if models.draft_model is None and "drafter" not in self.given:
+            from ..loading.suggested_drafts import suggested_draft
+
+            if suggestion := suggested_draft(models.model):
+                draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
@@ -160,7 +162,7 @@ class RunConfig:
             dtype=models.dtype,
             quantize=quantize,
             adapter=models.adapter,
-            process_group=self.process_group,
+            shard=self.shard,
         )
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
         return pair
@@ -233,17 +235,23 @@ def save_changes(store: TextStore, path: Path, stop: Event) -> None:
                 say(f"note: {error}")
 
 
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:
+def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
     may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    processes: the group of processes that share the target.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
-    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if processes is None:
+        return config
+    from ..distributed import shard_model
+
+    return replace(config, shard=partial(shard_model, processes=processes))
 
 
 def make_run_config(
@@ -282,8 +290,8 @@ def find(name: str | Path, field: str) -> Path:
 
 def find_default_pair() -> tuple[Path, Path]:
     for target, draft in (PREFERRED_PAIR, BUNDLED_PAIR):
-        with suppress(InputError):
-            return find_folder(target), find_folder(draft)
+        if (found := local_folder(target)) is not None and (found_draft := local_folder(draft)) is not None:
+            return found, found_draft
     raise InputError(
         "is missing, and this installation has no bundled models",
         "model",

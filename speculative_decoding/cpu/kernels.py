@@ -19,6 +19,7 @@ from subprocess import DEVNULL
 import mlx.core as mx
 
 from ..cache_folder import WAY_OUT, cache_folder
+from ..errors import InputError
 from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
@@ -94,3 +95,11 @@ def compiler_problem(folder: Path) -> str | None:
     except subprocess.TimeoutExpired:
         return f"g++ did not finish within {COMPILER_SECONDS} s; repair it"
     return None
+
+
+def kernel_error(error: RuntimeError) -> InputError | None:
+    """Return MLX's error about a kernel that it cannot compile or load as an `InputError`; None for other errors."""
+    if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
+        return None
+    reason = str(error).splitlines()[-1]
+    return InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}")

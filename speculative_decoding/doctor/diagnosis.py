@@ -1,4 +1,4 @@
-"""Measurements and checks of --doctor. The resulting JSON object contains no paths, prompts, user or host names."""
+"""Measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..cli.common import read_prompts, say
-from ..cli.device import device_facts, mlx_notes, versions
+from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
-from ..cli.verify import PROMPTS
 from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.adaptive import recommend_length
 from ..draft_length.costs import RoundCosts
@@ -34,6 +32,7 @@ from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..session import Prompt, Session
 from ..speech.mel import open_audio
+from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
 

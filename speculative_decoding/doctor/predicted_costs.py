@@ -3,7 +3,7 @@
 A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
 a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
 baseline round does not, because its pass starts early (decoding/ahead.py). `python -m tools.predicted_speed` prints
-speeds, and `--doctor` compares a pass with its measurement.
+speeds, and `doctor` compares a pass with its measurement.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 
 from ..drafters.base import BatchDrafter
-from ..errors import InputError, Name, Words, compiling
+from ..errors import InputError, Name, Words
+from ..models.backend import computing
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
@@ -65,7 +66,7 @@ class PassPlanner:
             self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
         return self._lengths[key]
 
-    @compiling()
+    @computing()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
         num_draft_tokens = options.draft_tokens
@@ -77,7 +78,7 @@ class PassPlanner:
             self._widths[key] = self._plan_widths(options, length, slots)
         return self._widths[key]
 
-    @compiling()
+    @computing()
     def prepare(self, options: GenerationOptions, slots: int = 1) -> None:
         """Measure what requests with these options need, so that none of them waits for it."""
         widths = self.widths(options, slots)

@@ -23,11 +23,11 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_json_object
+from ..cli.lines import InputLine, read_lines
 from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
 from ..sampling.options import validate
 from ..sampling.values import Int, Text
-from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0

@@ -15,13 +15,11 @@ from mlx.utils import tree_flatten
 
 from .. import checkpoints
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
 from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
-from .atomic_io import atomic_directory
 from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer import fingerprint
 
@@ -121,7 +119,6 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     """The properties that a head's target must share with the target of its training."""
-    cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "adapter": target.adapter,
@@ -129,7 +126,7 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
         "d_model": target.config.d_model,
         "decoder_layers": target.config.decoder_layers,
         "heads": target.config.decoder.num_heads,
-        "head_width": cross.shape[3],
+        "head_width": target.config.decoder.head_dim,
     }
 
 
@@ -163,6 +160,9 @@ def write_draft_head(
     **facts: Any,
 ) -> None:
     """Write a head's folder, completely or not at all. also: adds files to it. facts: for its manifest."""
+    from ..checkpoints.npz import write_npz
+    from .atomic_io import atomic_directory
+
     content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(head.parameters())  # type: ignore[assignment]

@@ -7,13 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from ..distributed import ProcessGroup, ShardedModel
 from ..errors import InputError, Name, note, words
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
-from ..models.shared_encoder import share_encoder
 from .draft_head import DraftHeadHandle, open_draft
-from .load import ModelHandle, open_model
+from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
 SELF_DRAFT = "self-8bit"  # names the target itself, in 8 bits, as the draft model
@@ -47,8 +45,10 @@ class ModelPair:
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):
+            from ..models.shared_encoder import share_encoder
+
             share_encoder(model, self.draft.model)
-        elif self.draft is not None and isinstance(model, ShardedModel):
+        elif self.draft is not None:
             model.keep_full_cross_attention()
 
 
@@ -61,7 +61,7 @@ def open_pair(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
-    process_group: ProcessGroup | None = None,
+    shard: Shard | None = None,
 ) -> ModelPair:
     """Open a target and its draft, and check that they fit together, without reading weights.
 
@@ -73,7 +73,7 @@ def open_pair(
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: Weights of the target, instead of the folder's.
         adapter: A LoRA adapter to merge into the target.
-        process_group: The processes that share the target.
+        shard: Reduces the target to the part of this process, if several share it.
 
     Raises:
         InputError: A model does not exist, the draft does not fit the target, or an argument has no effect.
@@ -93,7 +93,7 @@ def open_pair(
         )
     group_size = 64 if group_size is None else group_size
     open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file, adapter=adapter)
-    opened = open_target(quantize=quantize, process_group=process_group)
+    opened = open_target(quantize=quantize, shard=shard)
     if draft is None:
         return ModelPair(opened)
     if draft == SELF_DRAFT:

@@ -19,6 +19,7 @@ from inspect import Parameter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, Name, UnknownOption, Words, written
+from ..rooms import require_room
 from .values import (
     BASIC,
     FOR_ALL_ROWS,
@@ -295,6 +296,7 @@ class GenerationOptions:
             )
 
     def _check_beam_search(self) -> None:
+        require_room("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),

@@ -8,11 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..decoding.stats import Round
 from .bodies import EventStream, cancel_on_disconnect, read_fields
 from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
 from .errors import ServerError
 from .model_names import served_names
-from .prompts import served_prompts
+from .prompts import client_prompts
 from .service import Service
 
 
@@ -23,7 +24,7 @@ async def completions(request: Request) -> Response:
     fields = await read_fields(request, service.limits.max_body)
     completion = parse_completion_request(fields, service, names)
     request.scope["prompts"] = [prompt for prompt, _ in completion.prompts]
-    response = CompletionResponse(names.id, completion)
+    response = CompletionResponse(names.id, completion, service.session)
     if not completion.stream:
         return JSONResponse(await cancel_on_disconnect(request.receive, complete(service, completion, response)))
 
@@ -33,7 +34,7 @@ async def completions(request: Request) -> Response:
 
 
 async def complete(service: Service, completion: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
-    with service.request(served_prompts(completion.prompts)) as client:
+    with service.request(client_prompts(completion.prompts)) as client:
         await client.wait_until_finished()
         return response.complete(client.items)
 
@@ -46,15 +47,19 @@ async def stream(
     A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
     15 seconds without an event, to keep the connection open.
     """
-    with service.request(served_prompts(completion.prompts, wants_rejected=completion.rounds)) as client:
+    with service.request(client_prompts(completion.prompts)) as client:
         await client.wait_until_queued()
         yield None
         try:
-            async for item in client.updates(timeout=15.0):
-                if item is None:
+            for prompt in client.items:
+                if prompt.finish_reason is not None:  # it is blank
+                    yield response.chunk(prompt, Round([], [], 0, finish_reason=prompt.finish_reason), [])
+            async for found in client.progress(timeout=15.0):
+                if found is None:
                     yield None
                     continue
-                chunk = response.chunk(*item)
+                prompt, event = found
+                chunk = response.chunk(prompt, event.round, event.texts)
                 if chunk is not None:
                     yield chunk
         except ServerError as error:

@@ -169,7 +169,7 @@ class Service:
         timer = loop.call_at(deadline, self._fail, request, self._timeout())
         self._requests.add(request)
         self._is_empty.clear()
-        self._thread.submit(items)
+        self._thread.submit([item for item in items if item.finish_reason is None])
         try:
             yield request
         finally:

@@ -18,7 +18,7 @@ from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, Text, Value
 from ..speech import formats
 from ..speech.keywords import split_options
-from ..speech.options import transcription_specs
+from ..speech.options import TranscriptionOptions, transcription_specs
 from ..speech.scheduler import language_code
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
@@ -60,14 +60,15 @@ class TranscriptionRequest:
     """The fields of a request."""
 
     content: bytes  # of the file
-    options: Mapping[str, Any]  # for `Scheduler.task`
+    options: TranscriptionOptions
+    decoding: GenerationOptions
     response_format: str
     granularities: Sequence[str]
     stream: bool
 
     @property
     def is_translation(self) -> bool:
-        return bool(self.options["task"] == "translate")
+        return self.options.task == "translate"
 
 
 def parse_transcription_request(
@@ -98,12 +99,12 @@ def parse_transcription_request(
     if options.get("temperature") == 0:
         del options["temperature"]  # in this API, 0 raises the temperature where necessary, as the default does
     try:
-        own, decoding = split_options(options, audio)
+        own, given = split_options(options, audio)
         language_code(audio, own)
-        defaults.override_for_row(decoding)
+        decoding = defaults.override_for_row(given)
     except InputError as error:
         raise ServerError.of(error, field_name) from None
-    return TranscriptionRequest(content, options, response_format, granularities or ["segment"], stream)
+    return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream)
 
 
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
@@ -166,7 +167,7 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
 
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:
     fields = {
-        "task": request.options["task"],
+        "task": request.options.task,
         "language": "en" if request.is_translation else result.language,  # of the text
         "duration": result.seconds,
         "text": result.text.strip(),

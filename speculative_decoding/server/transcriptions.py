@@ -18,7 +18,7 @@ from .bodies import EventStream, cancel_on_disconnect, read_body
 from .errors import ServerError
 from .model_names import served_names
 from .multipart import parse_multipart
-from .recordings import ServedRecording, field_name
+from .recordings import ClientRecording, field_name
 from .service import Service
 from .transcription_format import (
     delta_event,
@@ -53,8 +53,8 @@ async def transcribe(request: Request, task: str) -> Response:
         wanted = parse_transcription_request(parts, task, names, audio, service.options)
         if len(wanted.content) > limits.max_audio:
             raise ServerError(413, f"file: must have at most {limits.max_audio} bytes", "file", "body_too_large")
-        if "initial_prompt" in wanted.options:
-            request.scope["prompts"] = [wanted.options["initial_prompt"]]
+        if wanted.options.initial_prompt is not None:
+            request.scope["prompts"] = [wanted.options.initial_prompt]
 
         address = request.client.host if request.client else ""
         source = AudioBytes(wanted.content, "file")
@@ -63,7 +63,7 @@ async def transcribe(request: Request, task: str) -> Response:
             recording = await cancel_on_disconnect(
                 request.receive, upload.unless_failed(opened(service, address, opening))
             )
-        item = ServedRecording(recording, wanted.options, address)
+        item = ClientRecording(recording, wanted.options, wanted.decoding, address)
         if not wanted.stream:
             result = await cancel_on_disconnect(request.receive, complete(service, item, upload))
             return transcription_response(wanted, result)
@@ -81,7 +81,7 @@ async def opened(service: Service, address: str, opening: Generator[None, None, 
         raise ServerError.of(error, field_name, "file") from None
 
 
-async def complete(service: Service, item: ServedRecording, upload: Upload) -> Transcription:
+async def complete(service: Service, item: ClientRecording, upload: Upload) -> Transcription:
     with service.request([item], upload) as client:
         await client.wait_until_finished()
         assert item.result is not None
@@ -89,7 +89,7 @@ async def complete(service: Service, item: ServedRecording, upload: Upload) -> T
 
 
 async def stream(
-    service: Service, item: ServedRecording, upload: Upload
+    service: Service, item: ClientRecording, upload: Upload
 ) -> AsyncGenerator[dict[str, Any] | str | None]:
     """Yield None when the recording is queued, then the events of the stream.
 
@@ -101,7 +101,7 @@ async def stream(
         yield None
         is_first = True
         try:
-            async for found in client.updates(timeout=15.0):
+            async for found in client.progress(timeout=15.0):
                 if found is None:
                     yield None
                 elif segments := found[1].segments:

@@ -15,7 +15,7 @@ from .chunks import chunk_events
 from .keywords import TranscriptionKeywords, shows_transcription_options, split_options
 from .mel import open_audio
 from .options import TranscriptionOptions
-from .scheduler import Scheduler, Task, TranscriptionEvent
+from .scheduler import Scheduler, TranscriptionEvent
 from .transcription import Transcription
 
 if TYPE_CHECKING:
@@ -72,14 +72,7 @@ def transcribe_batch(
         InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
     """
     scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
-
-    def opened(recording: Audio | Mapping[str, Any]) -> Task:
-        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-        if "audio" not in own:
-            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
-
-    return scheduler.run(partial(opened, each) for each in recordings)
+    return scheduler.run(partial(scheduler.open, each) for each in recordings)
 
 
 @shows_transcription_options

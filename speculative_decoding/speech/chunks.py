@@ -6,12 +6,13 @@ continues the text before it.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 from ..decoding.stats import GenerationStats
+from ..rows import in_order
 from .mel import Frames, MelSpectrogram
 from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment
@@ -58,7 +59,7 @@ def chunk_events(
 
     def merged(events: Iterable[TranscriptionEvent], first: int) -> Iterator[TranscriptionEvent]:
         nonlocal text
-        for event in in_order(events):
+        for event in in_order(events, attrgetter("number"), attrgetter("is_last")):
             start = starts[first + event.number]
             new = [moved(segment, start, len(segments) + i) for i, segment in enumerate(event.segments)]
             segments.extend(new)
@@ -92,15 +93,3 @@ def moved(segment: Segment, frames: int, id: int) -> Segment:
         end=segment.end + seconds,
         words=words,
     )
-
-
-def in_order(events: Iterable[TranscriptionEvent]) -> Iterator[TranscriptionEvent]:
-    """Yield all events of the first recording, then those of the second one, each as soon as possible."""
-    waiting: dict[int, deque[TranscriptionEvent]] = defaultdict(deque)
-    current = 0
-    for event in events:
-        waiting[event.number].append(event)
-        while waiting[current]:
-            ready = waiting[current].popleft()
-            yield ready
-            current += ready.is_last

@@ -17,9 +17,12 @@ from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..models.threads import use_mlx
+from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
+from .audio_file import Audio
 from .keywords import split_names
+from .mel import open_audio
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
@@ -91,16 +94,16 @@ class Running:
 
 @dataclass
 class Scheduler:
-    """Decodes the windows of several recordings side by side.
+    """Decodes the windows of several recordings side by side; a `rows.Scheduler`.
 
-    `start` prepares the first window of a recording, and `step` decodes. A recording that is `paused` between two
-    outputs has no slot; `resume` gives it one. What it needs to continue is its own, so its text does not depend on
-    when it is resumed.
+    A caller that shares slots between clients uses `start`, `decode_round` and `resume` in place of `submit` and
+    `step`: a recording that is `paused` between two outputs has no slot until it is resumed. What it needs to continue
+    is its own, so its text does not depend on when that happens.
 
     Args:
         model: A speech model.
         tokenizer: The model's.
-        options: How to transcribe recordings without a `Task`.
+        options: How to transcribe recordings that have no options of their own.
         decoding: How to decode them: drafts, sampling, beams.
         slots: How many recordings are transcribed together.
         new_engine: Makes an engine for requests with these options.
@@ -124,6 +127,13 @@ class Scheduler:
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
 
+    def open(self, recording: Audio | Mapping[str, Any]) -> Task:
+        """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
+        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
+        if "audio" not in own:
+            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
+        return self.task(open_audio(own.pop("audio"), self.audio.num_mel_bins), own)
+
     def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
         """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
         own, decoding = split_names(overrides)
@@ -143,25 +153,31 @@ class Scheduler:
         """The first frame that a paused recording needs."""
         return self._paused[number].transcriber.seek
 
-    def run(self, recordings: Iterable[Callable[[], Recording | Task]]) -> Iterator[TranscriptionEvent]:
+    @property
+    def wants_more(self) -> bool:
+        return self.running < self.slots
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._decoding
+
+    def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
-        waiting = enumerate(recordings)
-        has_more = True
-        while has_more or self._decoding:
-            while has_more and self.running < self.slots:
-                number, open_recording = next(waiting, (-1, None))
-                if open_recording is None:
-                    has_more = False
-                    break
-                try:
-                    opened = open_recording()
-                    task = opened if isinstance(opened, Task) else Task(opened, self.options, self.decoding)
-                    yield from self.start(number, task)
-                except InputError as error:
-                    yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
-                yield from self._resume_all()
-            yield from self.step()
-            yield from self._resume_all()
+        return drive(self, enumerate(recordings))
+
+    def submit(self, item: tuple[int, Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
+        """Open a numbered recording, and give it a slot."""
+        number, open_recording = item
+        try:
+            yield from self.start(number, open_recording())
+        except InputError as error:
+            yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
+        yield from self._resume_all()
+
+    def step(self) -> Iterator[TranscriptionEvent]:
+        """Run a round, and let every recording continue with its next output."""
+        yield from self.decode_round()
+        yield from self._resume_all()
 
     def _resume_all(self) -> Iterator[TranscriptionEvent]:
         for number in self.paused:
@@ -183,7 +199,7 @@ class Scheduler:
         yield one.event()
         yield from self._advance(one, None)
 
-    def step(self) -> Iterator[TranscriptionEvent]:
+    def decode_round(self) -> Iterator[TranscriptionEvent]:
         """Run a round of every recording with a slot. One whose output is complete is paused before the next."""
         for engine in [*self._engines.values()]:
             for event in engine.step():

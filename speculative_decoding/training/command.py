@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..cli import common
-from ..cli.common import say
+from ..cli.common import read_prompts, say, start_alone
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
-from ..distributed.training_group import TrainingGroup
 from ..errors import InputError, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
@@ -26,6 +24,7 @@ from ..session import Session
 from .options import TrainingOptions
 from .recordings import Prompt, read_manifest
 from .trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
+from .training_group import TrainingGroup
 from .training_run import TrainingRun
 
 LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
@@ -84,6 +83,7 @@ class TrainFlags(TrainingOptions):
 def train_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
+        usage="%(prog)s --model NAME --prompts FILE [FILE ...] --output FOLDER [options]",
         description="Train a draft head for a target, or distill a small model, on the target's own outputs.",
         argument_default=argparse.SUPPRESS,
     )
@@ -110,7 +110,7 @@ def train(chosen: argparse.Namespace) -> int:
     folder = find(flags.model, "model")
     conversion.require_replaceable(flags.output, folder, flags.force)
     prompts: dict[str, Sequence[Prompt]] = {}
-    prompts |= {str(path): common.read_prompts(path, Name("prompts")) for path in chosen.prompts}
+    prompts |= {str(path): read_prompts(path, Name("prompts")) for path in chosen.prompts}
     prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
     target = open_model(folder, dtype="float32", adapter=flags.adapter)
     require_readable(target, flags, bool(chosen.audio_manifest))
@@ -247,7 +247,5 @@ def plot_curves(path: Path, history: Sequence[Sequence[float]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
-    parser = train_parser(program)
-    chosen = parser.parse_args(argv)
     when_interrupted = "; run the same command with --resume to continue"
-    return common.run("train", lambda: train(chosen), when_interrupted, parser.name_of)
+    return start_alone(train_parser(program), argv, train, when_interrupted)

@@ -141,7 +141,7 @@ def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
     head = model.head_of(ids)
     width = model.config.d_model
     cap = model.logit_cap
-    if not model.has_logits_bias:
+    if "logits_bias" not in model:
         logits = head(mx.eye(width))
         return logits if cap is None else cap * mx.arctanh(logits / cap)
     logits = head(mx.eye(width + 1, width))  # the last row is a zero state, whose logits are the bias
@@ -151,4 +151,4 @@ def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
 def flatten_states(model: EncoderDecoder, states: mx.array) -> mx.array:
     """Reshape (B, L, d) to (B * L, d), and append a 1 for the bias row of `output_matrix_of` if the model has one."""
     rows = states.reshape(-1, states.shape[-1])
-    return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if model.has_logits_bias else rows
+    return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if "logits_bias" in model else rows

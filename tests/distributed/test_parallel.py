@@ -9,7 +9,7 @@ import json
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,16 +21,19 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
-from speculative_decoding.checkpoints.base import Shard
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
+from speculative_decoding.distributed import AllRanks, Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
+from speculative_decoding.distributed.sharding import Shard
+from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
+from speculative_decoding.rows import drive
 from tests.support import parallel_process
+from tests.support.job_engine import FakeScheduler
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -123,16 +126,16 @@ def test_all_ranks_run_the_same_passes(two: Any) -> None:
 def test_a_data_parallel_job_writes_the_bytes_of_one_process(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The job can be resumed after a process died, which is reported in one line."""
     folder, said = two
-    job = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
-    assert main_command([*job, "--output", str(folder / "one.jsonl")]) == 0
+    job = ["--model", str(folder / "words"), str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
+    assert batch_command([*job, "--output", str(folder / "one.jsonl")]) == 0
     one, data, dead = ((folder / f"{name}.jsonl").read_bytes() for name in ("one", "data", "dead"))
     assert data == one and json.loads(said[0][1].splitlines()[1]) == 0
     assert one.startswith(dead) and len(dead) < len(one)
     assert [status for status, *_ in said] == [1, -9]
     (line,) = (each for each in said[0][2].splitlines() if "error" in each)
-    assert line.startswith("main.py: error: process 2: has ended, or has been unreachable for 20 seconds")
+    assert line.startswith("speculative-decoding batch: error: process 2: has ended, or has been unreachable for 20")
     assert "Traceback" not in said[0][2]
-    assert main_command([*job, "--output", str(folder / "dead.jsonl"), "--resume"]) == 0
+    assert batch_command([*job, "--output", str(folder / "dead.jsonl"), "--resume"]) == 0
     assert (folder / "dead.jsonl").read_bytes() == one
 
 
@@ -167,11 +170,13 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
     for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
-        parts = [checkpoint.read_shard("a", Shard(axis, pieces, index)) for index in range(pieces)]
+        bounds = [Shard(axis, pieces, index).bounds(table.shape) for index in range(pieces)]
+        parts = [checkpoint.read_slice("a", axis, *each) for each in bounds]
+        assert [part.shape for part in parts] == [Shard(axis, pieces, 0).shape(table.shape)] * pieces
         assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
-        usual = [super(type(checkpoint), checkpoint).read_shard("a", Shard(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        usual = [super(type(checkpoint), checkpoint).read_slice("a", axis, *each) for each in bounds]  # type: ignore[misc]
         assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
-    assert checkpoint.read_shard("b", Shard(0, 2, 1)).tolist() == [4, 5, 6, 7]
+    assert checkpoint.read_slice("b", 0, *Shard(0, 2, 1).bounds((8,))).tolist() == [4, 5, 6, 7]
 
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
@@ -217,12 +222,9 @@ def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
             sent[rank] += 1
             answers.append((rank, vars(BatchResult(row[0], None, "no"))))
 
-    def engine(rows: Iterator[Any]) -> list[BatchResult]:
-        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
-
     channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    rows: Iterator[Any] = iter([{}] * 24)
-    found = decode_on_all_ranks(rows, engine, channel, range(1, 4), max_pending=28, parse=parse_batch_result)
+    ranks = AllRanks(FakeScheduler(slots=99), channel, range(1, 4), max_pending=28, parse=parse_batch_result)
+    found = drive(ranks, enumerate([{"prompt": "abc"}] * 24))
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 
@@ -284,7 +286,7 @@ def test_a_silent_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flag_without_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main_command(["--prompt", "a", "--parallel", "tensor"]) == 2
+    assert batch_command(["prompts.txt", "--parallel", "tensor"]) == 2
     assert "--parallel: tensor has no effect on one process" in capsys.readouterr().err
     monkeypatch.setenv("MLX_RANK", "0")
     assert main_command(["--prompt", "a"]) == 2

@@ -19,6 +19,7 @@ from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.memory_budget import slots_within
 from speculative_decoding.sampling import GenerationOptions
+from tests.support.rooms import needs_room
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters, every_row_at_the_furthest_offset
 
@@ -330,7 +331,14 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
         session.generate(["abc", 5])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "acceptance": "coupled"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"num_beams": 3}, marks=needs_room("beam_search")),
+        {"temperature": 1.0, "acceptance": "coupled"},
+    ],
+)
 def test_a_blank_text_of_several_gives_a_blank_text_and_leaves_the_others_unchanged(options: dict[str, Any]) -> None:
     session = Session(TARGET, Letters(), slots=2)
     rows: list[Any] = ["", "abc", " \t\n", {"prompt": "", "max_tokens": 5}, "cab", "\u3000"]

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server import recordings
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.recordings import RecordingWork, ServedRecording
+from speculative_decoding.server.recordings import ClientRecording, RecordingQueue
+from speculative_decoding.speech.options import TranscriptionOptions
 
 
 class Outputs:
@@ -37,7 +39,7 @@ class Outputs:
         self.with_slot.append(number)
         return []
 
-    def step(self) -> list[Any]:
+    def decode_round(self) -> list[Any]:
         return []
 
     def seek(self, number: int) -> int:
@@ -66,11 +68,11 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     outputs = Outputs()
     monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
     session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
-    work = RecordingWork(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
+    work = RecordingQueue(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
 
-    def submit(client: str) -> ServedRecording:
+    def submit(client: str) -> ClientRecording:
         recording: Any = SimpleNamespace(read_ahead=lambda start, stop: iter(()))
-        item = ServedRecording(recording, {}, client)
+        item = ClientRecording(recording, TranscriptionOptions(), GenerationOptions(), client)
         item.client = cast(Any, SimpleNamespace(on_queued=None))
         work.submit(item)
         work.step()

@@ -544,3 +544,19 @@ def test_a_request_that_cannot_be_submitted_fails_alone(monkeypatch: pytest.Monk
         failed = post(server, 0, language="de")
         assert failed.status_code == 400 and "planted" in failed.text
         assert post(server, 1, language="en").status_code == 200 and not server.ended
+
+
+def test_without_the_folder_speech_there_are_no_paths_for_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.server.app.has_room", lambda name: name != "speech")
+    text = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=2))
+    with serving(text) as server:
+        answers = [server.post(f"/v1/audio/{path}") for path in ("transcriptions", "translations", "nothing")]
+        assert [each.status_code for each in answers] == [404] * 3
+        assert answers[0].json() == answers[1].json() == answers[2].json()
+        assert "/v1/audio" not in answers[0].text and server.post(prompt="abc").status_code == 200
+
+
+def test_without_the_folder_speech_a_speech_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.rooms.has_room", lambda name: name != "speech")
+    with pytest.raises(AssertionError, match="needs the folder speculative_decoding/speech"), serving(session()):
+        pass

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
-from speculative_decoding.server.recordings import ServedRecording
+from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.server.service import READY, Service
+from speculative_decoding.speech.options import TranscriptionOptions
 
 
 def test_a_recording_has_one_deadline_from_its_arrival() -> None:
@@ -35,7 +37,7 @@ def test_a_recording_has_one_deadline_from_its_arrival() -> None:
             with service.opening(upload):
                 assert service.admitted == 1
             await asyncio.sleep(0.01)
-            item: Any = ServedRecording(None, {})  # type: ignore[arg-type]
+            item: Any = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
             item.stats = None
             with service.request([item], upload):
                 assert service.admitted == 1

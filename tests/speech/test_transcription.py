@@ -16,11 +16,12 @@ from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
-from speculative_decoding.speech.scheduler import Scheduler
+from speculative_decoding.speech.scheduler import Scheduler, Task
 from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
+from tests.support.rooms import needs_room
 from tests.support.speech import END, ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
 from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model
 
@@ -255,6 +256,7 @@ def naive_beam_search(requests: WindowRequests, attempt: Attempt, num_beams: int
     return [*best[first:-1]], finished[best] / (len(best) - first)
 
 
+@needs_room("beam_search")
 def test_beams_equal_a_naive_search() -> None:
     requests = requests_of(decoding={"num_beams": 3})
     own = session()
@@ -274,6 +276,7 @@ def test_beams_equal_a_naive_search() -> None:
     assert ended
 
 
+@needs_room("beam_search")
 def test_recordings_with_beams_fall_back_to_sampling() -> None:
     options = {"num_beams": 2, "temperature": (0.0, 0.8), "logprob_threshold": 0.0, "no_speech_threshold": None}
     found = list(session().transcribe_batch(RECORDINGS[:2], slots=2, **options))
@@ -340,9 +343,9 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
         def frames(self, start: int, count: int) -> NDArray[np.float32]:
             return np.zeros((count, 6), np.float32)
 
-    def open_one() -> Noise:
+    def open_one() -> Task:
         opened.append(len(opened))
-        return Noise()
+        return Task(Noise(), scheduler.options, decoding)
 
     done = 0
     for event in scheduler.run([open_one] * 5):
@@ -379,7 +382,5 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
     results = []
     while scheduler.running:
         results += [event for event in scheduler.step() if event.result]
-        for number in scheduler.paused:
-            assert not [*scheduler.resume(number)]
     assert [event.number for event in results] == [1]
     check_equal(results[0].result, baselines[1])

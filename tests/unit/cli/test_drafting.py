@@ -8,7 +8,7 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.cli import run_config as run_config_module
-from speculative_decoding.cli.flags import main_parser, require_consistent
+from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flag, flags_from, given_options
 from speculative_decoding.cli.run_config import (
     DRAFTERS_OF_FLAGS,
@@ -32,8 +32,7 @@ def folders(tmp_path: Path) -> ModelFlags:
 
 
 def run_config(folders: ModelFlags, *arguments: str) -> RunConfig:
-    chosen = main_parser().parse_args(list(arguments))
-    require_consistent(vars(chosen))
+    chosen = prompt_parser().parse_args(list(arguments))
     return make_run_config(folders, given_options(chosen), flags_from(DraftFlags, chosen))
 
 

@@ -21,6 +21,7 @@ from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run
 from speculative_decoding.loading import conversion, hub
 from speculative_decoding.loading.load import BUNDLED, locate, open_model, tokenizer_folder
 from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.loading.suggested_drafts import suggested_draft
 from tests.support.hub import GATED, FakeHub, fake_hub, set_endpoint
 
 TINY = BUNDLED / "t5-web-docs-draft"
@@ -539,7 +540,7 @@ def test_a_folder_of_the_cache_is_answered_with_the_name(web: FakeHub) -> None:
     ],
 )
 def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: str | None) -> None:
-    assert hub.suggested_draft(target) == draft
+    assert suggested_draft(target) == draft
 
 
 def test_a_draft_is_suggested_if_none_was_given() -> None:

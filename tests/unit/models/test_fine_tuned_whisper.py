@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, load
-from speculative_decoding.cli import main as main_command
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.audio import AudioConfig, upper_half
 from speculative_decoding.models.speech_languages import ALIASES, CODES, NAMES, code_of_language
+from speculative_decoding.speech import command as transcribe_command
 from speculative_decoding.speech.keywords import split_options
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import language_code
@@ -249,13 +249,13 @@ def test_the_command_line_accepts_names_and_uses_defaults(
 ) -> None:
     recording = tmp_path / "a.wav"
     recording.write_bytes(wav(AUDIO))
-    arguments = ["--audio", str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
+    arguments = [str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
     outputs = []
     for more in ([], ["--source-language", "German"], ["--source-language", "english"], ["--source-language", "none"]):
-        assert main_command.main([*arguments, *more]) == 0
+        assert transcribe_command.main([*arguments, *more]) == 0
         found = capsys.readouterr()
         outputs.append(found.out)
         assert ("detected language" in found.err) == ("none" in more)
     assert outputs[0] == outputs[1] != outputs[2]
-    assert main_command.main([*arguments, "--source-language", "Castilian"]) == 2
+    assert transcribe_command.main([*arguments, "--source-language", "Castilian"]) == 2
     assert "'Castilian' is unknown; choose one of the 2 languages" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from speculative_decoding import GenerationOptions, InputError, Session, batch_g
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.rooms import has_room
 from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, option_specs
 from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, Text, Union
 from speculative_decoding.speech.options import transcription_specs
@@ -45,7 +46,7 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
     "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
     "decoder_prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
-    "num_beams": ([1, 2, 128], [*COUNT, 129]),
+    "num_beams": ([1, 2, 128] if has_room("beam_search") else [1], [*COUNT, 129]),
     "length_penalty": ([-10, 0, 0.6, 10, None], [-10.1, 11, NAN, INF, True, "1"]),
     "early_stopping": ([True, False, "never", None], [1, 0, "true", "always", ""]),
     "num_return_sequences": ([1], [*COUNT, 1025]),
