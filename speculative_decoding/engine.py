@@ -208,8 +208,10 @@ class Engine:
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
         use_mlx()
-        if self._widths.refine is not None and not self.waiting and self._has_delivered:
-            self._widths.refine(len(self._requests))
+        if self._widths.refine is not None and not self.waiting:
+            decoding = [request for request in self._requests if request is not None]
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token waits
+                self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
         batch = self._batch
@@ -223,12 +225,6 @@ class Engine:
             self._count(request, round)
             events.append(Event(request, round, request.new_texts if round.tokens else []))
         return events
-
-    @property
-    def _has_delivered(self) -> bool:
-        """Whether each request that is decoded has tokens, so that no first token waits."""
-        decoding = [request for request in self._requests if request is not None]
-        return all(request.stats.generated_tokens for request in decoding) and bool(decoding)
 
     def _round(self, batch: Batch) -> dict[Request, Round]:
         """Run a round and time it, and for `timed` requests its phases."""
@@ -310,19 +306,24 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        prefill = partial(self._prefill, request)
+        reserved = self._widths.reserved
+        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
+        prefill = partial(self._prefill, request, capacity)
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        self._reserve(request, cache)
+        cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
 
-    def _prefill(self, request: Request, cache: DecoderCache) -> None:
+    def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
         """Feed a forced prefix except its last token, which the first round feeds. Lazy.
 
-        cache: of this request alone, so that other rows are not computed.
+        Args:
+            request: Its output begins with the prefix.
+            capacity: The least capacity of the cache.
+            cache: Of this request alone, so that other rows are not computed.
         """
-        self._reserve(request, cache)
+        cache.reserve(capacity)
         cached = request.prefix_length - 1
         observer = request.observer
         prefix = request.decoder_tokens[: max(cached, 0 if observer is None else observer.position)]
@@ -333,10 +334,6 @@ class Engine:
             if observer is not None and start < observer.position <= start + count:
                 observer.prefilled(self._model.logits(states[0, observer.position - 1 - start]))
         cache.trim_to([cached] * cache.rows)
-
-    def _reserve(self, request: Request, cache: DecoderCache) -> None:
-        if self._widths.reserved is not None:
-            cache.reserve(request.prefix_length + request.options.max_tokens + self._widths.reserved)
 
     def _resize(self, wanted: int) -> None:
         """Change the number of slots to about `wanted`, by a factor of two or more: a pass computes every slot."""

@@ -21,7 +21,6 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Flag, Text
 from .common import PROMPTS, read_prompts, say, start, write_stats
 from .flags import RunFlags, add_decoding_flags, require_different_files
-from .lines import decode_line, read_lines
 from .parser import File, Parser, add_flags, flags_from, require_writable
 from .run_config import RunConfig, run_config_from
 from .runner import PromptRunner
@@ -163,6 +162,8 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
         say(f"no prompt given; decoding an example: {EXAMPLE}")
         yield EXAMPLE
         return
+    from .lines import decode_line, read_lines
+
     is_empty = True
     for line in read_lines(sys.stdin.buffer):
         try:

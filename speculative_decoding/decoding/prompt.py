@@ -72,7 +72,7 @@ def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: G
     defaults = model.generation_config
     check_token_ids(options.eos_token_ids, config.vocab_size)
     first = first_token(model, tokenizer, options.tgt_lang)
-    prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix")
+    prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix") if options.decoder_prefix else []
     if prefix and first not in (None, prefix[0]):
         prefix = [first, *prefix]
     require_positions(model, "max_tokens", options.max_tokens, len(prefix))

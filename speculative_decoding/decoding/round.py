@@ -79,26 +79,26 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     """
     requests, slots = batch.requests, len(batch.slots)
     draft_requests = choose_draft_lengths(batch)
-    draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)
+    draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
     if on_phase_end is not None:
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
 
-    verified = pop_started_pass(batch, draft)
+    verified = pop_started_pass(batch, draft)  # None, except for baselines on a GPU
     if verified is None:
         logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
-        verified = verify(batch, draft, logits)
+        verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
     start_next_baseline_pass(batch, draft, verified)
-    mx.eval(verified, draft.tokens)  # the host sync: everything above is lazy, everything below is on the host
+    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below is on the host
     if on_phase_end is not None:
         on_phase_end()
 
     rounds = commit(batch, draft, draft_requests, verified)
-    rewind(batch)
+    rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
-        policy.observe([rounds[request] for request in own])  # it learns how many tokens are accepted
-    committed = [request for request in requests if rounds[request].tokens]  # not those that must retry
-    batch.drafter.observe(committed, [len(rounds[request].tokens) for request in committed])
+        policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
+    grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
     free_slots(batch)
     return rounds
 
@@ -118,7 +118,7 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
             continue  # drafts are not worthwhile, so the drafter looks up nothing
         kinds = [drafter.kind(request) for request in requests]
         limits = [
-            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))
+            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
             for request, kind in zip(requests, kinds, strict=True)
         ]
         for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
@@ -128,7 +128,7 @@ def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it: it chooses their lengths together."""
+    """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
@@ -175,7 +175,7 @@ class Verification(NamedTuple):
     scores: mx.array | None
 
 
-Verified = tuple[Sequence[int], Verification]  # the slot of each row, and what was decided
+Verified = tuple[Sequence[int], Verification]  # the slot of each row, and what was decided; mx.eval skips the slots
 
 
 def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
@@ -203,13 +203,14 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
     rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)
+    result = rule.decide(draft, logits, rows)  # lazy, too
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
         observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
         if observed is None:
-            observed = scores(logits, options, history_of(rows, draft.tokens))
+            tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
+            observed = scores(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
     return Verification(
         result.accepted, result.next_token, logits.max(axis=-1), result.total_variation, logprobs, observed

@@ -31,7 +31,7 @@ from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..session import Prompt, Session
-from ..speech.mel import open_audio
+from ..speech.recording import open_audio
 from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
@@ -371,7 +371,7 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     generic prompts for other targets.
     """
     if audio is not None:
-        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        frames = open_audio(PROMPTS / "jfk.wav", [audio.num_mel_bins]).frames(0, audio.window_frames)
         return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:

@@ -24,7 +24,7 @@ from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
 from .names import shown_name
-from .tokenizer import SIDE_FILES, TOKENIZER_FILES
+from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
