@@ -18,7 +18,7 @@ from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name, one_line
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Text
+from ..sampling.values import Bool, Flag, Text
 from .common import PROMPTS, read_prompts, say, start, write_stats
 from .flags import RunFlags, add_decoding_flags, require_different_files
 from .parser import File, Parser, add_flags, flags_from, require_writable
@@ -44,7 +44,7 @@ class PromptFlags(RunFlags):
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
     compare: A[bool, Bool(), "also decode without a draft and with only the draft model, and compare"] = False
     verify: A[bool, Bool(), "also decode without a draft, and compare; exit with status 1 if the tokens differ"] = False
-    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
+    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT, Flag(bare="text")] = None
     trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session, load
 from speculative_decoding.cli.console_commands import ConsoleState
-from speculative_decoding.cli.flags import main_parser
+from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.run_config import RunConfig, run_config_from
 from speculative_decoding.decoding.acceptance import RULES
@@ -42,7 +42,7 @@ def loaded(draft: bool) -> Session:
 def run_config(draft: bool, options: Mapping[str, Any]) -> RunConfig:
     models = ["--model", str(TARGET), *(["--draft-model", str(DRAFT)] if draft else [])]
     flags = [part for name, value in options.items() for part in (flag(name), str(value))]
-    return run_config_from(main_parser().parse_args([*models, *flags]))
+    return run_config_from(prompt_parser().parse_args([*models, *flags]))
 
 
 def of_flags(draft: bool, options: Mapping[str, Any]) -> GenerationOptions:
