@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
-from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
+from .audio import AudioConfig, AudioFrames, Source
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
@@ -30,6 +30,7 @@ from .device import on_gpu
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
+from .whisper_tokens import MULTILINGUAL_SIZE, config_by_layout, upper_half
 
 KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -113,7 +114,7 @@ class Whisper(EncoderDecoder):
         if not config.tie_word_embeddings:
             self.head = Linear(width, config.vocab_size)
         self.decoder = self._stack(decoder, config.max_target_positions)
-        self.audio = AudioConfig.by_layout(
+        self.audio = config_by_layout(
             config.vocab_size,
             config.max_source_positions,
             num_mel_bins=config.num_mel_bins,

@@ -20,6 +20,7 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.models.whisper_tokens import config_by_layout
 from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
@@ -66,7 +67,7 @@ class FakeSession:
         yield from self.events
 
 
-MULTILINGUAL = AudioConfig.by_layout(
+MULTILINGUAL = config_by_layout(
     51865, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[], languages={"de": 1, "en": 2}
 )
 ENGLISH = replace(MULTILINGUAL, is_multilingual=False)
