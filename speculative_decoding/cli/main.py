@@ -18,9 +18,9 @@ from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name, one_line
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Text
+from ..sampling.values import Bool, Flag, Text
 from .common import PROMPTS, read_prompts, say, start, write_stats
-from .flags import BASIC, RunFlags, add_decoding_flags, require_different_files
+from .flags import RunFlags, add_decoding_flags, require_different_files
 from .parser import File, Parser, add_flags, flags_from, require_writable
 from .run_config import RunConfig, run_config_from
 from .runner import PromptRunner
@@ -44,7 +44,7 @@ class PromptFlags(RunFlags):
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
     compare: A[bool, Bool(), "also decode without a draft and with only the draft model, and compare"] = False
     verify: A[bool, Bool(), "also decode without a draft, and compare; exit with status 1 if the tokens differ"] = False
-    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
+    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT, Flag(bare="text")] = None
     trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
 
 
@@ -55,7 +55,7 @@ def prompt_parser(program: str = "main.py") -> Parser:
         description="Decode prompts: a draft proposes tokens, and the target verifies them. The text goes to standard "
         "output, everything else to standard error.",
         epilog="python -m speculative_decoding --help lists the other commands, such as console and convert.",
-        basic=("prompt", "prefix", "verify", "compare", "baseline", "show_draft", *BASIC),
+        basic=("prompt", "prefix", "verify", "compare", "baseline", "show_draft"),
     )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("prompt", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
@@ -121,7 +121,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
             tokens = None  # known for the first prompt only
         stats = runner.finish(session)
     if flags.stats_json is not None:
-        settings = asdict(config.options) | {"drafter": config.drafter, "acceptance": config.options.rule}
+        settings = asdict(config.options) | {"drafter": config.options.drafter, "acceptance": config.options.rule}
         write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
     return 0 if is_same else 1
 

@@ -22,7 +22,7 @@ from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
 from ..sampling import GenerationOptions
-from ..sampling.values import Text
+from ..sampling.values import Flag, Text
 from .diagnosis import diagnose
 
 Diagnosis = Mapping[str, Any]
@@ -34,7 +34,10 @@ class DoctorFlags:
     """The flags of `doctor`, besides those of the models."""
 
     json: A[
-        str | None, Text(), "also write the report as JSON, without paths, names or prompts; -: standard output"
+        str | None,
+        Text(),
+        "also write the report as JSON, without paths, names or prompts; -: standard output",
+        Flag(metavar="FILE"),
     ] = None
 
 

@@ -19,7 +19,7 @@ from ..engine import Event
 from ..errors import InputError, UnknownOption
 from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
+from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, validate
 from ..sampling.values import Bool, Int, ListOf, Text, Union
 from ..session import Session
 from .errors import ServerError
@@ -88,7 +88,7 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
         options = parse_options(fields, service.options)
     except UnknownOption as error:
         name = str(error.field)
-        if name in OTHER_NAMES or name in REMOVED:
+        if name in OTHER_NAMES:
             raise ServerError.of(error) from None
         raise ServerError.unknown_field(name, FIELDS) from None
     except InputError as error:
@@ -124,7 +124,7 @@ def parse_include_usage(stream_options: Any, stream: bool) -> bool:
 
 def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
     """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
-    fields = current_names(fields)
+    fields = dict(fields)
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")

@@ -19,11 +19,11 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
-from speculative_decoding.checkpoints.base import Shard
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.distributed import Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
+from speculative_decoding.distributed.sharding import Shard
 from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.loading.load import Storage, build_model
 from tests.support import parallel_process
@@ -163,11 +163,13 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
     for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
-        parts = [checkpoint.read_shard("a", Shard(axis, pieces, index)) for index in range(pieces)]
+        bounds = [Shard(axis, pieces, index).bounds(table.shape) for index in range(pieces)]
+        parts = [checkpoint.read_slice("a", axis, *each) for each in bounds]
+        assert [part.shape for part in parts] == [Shard(axis, pieces, 0).shape(table.shape)] * pieces
         assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
-        usual = [super(type(checkpoint), checkpoint).read_shard("a", Shard(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        usual = [super(type(checkpoint), checkpoint).read_slice("a", axis, *each) for each in bounds]  # type: ignore[misc]
         assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
-    assert checkpoint.read_shard("b", Shard(0, 2, 1)).tolist() == [4, 5, 6, 7]
+    assert checkpoint.read_slice("b", 0, *Shard(0, 2, 1).bounds((8,))).tolist() == [4, 5, 6, 7]
 
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
