@@ -21,7 +21,8 @@ import numpy as np
 
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
-from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
 from speculative_decoding.draft_length.costs import RoundCosts, measure_widths
 from speculative_decoding.draft_length.passes import SpeedMonitor
@@ -161,7 +162,7 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
             (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, longest)])
         drafted = min(asked, longest)
         accepted = min(drafted, right)
-        length.observe([DraftOutcome(kind if asked else "", drafted, accepted)])
+        length.observe([Round([], [0] * drafted, accepted, kind=kind if asked else "")])
         rounds.append(SimulatedRound(drafted, drafted if kind == MODEL else 0))
         done += accepted + 1
     return rounds

@@ -14,7 +14,9 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
 # draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-if sys.platform.startswith("linux"):
+from .rooms import has_room
+
+if sys.platform.startswith("linux") and has_room("cpu"):
     from . import cpu
 
     cpu.prepare()  # before anything imports mlx

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
-from ..drafters import DraftHead, DraftModel
 from ..engine import Event
 from ..models.base import EncoderDecoder
 from ..session import Session
@@ -37,7 +36,7 @@ IDENTICAL = "identical"
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
-    if session.draft_model is not None and not isinstance(session.draft_model, DraftHead):  # a head needs the target
+    if isinstance(session.draft_model, EncoderDecoder):  # a head needs the target
         modes.append(DRAFT)
     return modes
 
@@ -45,9 +44,8 @@ def decoding_modes(session: Session) -> list[str]:
 def decode(session: Session, mode: str, prompt: str | Sequence[int]) -> Iterator[Event]:
     """Decode the prompt in this mode."""
     if mode == DRAFT:
-        draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
-        assert isinstance(draft, EncoderDecoder)
-        session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
+        assert isinstance(session.draft_model, EncoderDecoder)
+        session = Session(session.draft_model, session.tokenizer, options=replace(session.options, drafter="none"))
         mode = BASELINE
     return session.rounds(prompt, **OPTIONS[mode])
 

@@ -10,16 +10,10 @@ from typing import Any
 
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Text
-from .parser import File, Parser, add_flags, refuse_removed_options
+from ..sampling.values import BASIC, Bool, Text
+from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
 
-PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
-# Fields whose flags are in the short help of commands that decode.
-BASIC = (
-    *("model", "draft_model", "max_tokens", "temperature", "seed", "stop", "src_lang", "tgt_lang"),
-    *("num_beams", "num_draft_tokens", "delta", "strict"),
-)
 PREFIX = 'text to put before every prompt, such as "translate English to German: "'
 
 
@@ -27,8 +21,8 @@ PREFIX = 'text to put before every prompt, such as "translate English to German:
 class RunFlags:
     """Flags of the commands that decode. Each of them uses some."""
 
-    prefix: A[str, Text(may_be_empty=True), PREFIX] = ""
-    baseline: A[bool, Bool(), "decode without a draft"] = False
+    prefix: A[str, Text(may_be_empty=True), PREFIX, BASIC] = ""
+    baseline: A[bool, Bool(), "decode without a draft", BASIC] = False
     stats_json: A[Path | None, File(), "write settings and statistics to this file as JSON"] = None
 
 
@@ -37,9 +31,8 @@ def add_decoding_flags(
 ) -> None:
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
-    add_flags(parser, title, GenerationOptions, without=(*PYTHON_ONLY, *without), lists=lists)
+    add_flags(parser, title, GenerationOptions, without=without, lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
-    refuse_removed_options(parser)
 
 
 def all_but(kind: type, *names: str) -> list[str]:

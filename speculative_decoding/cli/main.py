@@ -20,7 +20,7 @@ from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Text
 from .common import PROMPTS, read_prompts, say, start, write_stats
-from .flags import BASIC, RunFlags, add_decoding_flags, require_different_files
+from .flags import RunFlags, add_decoding_flags, require_different_files
 from .parser import File, Parser, add_flags, flags_from, require_writable
 from .run_config import RunConfig, run_config_from
 from .runner import PromptRunner
@@ -55,7 +55,7 @@ def prompt_parser(program: str = "main.py") -> Parser:
         description="Decode prompts: a draft proposes tokens, and the target verifies them. The text goes to standard "
         "output, everything else to standard error.",
         epilog="python -m speculative_decoding --help lists the other commands, such as console and convert.",
-        basic=("prompt", "prefix", "verify", "compare", "baseline", "show_draft", *BASIC),
+        basic=("prompt", "prefix", "verify", "compare", "baseline", "show_draft"),
     )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("prompt", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
@@ -121,7 +121,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
             tokens = None  # known for the first prompt only
         stats = runner.finish(session)
     if flags.stats_json is not None:
-        settings = asdict(config.options) | {"drafter": config.drafter, "acceptance": config.options.rule}
+        settings = asdict(config.options) | {"drafter": config.options.drafter, "acceptance": config.options.rule}
         write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
     return 0 if is_same else 1
 

@@ -31,7 +31,7 @@ from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..session import Prompt, Session
-from ..speech.mel import open_audio
+from ..speech.recording import open_audio
 from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
@@ -88,7 +88,7 @@ class WeightSizes:
 def diagnose(config: RunConfig) -> dict[str, Any]:
     """Measure the device, check kernels and drafts in several precisions, and return the report."""
     device = device_facts()
-    folder = config.models.target
+    folder = Path(config.models.model)
     pair = config.open()
     build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
     draft = pair.draft
@@ -116,7 +116,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
         },
         "draft": None,
     }
-    if draft is not None and config.models.draft is not None:
+    if draft is not None and config.models.draft_model is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
     audio = pair.target.model.audio
@@ -199,7 +199,7 @@ def size_entry(
     else:
         try:
             storage = Storage(precision.dtype or own.dtype, precision.quantize)
-            raw, checkpoint = read_folder(config.models.target)
+            raw, checkpoint = read_folder(Path(config.models.model))
             if config.models.adapter is not None:
                 raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
             model, _, checkpoint = build_unread(raw, checkpoint, storage)
@@ -236,7 +236,7 @@ def check_precision(
 ) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
     config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
-    with config.session(config.models.open(quantize=precision.quantize)) as session:
+    with config.session(config.open(use_draft=True, quantize=precision.quantize)) as session:
         checks = kernel_checks(session.model, tf32=has_tf32)
         return {
             **measure_costs(session),
@@ -371,7 +371,7 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     generic prompts for other targets.
     """
     if audio is not None:
-        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        frames = open_audio(PROMPTS / "jfk.wav", [audio.num_mel_bins]).frames(0, audio.window_frames)
         return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:

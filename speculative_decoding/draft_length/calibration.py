@@ -22,7 +22,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..distributed import number_of_ranks
 from ..models.base import EncoderDecoder
 from ..models.device import on_gpu
 from ..version import __version__, native_libraries
@@ -351,7 +350,7 @@ def gives_any_width_the_same_bits(target: EncoderDecoder) -> bool:
 
     `cpu/sgemm.c` does in float32. Other operations compute each row by itself.
     """
-    if on_gpu() or number_of_ranks(target) > 1 or "equal_rows" not in native_libraries:
+    if on_gpu() or target.ranks > 1 or "equal_rows" not in native_libraries:
         return False
     parameters: Any = tree_flatten(target.parameters())
     return all(array.dtype == mx.float32 for _, array in parameters)
@@ -369,7 +368,7 @@ def calibration_key(target: EncoderDecoder) -> str:
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "blas": native_libraries.get("blas"),
         "tf32": os.environ.get("MLX_ENABLE_TF32"),
-        "ranks": number_of_ranks(target),
+        "ranks": target.ranks,
     }
     return json.dumps(facts, sort_keys=True)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 
 from ..drafters.base import BatchDrafter
-from ..errors import InputError, Name, Words, compiling
+from ..errors import InputError, Name, Words
+from ..models.backend import computing
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
@@ -50,7 +51,7 @@ class PassPlanner:
 
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         if isinstance(num_draft_tokens, DraftLength):
             return num_draft_tokens
         if isinstance(num_draft_tokens, int):
@@ -65,10 +66,10 @@ class PassPlanner:
             self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
         return self._lengths[key]
 
-    @compiling()
+    @computing()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
@@ -77,7 +78,7 @@ class PassPlanner:
             self._widths[key] = self._plan_widths(options, length, slots)
         return self._widths[key]
 
-    @compiling()
+    @computing()
     def prepare(self, options: GenerationOptions, slots: int = 1) -> None:
         """Measure what requests with these options need, so that none of them waits for it."""
         widths = self.widths(options, slots)
@@ -124,7 +125,7 @@ class PassPlanner:
         if self.widths(options, slots).exact:
             return None
         calibration = self.calibration(options)
-        length = self._num_draft_tokens(options)
+        length = options.draft_tokens
         way_out: Words
         if isinstance(length, int) and calibration.exact_width(length + 1) is None:
             way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
@@ -139,11 +140,8 @@ class PassPlanner:
         """Whether nothing must be compared; found out once per session, because it visits all weights."""
         return gives_any_width_the_same_bits(self._target)
 
-    def _num_draft_tokens(self, options: GenerationOptions) -> int | str | DraftLength:
-        return 0 if options.drafter == "none" else options.num_draft_tokens
-
     def _runs_draft(self, options: GenerationOptions) -> bool:
-        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
+        return self._draft is not None and options.runs_draft_model
 
     def _plan_widths(self, options: GenerationOptions, length: int | str | None, slots: int) -> PassWidths:
         """Plan for a fixed length, an adaptive one ("auto"), or any other (None)."""

@@ -1,8 +1,8 @@
-"""Drafters: where proposed tokens come from. A new one is a file here and a line below."""
+"""Drafters: where proposed tokens come from. A new one is a file here and a branch of `choose_drafter`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
@@ -35,16 +35,22 @@ __all__ = [
     "TextStore",
     "check_drafter",
     "choose_drafter",
-    "default_drafter",
+    "model_drafter",
     "new_ngram",
+    "with_default_drafter",
 ]
 
 
-def default_drafter(draft: object | None, num_beams: int = 1) -> str:
-    """The name of the drafter that is used unless another is chosen."""
-    if num_beams > 1:
-        return "none"
-    return "ngram" if draft is None else "auto"
+def with_default_drafter(options: GenerationOptions, draft: object | None) -> GenerationOptions:
+    """The options with the name of a drafter, if they have none: the only place that decides the default.
+
+    draft: The draft model or head, or its name, if there is one.
+    """
+    if options.drafter is not None:
+        return options
+    if options.num_beams > 1:
+        return options.with_values(drafter="none")
+    return options.with_values(drafter="ngram" if draft is None else "auto")
 
 
 def check_drafter(drafter: object, draft: object | None) -> None:
@@ -59,42 +65,47 @@ def check_drafter(drafter: object, draft: object | None) -> None:
 def choose_drafter(
     options: GenerationOptions,
     target: EncoderDecoder,
-    draft_model: DraftModel | DraftHead | None = None,
+    make_model_drafter: Callable[[], BatchDrafter] | None = None,
     ngram: NgramDrafter | None = None,
-    *,
-    shares_encoder: bool = False,
 ) -> BatchDrafter:
-    """Build the drafter that `options.drafter` names; without a draft model, "auto" is "ngram". Raises `InputError`.
+    """Build the drafter of `with_default_drafter`; without a draft model, "auto" is "ngram". Raises `InputError`.
 
     Args:
         options: The options of all requests.
         target: The target.
-        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        make_model_drafter: Builds the drafter of the draft model or head, if there is one: a `model_drafter`.
         ngram: Drafts copies for "ngram" and "auto"; a new one by default.
-        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
-    check_drafter(options.drafter, draft_model)
-    choice = default_drafter(draft_model) if options.drafter is None else options.drafter
+    choice = with_default_drafter(options, make_model_drafter).drafter
+    check_drafter(choice, make_model_drafter)
     vocab_size = target.config.vocab_size
+    if isinstance(choice, BatchDrafter):
+        return choice
     if not isinstance(choice, str):
-        if isinstance(choice, BatchDrafter):
-            return choice
         one = choice if isinstance(choice, Drafter) else CustomDrafter(choice)
         return SeparateDrafters(lambda: one, vocab_size)  # a caller's drafter serves a single request
     if choice == "none":
         return SeparateDrafters(NoDrafter)
     if choice == "model":
-        assert draft_model is not None
-        return model_drafter(draft_model, target, shares_encoder)
+        assert make_model_drafter is not None
+        return make_model_drafter()
+    assert choice in ("ngram", "auto"), f"{choice}: a name in DRAFTERS without a drafter"
     ngram = ngram or new_ngram(target, options.max_ngram_size)
-    if choice == "ngram" or draft_model is None:
+    if choice == "ngram" or make_model_drafter is None:
         return SeparateDrafters(ngram.fresh, vocab_size)
-    return AutoDrafter(ngram, model_drafter(draft_model, target, shares_encoder), vocab_size)
+    return AutoDrafter(ngram, make_model_drafter(), vocab_size)
 
 
 def model_drafter(
     draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
 ) -> BatchDrafter:
+    """Build the drafter of a draft model or head.
+
+    Args:
+        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        target: The target.
+        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+    """
     if isinstance(draft_model, DraftHead):
         return BatchHeadDrafter(draft_model, target)
     return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shares_encoder)

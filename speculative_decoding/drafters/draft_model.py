@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -142,11 +141,6 @@ class OutputHead:
     def __call__(self, x: mx.array) -> mx.array:
         logits = self.head(x)
         return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
-
-    def first_at_least(self, token: int) -> int:
-        """Return the index of the first id >= `token`. Needs ascending ids."""
-        assert self.ids is not None
-        return int(np.searchsorted(np.asarray(self.ids), token))
 
     def spread(self, logits: mx.array) -> mx.array:
         """(B, N) -> (B, V), with -inf for all other ids."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
-from ..sampling.constraints import TimestampRules
+from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
@@ -157,17 +156,12 @@ class DraftSampler:
             places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
-        rules = [each.timestamps for each in whole_draft.constraints]
-        self._rules: TimestampRules | None = None
-        own_rules = rules[0] if is_greedy and rules and all(rules) else None
-        if own_rules is not None and head.ids is not None:
-            self._first_timestamp = head.first_at_least(own_rules.zero)
-            if 0 < self._first_timestamp < head.ids.size:
-                self._rules = own_rules  # two of the rules; all would take longer than a step
-        if self._rules is not None:
-            whole_draft = whole_draft._replace(constraints=[Constraints() for _ in rules])
-            last = [[0, *request.decoder_tokens][-2:] for request in self._requests]  # English-only models: one token
-            self._last = mx.array(last, mx.uint32)  # (B, 2)
+        self._choice: Callable[[mx.array], mx.array] | None = None
+        processors = [each.processor for each in whole_draft.constraints]
+        if is_greedy and head.ids is not None and all(processors) and (first := processors[0]) is not None:
+            self._choice = first.draft_choice(head.ids, whole_draft.tokens)
+        if self._choice is not None:
+            whole_draft = whole_draft._replace(constraints=())
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
@@ -184,31 +178,11 @@ class DraftSampler:
         logits = head(states)
         if not self._takes_likeliest:
             new = self._choose_by_options(head.spread(logits)[:, None])
-        elif self._rules is not None:
-            new = self._choose_with_timestamps(logits, self._rules)
         else:
-            new = head.likeliest(logits)
+            new = (self._choice or head.likeliest)(logits)
         self._ids.append(new.astype(mx.uint32))
         mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
         return self._ids[-1]
-
-    def _choose_with_timestamps(self, logits: mx.array, rules: TimestampRules) -> mx.array:
-        """Return the most likely id of the draft's ids under two of the rules for timestamps, (B, N) -> (B, 1).
-
-        A timestamp follows if all timestamps together are more likely than every other id. Where one ends a segment,
-        the next segment usually starts with the same one.
-        """
-        head = self._head
-        assert head.ids is not None
-        others, timestamps = mx.split(logits, [self._first_timestamp], axis=-1)
-        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others.max(axis=-1, keepdims=True)
-        best_timestamp = mx.argmax(timestamps, axis=-1, keepdims=True) + others.shape[-1]
-        new = head.ids[mx.where(is_likelier, best_timestamp, mx.argmax(others, axis=-1, keepdims=True))]
-        before, last = self._last[:, :1], self._last[:, 1:]
-        ends_segment = (last >= rules.zero) & (before < rules.text_end) & (new != rules.text_end)
-        new = mx.where(ends_segment, last, new)
-        self._last = mx.concatenate([last, new], axis=1)
-        return new
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""

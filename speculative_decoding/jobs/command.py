@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +20,6 @@ from typing import Annotated as A
 from ..checkpoints.text import ENCODINGS
 from ..cli.common import open_text, printing, say, start, write_stats
 from ..cli.flags import (
-    BASIC,
     NamedFile,
     RunFlags,
     add_decoding_flags,
@@ -33,18 +32,21 @@ from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import summary_notes
-from ..engine import QUEUE_PER_SLOT
+from ..decoding.results import BatchResult
+from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..loading import manifest
 from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
+from ..rooms import require_room
+from ..rows import Scheduler
 from ..sampling import GenerationOptions
 from ..sampling.options import default, option_specs
 from ..sampling.values import Bool, Int, Number, Text
 from ..session import Session
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
-from .job import DecodeRows, Job, JobTotals, RecordingResult
+from .job import Job, JobTotals
 from .messages import parse_batch_result
 from .output import ResumableOutput, journal_path, recorded_setting
 
@@ -61,6 +63,7 @@ PARALLEL = (
     "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
     "splits the lines (default: data)"
 )
+RowScheduler = Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class BatchFlags(RunFlags):
     output: A[Path | None, File(), OUTPUT] = None
     resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
     force: A[bool, Bool(), "replace an existing output file"] = False
-    slots: A[int, Int(1), "number of lines to decode together"] = 8
+    slots: A[int, Int(1), "number of lines to decode together"] = DEFAULT_SLOTS
     max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
@@ -89,7 +92,7 @@ def batch_parser(program: str) -> Parser:
         prog=program,
         usage="%(prog)s FILE [--output FILE] [options]",
         description="Decode a file of prompts of any length in bounded memory, many at once.",
-        basic=(*all_but(BatchFlags, "max_memory", "parallel"), *BASIC),
+        basic=all_but(BatchFlags, "max_memory", "parallel"),
     )
     parser.add_argument("input", metavar="FILE", help=INPUT)
     add_flags(parser, "input and output", BatchFlags, without=("input",))
@@ -143,7 +146,7 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
 
     config = run_config_from(chosen)
     with config.session(config.open()) as session:
-        return serve_rows(row_decoder(session, flags_from(BatchFlags, chosen)), processes.channel)
+        return serve_rows(row_scheduler(session, flags_from(BatchFlags, chosen)), processes.channel)
 
 
 def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None = None) -> int:
@@ -159,6 +162,8 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
+        if config.is_baseline:  # as with --num-draft 0: a line cannot turn drafts on
+            config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, files, pair, file_format)
 
         lines = read_lines(file)
@@ -187,21 +192,19 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
 
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, files.slots, recorded)
-        decode_rows = row_decoder(session, files)
-        if session.model.audio is not None:
-            decode_rows = partial(transcribe_rows, session, files)
+        scheduler = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
-            decode_rows = row_decoder_of_all_ranks(decode_rows, slots, processes)
+            scheduler = scheduler_of_all_ranks(scheduler, slots, processes)
             slots *= processes.size
         job = Job(
             lines,
-            partial(parse_prompt, files.prefix, file_format, config.options.with_values(drafter=config.drafter)),
-            decode_rows,
+            partial(parse_prompt, files.prefix, file_format, config.options),
+            scheduler,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
             totals=totals,
         )
         try:
@@ -246,8 +249,14 @@ def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line
     return replace(parsed, fields={**parsed.fields, "prompt": prefix + parsed.fields["prompt"]})
 
 
-def row_decoder(session: Session, files: BatchFlags) -> DecodeRows:
-    return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
+def row_scheduler(session: Session, files: BatchFlags) -> RowScheduler:
+    """Decodes the prompts of a job, or transcribes its recordings, whose paths are relative to the job's file."""
+    if session.model.audio is None:
+        return session.prompt_scheduler(files.slots, files.max_memory)
+    require_room("speech", "input")
+    from .recordings import RecordingScheduler
+
+    return RecordingScheduler(session, files.slots, Path() if files.input == "-" else Path(files.input).parent)
 
 
 def require_recordings(options: GenerationOptions, files: BatchFlags, processes: ProcessGroup | None) -> None:
@@ -265,28 +274,12 @@ def require_recordings(options: GenerationOptions, files: BatchFlags, processes:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
-def transcribe_rows(
-    session: Session, files: BatchFlags, rows: Iterator[Mapping[str, Any]]
-) -> Iterator[RecordingResult]:
-    """Transcribe the rows of a job. Their paths are relative to the folder of the job's file."""
-    folder = Path() if files.input == "-" else Path(files.input).parent
-    found = ({**row, "audio": folder / row["audio"]} if "audio" in row else row for row in rows)
-    for event in session.transcribe_batch(found, slots=files.slots):
-        if event.is_last:
-            yield RecordingResult(event.number, event.result, None if event.error is None else str(event.error))
+def scheduler_of_all_ranks(scheduler: RowScheduler, slots: int, processes: ProcessGroup) -> RowScheduler:
+    from ..distributed import AllRanks
 
-
-def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:
-    from ..distributed import decode_on_all_ranks
-
-    return partial(
-        decode_on_all_ranks,
-        decode=decode_rows,
-        channel=processes.channel,
-        ranks=range(1, processes.size),
-        max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
-        parse=parse_batch_result,
-    )
+    max_pending = (QUEUE_PER_SLOT + 2) * slots + 4
+    ranks = range(1, processes.size)
+    return AllRanks(scheduler, processes.channel, ranks, max_pending=max_pending, parse=parse_batch_result)
 
 
 def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> None:
@@ -321,7 +314,6 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
         **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
         "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "drafter": config.drafter,
         "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
@@ -344,7 +336,7 @@ def with_recorded_rule(config: RunConfig, files: BatchFlags) -> RunConfig:
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
-    files: Mapping[str, Any] = manifest.files_of(handle.folder)
+    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
     if isinstance(handle, ModelHandle) and handle.adapter is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -16,23 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..checkpoints import FORMATS, Checkpoint
+from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS, Checkpoint, reader
 from ..checkpoints.files import open_regular, read_json_object
 from ..checkpoints.lora import MergedCheckpoint, Rows, Source, Update
-from ..checkpoints.safetensors import read_safetensors
-from ..checkpoints.torch_bin import read_torch
 from ..errors import CheckpointError, InputError, note
 from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
-from .hub import ADAPTER_CONFIG
 from .names import shown_name
-from .tokenizer import SIDE_FILES, TOKENIZER_FILES
+from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
-WEIGHTS: Mapping[str, Callable[[Path], Checkpoint]] = {
-    "adapter_model.safetensors": read_safetensors,
-    "adapter_model.bin": read_torch,
-}
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
 # Fields that change the computation in a way that is not a sum of a weight and an update.
@@ -165,11 +158,11 @@ class Adapter:
                 f"{shown_name(folder)}: has no {ADAPTER_CONFIG}", "adapter", "name the folder that PEFT saved"
             )
         config = AdapterConfig.read(folder / ADAPTER_CONFIG)
-        for name, read in WEIGHTS.items():
+        for name in ADAPTER_FORMATS:
             if (folder / name).is_file():
-                return cls(folder, config, read(folder / name))
+                return cls(folder, config, reader(name)(folder / name))
         raise InputError(
-            f"{shown_name(folder)}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again"
+            f"{shown_name(folder)}: has no weights ({', '.join(ADAPTER_FORMATS)})", "adapter", "save the adapter again"
         )
 
     @property
@@ -181,7 +174,7 @@ class Adapter:
     def fingerprint(self) -> str:
         """A hash of the configuration and the weights."""
         found = hashlib.sha256()
-        for path in (self.folder / ADAPTER_CONFIG, *(self.folder / name for name in WEIGHTS)):
+        for path in (self.folder / ADAPTER_CONFIG, *(self.folder / name for name in ADAPTER_FORMATS)):
             if path.is_file():
                 with open_regular(path) as file:
                     found.update(hashlib.file_digest(file, "sha256").digest())
@@ -191,7 +184,7 @@ class Adapter:
         """Return config.json and checkpoint of the base with this adapter. No data is read.
 
         Args:
-            raw: The base's `checked_config`.
+            raw: The base's config.json, as `read_folder` returns it.
             base: As `models.adapt` returns it.
 
         Raises:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import cache
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+from inspect import Parameter
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from .options import GenerationOptions
+from .options import option_specs
+from .values import OptionSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,27 +46,22 @@ class OptionKeywords(TypedDict, total=False):
     timed: bool
 
 
-@cache
-def keyword_parameters(options: type[Any]) -> Mapping[str, inspect.Parameter]:
-    """The fields of a dataclass of options, as keyword parameters with their types and defaults."""
-    types = get_type_hints(options)
-    return {
-        each.name: inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
-        )
-        for each in fields(options)
-    }
+def shows(options: Mapping[str, OptionSpec]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let `help()` list these options, with their types and defaults, in place of **options of a function."""
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.annotation)
+        for name, spec in options.items()
+    ]
+
+    def change(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
+        parameters = [*leading, *keywords, *own[len(leading) :]]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return change
 
 
-def shows_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Let `help()` list every option, with its type and default, in place of **options."""
-    signature = inspect.signature(function)
-    leading, own = [], []
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            own.append(parameter)
-        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            leading.append(parameter)
-    options = keyword_parameters(GenerationOptions).values()
-    function.__signature__ = signature.replace(parameters=[*leading, *options, *own])  # type: ignore[attr-defined]
-    return function
+shows_options = shows(option_specs())

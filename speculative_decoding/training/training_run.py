@@ -19,7 +19,6 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
 from ..decoding.stats import GenerationStats
-from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..draft_length.costs import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
@@ -46,6 +45,7 @@ from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
+from .training_group import SINGLE_PROCESS, TrainingGroup
 
 FORMAT = 4  # of the work folder
 WAY_OUT = ("free disk space, or name another ", Name("output"))

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -21,15 +19,12 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
-from speculative_decoding.checkpoints.base import Shard
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
-from speculative_decoding.decoding.results import BatchResult, GenerationResult
-from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
+from speculative_decoding.distributed import Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
+from speculative_decoding.distributed.sharding import Shard
 from speculative_decoding.jobs.command import main as batch_command
-from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
 from tests.support import parallel_process
 from tests.support.parallel_process import GOLDENS, PROMPT
@@ -168,11 +163,13 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
     for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
-        parts = [checkpoint.read_shard("a", Shard(axis, pieces, index)) for index in range(pieces)]
+        bounds = [Shard(axis, pieces, index).bounds(table.shape) for index in range(pieces)]
+        parts = [checkpoint.read_slice("a", axis, *each) for each in bounds]
+        assert [part.shape for part in parts] == [Shard(axis, pieces, 0).shape(table.shape)] * pieces
         assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
-        usual = [super(type(checkpoint), checkpoint).read_shard("a", Shard(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        usual = [super(type(checkpoint), checkpoint).read_slice("a", axis, *each) for each in bounds]  # type: ignore[misc]
         assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
-    assert checkpoint.read_shard("b", Shard(0, 2, 1)).tolist() == [4, 5, 6, 7]
+    assert checkpoint.read_slice("b", 0, *Shard(0, 2, 1).bounds((8,))).tolist() == [4, 5, 6, 7]
 
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
@@ -208,31 +205,6 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
         assert words in refusal(name, processes, monkeypatch)
     quantized = refusal("t5", 4, monkeypatch, bits=4)
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
-
-
-def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
-    sent, answers = Counter[int](), list[tuple[int, Any]]()
-
-    def send(row: Any, rank: int | None = None) -> None:
-        if rank is not None:
-            sent[rank] += 1
-            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
-
-    def engine(rows: Iterator[Any]) -> list[BatchResult]:
-        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
-
-    channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    rows: Iterator[Any] = iter([{}] * 24)
-    found = decode_on_all_ranks(rows, engine, channel, range(1, 4), max_pending=28, parse=parse_batch_result)
-    assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
-
-
-def test_a_result_survives_its_message() -> None:
-    stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
-    stats.accepted_histogram.update({0: 1, 2: 4})
-    one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
-    for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Joining and lost ranks.

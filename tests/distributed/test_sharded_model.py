@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.distributed import number_of_ranks
 from speculative_decoding.distributed.sharded_model import BroadcastCache, RankBroadcaster, sharded_class
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -36,6 +35,7 @@ def rank(number: int, line: Line) -> EncoderDecoder:
     """Make the model of one of two ranks. Both have all weights, so their layers need no all-reduce."""
     model: Any = tiny_model(num_layers=2)
     model.__class__ = sharded_class(type(model))
+    model.ranks = 2
     model.broadcaster = RankBroadcaster(SimpleNamespace(is_first=number == 0, size=2, group=None, channel=line))  # type: ignore[arg-type]
     return model
 
@@ -67,7 +67,7 @@ def test_caches_of_other_ranks_repeat_all_changes(ranks: tuple[Any, Any, Line]) 
     first, other, line = ranks
     tokens = mx.array([[3, 4], [5, 6], [7, 8]])
     cache = first.make_cache(ENCODED)
-    assert isinstance(cache, BroadcastCache) and number_of_ranks(first) == 2
+    assert isinstance(cache, BroadcastCache) and first.ranks == 2
     cache.kept_layers = (0, 1)
     cache.reserve(70)
     first.states(tokens, cache)

@@ -171,7 +171,7 @@ def test_an_output_with_line_breaks_is_one_line_if_each_prompt_is_one(main_py) -
 
 
 def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    result = blank_result(GenerationOptions(num_return_sequences=2, num_beams=2))
+    result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
     options = GenerationOptions(num_return_sequences=2, num_beams=2)
     fake: Any = SimpleNamespace(tokenizer=None, options=options, generate=lambda tokens: result)
@@ -207,7 +207,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
     assert "Diese Funktion" in err and "[- " in err and "{+ " in err
-    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
+    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--baseline"]) == 0
     err = capsys.readouterr().err
     assert "round 10: no draft, " in err and "accepted" not in err.replace("accepted [-", "")
 
@@ -227,7 +227,7 @@ def test_texts_cut_at_max_tokens_are_reported(main_py) -> None:  # type: ignore[
 
 
 def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
-    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--baseline")[2]
 
 
 def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -326,13 +326,6 @@ def test_the_seed_determines_the_sample(main_py) -> None:  # type: ignore[no-unt
     assert sample[0] == sample[1] != sample[2]
 
 
-def test_former_names_of_flags_are_accepted(main_py) -> None:  # type: ignore[no-untyped-def]
-    models = ("--model-name", "t5-web-docs", "--draft-model-name", "t5-web-docs-draft")
-    arguments = (*models, "-m", "3", "--num-draft", "2")
-    status, out, err = main_py("--prompt", PROMPT, *arguments)
-    assert status == 0 and out.strip() and "3 tokens" in err
-
-
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[str] | None = None) -> tuple[int, str]:
     try:
         status = main_command.main(list(arguments))
@@ -370,10 +363,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--min-p", "0.5"], "--min-p: has no effect at --temperature 0"),
         (["--acceptance", "coupled"], "--acceptance: has no effect at --temperature 0"),
         (["--drafter", "none", "--num-draft", "3"], "--num-draft: has no effect with --drafter none"),
-        (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
-        (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
-        (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
-        (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
+        (["--baseline", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
+        (["--confidence-threshold", "0.5"], "--confidence-threshold: unknown option; did you mean --num-draft?"),
+        (["--min-ngram-size", "2"], "--min-ngram-size: unknown option; did you mean --max-ngram-size?"),
+        (["--num-draft", "heuristic"], "--num-draft: must be a whole number, 0 to 64 or one of auto, not 'heuristic'"),
+        (["--regular-decode"], "--regular-decode: unknown option; did you mean --baseline?"),
+        (["--model-name", "t5-small"], "--model-name: unknown option; did you mean --model?"),
+        (["--draft-model-name", "t5-small"], "--draft-model-name: unknown option; did you mean --draft-model?"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
@@ -383,9 +379,9 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
             ["--verify", "--temperature", "1", "--acceptance", "block"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
-        (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),
+        (["--verify", "--baseline"], "--verify: compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare: compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--compare: compares with and without a draft"),
+        (["--compare", "--baseline"], "--compare: compares with and without a draft"),
         (["--trace", "x", "--stats-json", "x"], "--stats-json: x is already used by --trace; name another"),
         (
             ["--show-draft", "He go home."],

@@ -24,9 +24,10 @@ from speculative_decoding.cli import console
 from speculative_decoding.cli.compare import decoding_modes
 from speculative_decoding.cli.console import answer, console_parser
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
-from speculative_decoding.cli.run_config import ModelPair, run_config_from
+from speculative_decoding.cli.run_config import run_config_from
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import ModelPair
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -300,10 +301,6 @@ def test_lines_of_a_pipe_may_begin_with_a_byte_order_mark(
     assert console.main([*PAIR]) == 0
     err = capsys.readouterr().err
     assert "max-tokens: 7" in err and "prefix: grammar: ü" in err and "error" not in err
-
-
-def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
 
 
 def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]

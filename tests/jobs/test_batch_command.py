@@ -82,7 +82,7 @@ def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     arguments = [str(prompts), "--output", str(output), "-m", "2"]
     used: list[bool | None] = []
-    decode = Session.batch_as_completed
+    decode = Session.prompt_scheduler
 
     def noted(self: Session, *given: Any, **options: Any) -> Any:
         used.append(self.options.strict)
@@ -92,7 +92,7 @@ def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
         found: dict[str, Any] = json.loads(journal_path(output).read_text())["settings"]
         return found
 
-    monkeypatch.setattr(Session, "batch_as_completed", noted)
+    monkeypatch.setattr(Session, "prompt_scheduler", noted)
     monkeypatch.setattr(PassPlanner, "_any_width", False)
     decided = True
     monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,14 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.models.whisper_tokens import config_by_layout
+from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
-from speculative_decoding.speech.chunks import in_order, transcribe_chunks
-from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.chunks import chunk_events
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
@@ -64,7 +67,7 @@ class FakeSession:
         yield from self.events
 
 
-MULTILINGUAL = AudioConfig.by_layout(
+MULTILINGUAL = config_by_layout(
     51865, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[], languages={"de": 1, "en": 2}
 )
 ENGLISH = replace(MULTILINGUAL, is_multilingual=False)
@@ -137,7 +140,7 @@ def test_events_come_in_order_as_soon_as_possible() -> None:
             seen.append(event)
             yield event
 
-    counts = [(event.number, len(seen)) for event in in_order(watched())]
+    counts = [(event.number, len(seen)) for event in in_order(watched(), attrgetter("number"), attrgetter("is_last"))]
     assert counts == [(0, 3), (0, 4), (0, 5), (1, 5), (1, 5), (2, 6), (2, 7)]
 
 
@@ -312,7 +315,7 @@ def test_unsuitable_models_are_refused_before_weights_load(
 
 def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
-    recording = open_audio(np.zeros(65 * 160, np.float32), 80)
+    recording = open_audio(np.zeros(65 * 160, np.float32), [80])
     used: list[str | None] = []
     starts: list[int] = []
 
@@ -329,7 +332,7 @@ def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
             result = Transcription(f" {sizes[index]}", [], "de", 1.0, STATS)
             yield TranscriptionEvent(index, [segment(" a", 0.1, words)], sizes[index] / 100, 0.3, "de", result)
 
-    events = [*transcribe_chunks(recording, 30, scheduler)]
+    events = [*chunk_events(recording, 30, scheduler)]
     assert used == [None, "de"] and starts == [0, 30, 60]
     result = events[-1].result
     assert result is not None and (result.text, result.seconds, result.language) == (" 30 30 5", 0.65, "de")

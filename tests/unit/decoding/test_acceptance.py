@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding.decoding import acceptance, verification
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import (
     AcceptanceRule,
     Block,
@@ -24,11 +25,9 @@ from speculative_decoding.decoding.acceptance import (
     rule_for,
     sample_acceptance,
 )
-from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.round import commit
+from speculative_decoding.decoding.round import Batch, commit, verify
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.decoding.verification import verify_draft
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView, SeparateDrafters
 from speculative_decoding.drafters.base import history_of
@@ -287,7 +286,8 @@ def verified_together(
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # verification needs no model
-    return commit(batch, verify_draft(batch, batch.active, draft, logits), draft, {})
+    rounds = commit(batch, draft, [], verify(batch, draft, logits))
+    return {request.slot: round for request, round in rounds.items()}
 
 
 def past_of(options: GenerationOptions) -> list[int]:
@@ -348,7 +348,7 @@ def neighbors(rows: Sequence[Any]) -> list[Any]:
 
 
 def neighbors_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "rule_for", lambda options: rule_for(neighbors(options)))
+    monkeypatch.setattr(loop, "rule_for", lambda options: rule_for(neighbors(options)))
 
 
 def neighbors_options(monkeypatch: pytest.MonkeyPatch) -> None:

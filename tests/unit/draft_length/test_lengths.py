@@ -9,7 +9,8 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength, adaptive
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
 from speculative_decoding.draft_length.costs import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
@@ -20,7 +21,11 @@ STEEP = RoundCosts({width: float(width) for width in range(1, 18)}, step=0.05, s
 MEASURED = RoundCosts(  # milliseconds of the bundled target and draft model, on two x86-64 cores
     {1: 2.23, 2: 2.58, 3: 2.73, 4: 3.12, 6: 3.81, 10: 4.23, 13: 5.25, 17: 5.8}, step=0.164, start=0.223, prefill=1.761
 )
-NOTHING = [DraftOutcome("", 0, 0)]
+NOTHING = [Round([], [], 0)]
+
+
+def round_of(kind: str, drafted: int, accepted: int) -> Round:
+    return Round([], [0] * drafted, accepted, kind=kind)
 
 
 def decode(
@@ -35,7 +40,7 @@ def decode(
     for number in range(rounds):
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if rng.random() >= right), count)
-        length.observe([DraftOutcome(kind, count, accepted)] if count else NOTHING)
+        length.observe([round_of(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         steps = count if kind == MODEL else 0
         seconds += costs.round_seconds(count, steps, prefills=steps > 0 and number // 32 not in encoded)
@@ -85,7 +90,7 @@ def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
         kinds = [rng.choice([COPY, MODEL, ""]) for _ in range(rng.randint(1, 5))]
         limits = [rng.randint(1, 20) for _ in kinds]
         length = AdaptiveLength(lambda rows, costs=costs: costs, prior=[rng.random()] * 3)  # type: ignore[misc]
-        length.observe([DraftOutcome(kind, drafts := rng.randint(1, 16), rng.randint(0, drafts)) for kind in kinds])
+        length.observe([round_of(kind, drafts := rng.randint(1, 16), rng.randint(0, drafts)) for kind in kinds])
 
         accepted = {kind: length._of(kind).expected() for kind in kinds}
         best, best_rate = (0, 0), adaptive.WORTHWHILE * len(kinds) / costs.baseline
@@ -134,7 +139,7 @@ def test_planted_faults_are_slower(
     for _ in range(600):
         count = length.choose([MODEL], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if rng.random() >= right), count)
-        length.observe([DraftOutcome(MODEL, count, accepted)] if count else NOTHING)
+        length.observe([round_of(MODEL, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         lengths.append(count)
     monkeypatch.undo()
@@ -170,7 +175,7 @@ def test_drafts_of_an_unknown_model_grow_with_its_accepted_tokens() -> None:
     drafted = []
     for accepted in (0, 2, 3, 6):
         drafted += length.choose([MODEL], [99])
-        length.observe([DraftOutcome(MODEL, drafted[-1], accepted)])
+        length.observe([round_of(MODEL, drafted[-1], accepted)])
     assert drafted == [2, 2, 4, 6]
     assert length.choose([COPY], [99]) == AdaptiveLength(lambda rows: FLAT, prior=(0.9,)).choose([MODEL], [99]) == [16]
 
@@ -181,7 +186,7 @@ def test_copies_continue_while_a_useless_model_is_idle() -> None:
     for number in range(900):
         kind = COPY if number % 3 == 0 else MODEL
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
-        length.observe([DraftOutcome(kind, count, count * (kind == COPY))] if count else NOTHING)
+        length.observe([round_of(kind, count, count * (kind == COPY))] if count else NOTHING)
         drafted[kind] += count > 0
     assert drafted[COPY] > 290 and drafted[MODEL] < 100
 
@@ -196,7 +201,7 @@ def test_limits_are_kept(most: int) -> None:
 
 def test_outcomes_longer_than_the_limit_are_accepted() -> None:
     length = AdaptiveLength(lambda rows: FLAT, max_draft_tokens=4)
-    length.observe([DraftOutcome(MODEL, 40, 40)])
+    length.observe([round_of(MODEL, 40, 40)])
     assert length.choose([MODEL], [9])[0] <= 4
 
 
