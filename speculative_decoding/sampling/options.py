@@ -200,7 +200,6 @@ class GenerationOptions:
         Union((Text(tuple(DRAFTERS)),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
-        BASIC,
         FOR_ALL_ROWS,
         FOR_SPEECH,
         NOT_WITH_BEAMS,
