@@ -19,7 +19,8 @@ PACKAGE = ROOT / "speculative_decoding"
 CORE: list[tuple[str, ...]] = [
     ("version", "cache_folder"),
     ("errors",),
-    ("rooms", "sampling"),
+    ("rooms",),
+    ("sampling",),
     ("checkpoints",),
     ("models",),
     ("loading",),
@@ -52,7 +53,8 @@ SEAMS = {
     ("loading.load", "cpu"),
     ("engine", "beam_search"),
     ("session", "speech"),
-    ("cli.main", "distributed"),
+    ("cli.common", "distributed"),
+    ("cli.run_config", "distributed"),
 }
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8
