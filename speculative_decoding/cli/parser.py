@@ -11,7 +11,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -126,7 +126,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} ({list_all} lists the options)\n")
 
 
-@dataclass(frozen=True)
 class File(Value):
     """The path of a file, which need not exist."""
 

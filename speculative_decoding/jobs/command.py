@@ -42,7 +42,7 @@ from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows import Scheduler
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
+from ..sampling.options import option_specs
 from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
@@ -272,8 +272,8 @@ def require_recordings(options: GenerationOptions, files: BatchFlags, processes:
         raise InputError("has no effect on recordings", "prefix", "leave it out")
     from ..speech.keywords import DECODING
 
-    for name in option_specs():
-        if name not in DECODING and getattr(options, name) != default(name):
+    for name, spec in option_specs().items():
+        if name not in DECODING and getattr(options, name) != spec.default:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
