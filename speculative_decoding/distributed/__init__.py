@@ -6,7 +6,7 @@ Each rank either holds a shard of the model (`shard_model`), or holds the whole 
 
 from .channel import Channel
 from .data_parallel import AllRanks, serve_rows
-from .process_group import JOIN_SECONDS, ProcessGroup, launched_rank
+from .process_group import JOIN_SECONDS, ProcessGroup
 from .sharded_model import ShardedModel
 from .sharding import shard_model
 
@@ -16,7 +16,6 @@ __all__ = [
     "Channel",
     "ProcessGroup",
     "ShardedModel",
-    "launched_rank",
     "serve_rows",
     "shard_model",
 ]

@@ -39,12 +39,6 @@ class ProcessGroup:
         return self.rank == 0
 
 
-def launched_rank() -> int | None:
-    """Return this process's rank from the environment, or None if it was started without other processes."""
-    rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))  # set by mlx.launch and by MPI
-    return int(rank) if rank.isdecimal() else None
-
-
 def join_process_group(on_lost: OnLost) -> ProcessGroup:
     """Connect to the other processes.
 
