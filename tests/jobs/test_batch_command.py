@@ -18,7 +18,6 @@ from speculative_decoding.draft_length.planner import PassPlanner
 from speculative_decoding.jobs import command as batch_command
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.pair import ModelPair
-from speculative_decoding.sampling.options import ALIASES
 from tests.integration.test_cli import FIXED, LINES_IN_A_TEXT, PROMPT, ROOT, FullDisk, with_line_breaks  # noqa: F401
 
 Batch = Callable[..., tuple[int, str, str]]
@@ -59,21 +58,6 @@ def test_a_delta_of_a_line_is_labeled_lossy(batch: Batch, tmp_path: Path) -> Non
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT, "delta": 0.5}))
     _, _, err = batch(str(tmp_path / "in.jsonl"))
     assert "LOSSY: the delta of a line accepts tokens" in err
-
-
-def test_a_job_of_an_earlier_version_can_be_resumed(tmp_path: Path, batch: Batch) -> None:
-    """The journal contains former option names and removed options."""
-    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    prompts.write_text("a\n")
-    arguments = [str(prompts), "--output", str(output), "-m", "2", *FIXED]
-    assert batch(*arguments)[0] == 0
-    content = json.loads(journal_path(output).read_text())
-    former = {current: name for name, current in ALIASES.items()}
-    settings = {former.get(name, name): value for name, value in content["settings"].items()}
-    settings |= {"confidence_threshold": 0.0, "min_ngram_size": 1}
-    assert settings.keys() > ALIASES.keys()
-    journal_path(output).write_text(json.dumps(content | {"settings": settings}))
-    assert batch(*arguments, "--resume")[0] == 0
 
 
 def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
