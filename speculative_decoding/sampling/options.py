@@ -156,7 +156,7 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Int(0, MAX_SEED),
-        "seed of the random numbers; the same seed gives the same text, with any draft and without one",
+        "seed of the random numbers; it gives the same text with any draft and without one",
         BASIC,
         FOR_SPEECH,
     ] = 0
