@@ -23,7 +23,6 @@ from .drafters import (
     BatchDrafter,
     DraftModel,
     NgramDrafter,
-    TextStore,
     check_drafter,
     choose_drafter,
     model_drafter,
@@ -482,6 +481,8 @@ def load_session(
     target = pair.target
     ngram = None
     if store is not None:
+        from .drafters.text_store import TextStore
+
         size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
         is_new = not Path(store).exists()
         texts = (

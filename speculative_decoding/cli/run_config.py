@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
-from typing import Any
 
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..drafters import TextStore, with_default_drafter
+from ..drafters import with_default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
@@ -23,18 +23,22 @@ from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
-from ..sampling.options import DRAFTERS, LOOKS_UP_NGRAMS, RUNS_MODEL, names_with, option_specs
+from ..sampling.drafters import DRAFTERS
+from ..sampling.options import option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..session import Session, load_session
 from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
 
+if TYPE_CHECKING:
+    from ..drafters.text_store import TextStore
+
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
 OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
-MODEL_DRAFTERS = names_with(RUNS_MODEL, DRAFTERS)
-NGRAM_DRAFTERS = names_with(LOOKS_UP_NGRAMS, DRAFTERS)
+MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
+NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
 DRAFTERS_OF_FLAGS = {
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,

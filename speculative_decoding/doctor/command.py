@@ -26,6 +26,7 @@ from ..sampling.values import Flag, Text
 from .diagnosis import diagnose
 
 Diagnosis = Mapping[str, Any]
+JSON = "also write the report as JSON, without paths, names or prompts; - writes to standard output"
 STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
@@ -33,12 +34,7 @@ STYLES = {"pass": "green", "FAIL": "bold red"}
 class DoctorFlags:
     """The flags of `doctor`, besides those of the models."""
 
-    json: A[
-        str | None,
-        Text(),
-        "also write the report as JSON, without paths, names or prompts; -: standard output",
-        Flag(metavar="FILE"),
-    ] = None
+    json: A[str | None, Text(), JSON, Flag(metavar="FILE")] = None
 
 
 def doctor_parser(program: str) -> Parser:

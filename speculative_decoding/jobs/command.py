@@ -58,6 +58,7 @@ INPUT = (
     "to the output; - reads standard input"
 )
 INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
+MAX_MEMORY = "memory limit; use fewer slots to stay below it"
 OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
 PARALLEL = (
     "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
@@ -77,10 +78,7 @@ class BatchFlags(RunFlags):
     force: A[bool, Bool(), "replace an existing output file"] = False
     slots: A[int, Int(1), "number of lines to decode together"] = DEFAULT_SLOTS
     max_memory: A[
-        float | None,
-        Number(0, exclusive=True),
-        "memory limit; use fewer slots to stay below it",
-        Flag(metavar="GB", parameter="max_memory_gb"),
+        float | None, Number(0, exclusive=True), MAX_MEMORY, Flag(metavar="GB", parameter="max_memory_gb")
     ] = None
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 

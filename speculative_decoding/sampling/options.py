@@ -20,6 +20,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, Name, UnknownOption, Words, written
 from ..rooms import require_room
+from .drafters import DRAFTERS
 from .values import (
     BASIC,
     FOR_ALL_ROWS,
@@ -62,14 +63,6 @@ ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptanc
 }
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # without and with a delta
 
-RUNS_MODEL = "runs model"  # the draft model or head
-LOOKS_UP_NGRAMS = "looks up n-grams"  # drafts are copies of earlier text
-DRAFTERS: Mapping[str, Collection[str]] = {  # the names that drafters.choose_drafter knows, with what they do
-    "model": (RUNS_MODEL,),
-    "ngram": (LOOKS_UP_NGRAMS,),
-    "auto": (RUNS_MODEL, LOOKS_UP_NGRAMS),
-    "none": (),
-}
 OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and earlier versions, and options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
@@ -207,7 +200,6 @@ class GenerationOptions:
         Union((Text(tuple(DRAFTERS)),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
-        BASIC,
         FOR_ALL_ROWS,
         FOR_SPEECH,
         NOT_WITH_BEAMS,
@@ -331,12 +323,12 @@ class GenerationOptions:
     @property
     def runs_draft_model(self) -> bool:
         """Whether the draft model or head runs, if there is one. Needs the name of a drafter."""
-        return self.draft_tokens != 0 and isinstance(self.drafter, str) and RUNS_MODEL in DRAFTERS[self.drafter]
+        return self.draft_tokens != 0 and isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_model
 
     @property
     def looks_up_ngrams(self) -> bool:
         """Whether drafts may be copies of earlier text. Needs the name of a drafter."""
-        return isinstance(self.drafter, str) and LOOKS_UP_NGRAMS in DRAFTERS[self.drafter]
+        return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_ngrams
 
     @property
     def num_samples(self) -> int:
@@ -408,7 +400,7 @@ class GenerationOptions:
         if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
-            others = " and ".join(names_with(LOOKS_UP_NGRAMS, DRAFTERS))
+            others = " and ".join(name for name, facts in DRAFTERS.items() if facts.uses_ngrams)
             return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         return ()
 

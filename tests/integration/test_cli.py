@@ -35,8 +35,8 @@ from speculative_decoding.engine import Engine, Event
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, option_specs
+from speculative_decoding.sampling import DRAFTERS, GenerationOptions
+from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."

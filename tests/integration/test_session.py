@@ -10,7 +10,7 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters import NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED

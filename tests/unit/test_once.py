@@ -19,7 +19,8 @@ from speculative_decoding.cli.run_config import RunConfig, run_config_from
 from speculative_decoding.decoding.acceptance import RULES
 from speculative_decoding.drafters import BatchDrafter, choose_drafter
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, RUNS_MODEL, names_with
+from speculative_decoding.sampling.drafters import DRAFTERS
+from speculative_decoding.sampling.options import ACCEPTANCE
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 
 TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
@@ -102,7 +103,7 @@ def test_every_name_of_a_drafter_is_built_and_runs_the_draft_model_as_its_row_sa
         return made[-1]
 
     assert isinstance(choose_drafter(GenerationOptions(drafter=name), target, make), BatchDrafter)
-    assert bool(made) == (name in names_with(RUNS_MODEL, DRAFTERS))
+    assert bool(made) == DRAFTERS[name].uses_model
 
 
 def test_options_and_decoding_know_the_same_acceptance_rules() -> None:
