@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from speculative_decoding import cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.modes import BASELINE, combine_modes
 from speculative_decoding.cli.parser import flags_from
@@ -26,6 +25,7 @@ from speculative_decoding.loading.load import DTYPES, open_model
 from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
+from speculative_decoding.rooms import has_room
 
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
@@ -88,7 +88,9 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
             at_slots(tasks, given.get("slots", ())),
         )
         return
-    if sys.platform.startswith("linux"):
+    if sys.platform.startswith("linux") and has_room("cpu"):
+        from speculative_decoding import cpu
+
         cpu.check()
     dtype = DTYPES[given.get("dtype", "bfloat16" if on_gpu() else "float32")]
     for name, bits in product(chosen.random, chosen.bits):

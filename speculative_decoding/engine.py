@@ -24,7 +24,6 @@ from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
-from .drafters.base import MODEL
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
@@ -239,10 +238,6 @@ class Engine:
                 drafted_at, verified_at = phase_ends
                 round.draft_seconds = drafted_at - started
                 round.verify_seconds = verified_at - drafted_at
-
-        drafted = max(round.drafted for round in rounds.values())
-        steps = max(round.drafted * (round.kind == MODEL) for round in rounds.values())
-        self._widths.observe(len(batch.slots), drafted, steps, seconds)
         return rounds
 
     def _count(self, request: Request, round: Round) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
@@ -12,8 +12,11 @@ from .drafters.draft_model import DraftVocabulary
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames
 from .models.base import EncoderDecoder
-from .sampling.keywords import OptionKeywords, shows_options
+from .sampling.options import shows_options
 from .session import Prompt, Session
+
+if TYPE_CHECKING:
+    from .sampling.keywords import OptionKeywords
 
 Draft = EncoderDecoder | DraftHead
 

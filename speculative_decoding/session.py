@@ -23,7 +23,6 @@ from .drafters import (
     BatchDrafter,
     DraftModel,
     NgramDrafter,
-    TextStore,
     check_drafter,
     choose_drafter,
     model_drafter,
@@ -43,13 +42,13 @@ from .models.shared_encoder import shares_encoder
 from .models.threads import use_mlx
 from .rooms import require_room
 from .sampling import GenerationOptions
-from .sampling.keywords import OptionKeywords, shows_options
-from .sampling.options import default, short_repr, validate
+from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
     from .rows import PromptScheduler
+    from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
     from .speech.scheduler import TranscriptionEvent
@@ -117,7 +116,8 @@ class Session:
             raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
-        changed = {name: value for name, value in vars(self.options).items() if value != default(name)}
+        specs = option_specs()
+        changed = {name: value for name, value in vars(self.options).items() if value != specs[name].default}
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
 
@@ -481,6 +481,8 @@ def load_session(
     target = pair.target
     ngram = None
     if store is not None:
+        from .drafters.text_store import TextStore
+
         size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
         is_new = not Path(store).exists()
         texts = (

@@ -19,12 +19,11 @@ from .divergence import first_divergence
 from .runner import (
     BASELINE,
     INTERRUPTED,
+    OPTIONS,
     SPECULATIVE,
     IsStopped,
     PromptRunner,
     answer_mode,
-    never,
-    options_of,
     plain_text,
     watch,
 )
@@ -48,7 +47,7 @@ def decode(session: Session, mode: str, prompt: str | Sequence[int]) -> Iterator
         assert isinstance(session.draft_model, EncoderDecoder)
         session = Session(session.draft_model, session.tokenizer, options=replace(session.options, drafter="none"))
         mode = BASELINE
-    return session.rounds(prompt, **options_of(mode))
+    return session.rounds(prompt, **OPTIONS[mode])
 
 
 def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
@@ -77,7 +76,7 @@ class Comparison(PromptRunner):
         warm_up(session, tokens)
 
     def run(
-        self, session: Session, prompt: str, is_stopped: IsStopped = never, *, tokens: Sequence[int] | None = None
+        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
     ) -> GenerationResult | None:
         """Decode the prompt in each mode. The answer comes last, and only its text goes to standard output."""
         answer, *others = decoding_modes(session)
@@ -91,7 +90,7 @@ class Comparison(PromptRunner):
                 results[mode] = self.answer(session, tokens, is_stopped)
             else:
                 results[mode] = watch(decode(session, mode, tokens), [plain_text(sys.stderr)], is_stopped)
-                if is_stopped():
+                if is_stopped is not None and is_stopped():
                     self.console.print("stopped")
                     break
         results = {mode: results[mode] for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results}

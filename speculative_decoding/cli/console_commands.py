@@ -21,7 +21,7 @@ from ..errors import InputError, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
+from ..sampling.options import option_specs
 from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import Comparison, comparison_table, decoding_modes
@@ -91,7 +91,11 @@ class ConsoleState:
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
         if paths.model == models.model:  # another model has another adapter, or none
             paths = replace(paths, adapter=models.adapter)
-        changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
+        changed = {
+            name: value
+            for name, spec in option_specs().items()
+            if (value := getattr(self.options, name)) != spec.default
+        }
         previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
         config = make_run_config(paths, changed, self.config.flags)
         pair = config.open(use_draft=True)
@@ -220,7 +224,7 @@ def add_setting(option: str) -> None:
     placeholder = value.metavar
     usage = command_name(option)
     if not isinstance(value, Bool):
-        usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
+        usage += f" [{placeholder}]" if spec.default in ("", ()) else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
         options = state.session.options_with({})  # includes the default drafter

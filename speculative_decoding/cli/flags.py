@@ -40,6 +40,9 @@ def all_but(kind: type, *names: str) -> list[str]:
     return [each.name for each in fields(kind) if each.name not in names]
 
 
+FILES_READ = ("draft_vocab_text",)  # by flags that several commands have
+FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
+
 # A file with the option that names it, in `Words`.
 NamedFile = tuple[tuple[str, ...], str | Path]
 
@@ -49,14 +52,10 @@ def require_different_files(
 ) -> None:
     """Raise `InputError` if a file to write is also given for another purpose.
 
-    read, written: the files of a command, besides those of flags that several commands have.
+    read, written: the files of a command, besides `FILES_READ` and `FILES_WRITTEN`.
     """
-
-    def named(*names: str) -> list[NamedFile]:
-        return [((Name(name),), given[name]) for name in names if name in given]
-
-    written = [*written, *named("stats_json", "trace", "ngram_store")]
-    others = [*read, *named("draft_vocab_text"), *written]
+    written = [*written, *(((Name(each),), given[each]) for each in FILES_WRITTEN if each in given)]
+    others = [*read, *(((Name(each),), given[each]) for each in FILES_READ if each in given), *written]
     for (name, *_), path in written:
         for other, other_path in others:
             if name != other[0] and Path(path).resolve() == Path(other_path).resolve():

@@ -11,7 +11,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -54,16 +54,6 @@ class HelpFormatter(argparse.HelpFormatter):
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-class HelpOfAll(argparse.Action):
-    """Prints the help of all flags and exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        assert isinstance(parser, Parser)
-        parser.basic = None
-        parser.print_help()
-        parser.exit()
-
-
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line that names the flag and its value, and exits with status 2.
 
@@ -72,24 +62,26 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
-        self.basic = {"help", "help_all", *basic} if basic else None
+        self._basic = {"help", "help_all", *basic} if basic else set()
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
         if basic:
-            self.add_argument(
-                "--help-all", action=HelpOfAll, nargs=0, default=argparse.SUPPRESS, help="show all options"
-            )
+            self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
         self.flags: dict[str, str] = {}  # by field, and by the parameter in Python that is called differently
+
+    def add_basic(self, field: str) -> None:
+        """Let --help list a field, if it does not list all of them."""
+        if self._basic:
+            self._basic.add(field)
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
+        shows_all = not self._basic or "--help-all" in self._given
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments(
-                each for each in group._group_actions if self.basic is None or each.dest in self.basic
-            )
+            formatter.add_arguments(each for each in group._group_actions if shows_all or each.dest in self._basic)
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
@@ -130,10 +122,10 @@ class Parser(argparse.ArgumentParser):
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
         if unknown := [name for name in names if name not in self._option_string_actions]:
             message = self._unknown(unknown)
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        list_all = "--help-all" if self._basic else "--help"
+        self.exit(2, f"{self.prog}: error: {message} ({list_all} lists the options)\n")
 
 
-@dataclass(frozen=True)
 class File(Value):
     """The path of a file, which need not exist."""
 
@@ -209,8 +201,8 @@ def add_flags(
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]
         group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=help_, **settings)
-        if parser.basic is not None and BASIC in spec.marks:
-            parser.basic.add(name)
+        if BASIC in spec.marks:
+            parser.add_basic(name)
         parser.flags |= dict.fromkeys(filter(None, (name, spec.flag.parameter)), own)
 
 

@@ -9,25 +9,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
-from typing import Any
 
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..drafters import TextStore, with_default_drafter
+from ..drafters import with_default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
-from ..sampling import DRAFTERS, GenerationOptions
-from ..sampling.options import default
+from ..sampling import GenerationOptions
+from ..sampling.drafters import DRAFTERS
+from ..sampling.options import option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..session import Session, load_session
 from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
+
+if TYPE_CHECKING:
+    from ..drafters.text_store import TextStore
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
@@ -260,7 +264,7 @@ def make_run_config(
     """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
     options = with_default_drafter(GenerationOptions(**given), models.draft_model)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
-    changed = {name for name, value in given.items() if value not in (default(name), 0)}
+    changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
     drafter = "none" if options.draft_tokens == 0 else options.drafter
     if models.draft_model is None and drafter != "none":

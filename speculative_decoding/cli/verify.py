@@ -16,7 +16,6 @@ from typing import Any
 from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
-from ..sampling.options import default
 from ..sampling.values import Int
 from ..session import Session
 from .common import PROMPTS, read_prompts, say, start_alone
@@ -81,7 +80,7 @@ def verify(chosen: argparse.Namespace) -> int:
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
     drafters = given.pop("drafter", [with_default_drafter(GenerationOptions(), paths.draft_model).drafter])
-    lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
+    lengths = given.pop("num_draft_tokens", [GenerationOptions.num_draft_tokens])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
 

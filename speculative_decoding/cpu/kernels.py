@@ -97,9 +97,8 @@ def compiler_problem(folder: Path) -> str | None:
     return None
 
 
-def kernel_error(error: RuntimeError) -> InputError | None:
-    """Return MLX's error about a kernel that it cannot compile or load as an `InputError`; None for other errors."""
-    if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
-        return None
-    reason = str(error).splitlines()[-1]
-    return InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}")
+def raise_kernel_error(error: RuntimeError) -> None:
+    """Raise an `InputError` if MLX's error says that it cannot compile or load a kernel."""
+    if "[Compile::" in str(error) or "C++ shared library" in str(error):
+        reason = str(error).splitlines()[-1]
+        raise InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}") from error

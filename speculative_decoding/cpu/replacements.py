@@ -3,7 +3,6 @@
 from .encoder import encode_window, inference_projections
 from .exponentials import gelu
 from .exponentials import softmax as window_softmax
-from .kernels import kernel_error
 from .losses import exp_sums, training_loss
 
 __all__ = [
@@ -11,7 +10,6 @@ __all__ = [
     "exp_sums",
     "gelu",
     "inference_projections",
-    "kernel_error",
     "training_loss",
     "window_softmax",
 ]

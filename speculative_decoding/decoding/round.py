@@ -65,7 +65,7 @@ class Batch:
         self.widths = widths
         self.starts_next_pass = False
         self.started_pass: tuple[list[Request | None], Verified] | None = None
-        drafter.share(cache)
+        drafter.use_cache(cache)
 
     @property
     def requests(self) -> list[Request]:

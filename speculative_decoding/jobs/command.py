@@ -42,8 +42,8 @@ from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows import Scheduler
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
-from ..sampling.values import Bool, Int, Number, Text
+from ..sampling.options import option_specs
+from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
 from .job import Job, JobTotals
@@ -58,6 +58,7 @@ INPUT = (
     "to the output; - reads standard input"
 )
 INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
+MAX_MEMORY = "memory limit; use fewer slots to stay below it"
 OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
 PARALLEL = (
     "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
@@ -76,7 +77,9 @@ class BatchFlags(RunFlags):
     resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
     force: A[bool, Bool(), "replace an existing output file"] = False
     slots: A[int, Int(1), "number of lines to decode together"] = DEFAULT_SLOTS
-    max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
+    max_memory: A[
+        float | None, Number(0, exclusive=True), MAX_MEMORY, Flag(metavar="GB", parameter="max_memory_gb")
+    ] = None
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
     def __post_init__(self) -> None:
@@ -269,8 +272,8 @@ def require_recordings(options: GenerationOptions, files: BatchFlags, processes:
         raise InputError("has no effect on recordings", "prefix", "leave it out")
     from ..speech.keywords import DECODING
 
-    for name in option_specs():
-        if name not in DECODING and getattr(options, name) != default(name):
+    for name, spec in option_specs().items():
+        if name not in DECODING and getattr(options, name) != spec.default:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 

@@ -12,13 +12,12 @@ from ..errors import InputError, note
 from .hard_texts import HARD_TEXTS, texts_with
 from .languages import Languages
 from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer, read_sentencepiece
-from .tokenizer import (
+from .tokenizer import load_tokenizer, proven_record
+from .tokenizer_base import (
     MAX_FILE_BYTES,
     TOKENIZER_FILES,
     FastTokenizer,
     FolderTokenizer,
-    load_tokenizer,
-    proven_record,
     read_backend,
     tokenizer_errors,
 )

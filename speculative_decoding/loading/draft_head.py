@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from .. import checkpoints
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
-from ..models.config import ACTIVATIONS
+from ..models.config import ACTIVATIONS, require
 from ..models.draft_head import DraftHead, DraftHeadConfig
+from ..sampling.values import Bool, Int, ListOf, Number, Text, Value
 from . import manifest
 from .load import WEIGHTS, ModelHandle, locate, open_model
-from .tokenizer import fingerprint
+from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
 VERSION = 2  # of the computation; version 1 had a norm before each part
@@ -85,25 +86,20 @@ def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) ->
 
     facts: the target's `target_facts`.
     """
-    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
-    ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
-    limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
-    limits |= {"d_ff": (1, 1 << 22), "layers": (0, facts["decoder_layers"] - 1)}
-    limits |= {"frequent": (0, facts["vocab_size"] - 1)}
-    for name, (least, most) in limits.items():
-        values = ids[name] if name in ids else [known.get(name)]
-        if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
-            raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
-    if not known["layers"] or known.get("activation") not in [*ACTIVATIONS] or type(known.get("is_gated")) is not bool:
-        raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
-    acceptance = known.get("acceptance", [])
-    if not isinstance(acceptance, list) or not all(
-        type(each) in (int, float) and 0 <= each <= 1 for each in acceptance
-    ):
-        raise CheckpointError(f"{folder / CONFIG}: 'acceptance' must be numbers from 0 to 1")
-    known["acceptance"] = tuple(acceptance)
-    ids["by_source"] = ids_by_source(known.get("by_source", {}), folder, facts["vocab_size"])
-    return DraftHeadConfig(**known | ids | {name: tuple(ids[name]) for name in ("layers", "frequent")})
+    values: dict[str, Value] = {
+        **{name: Int(facts[name], facts[name]) for name in ("d_model", "heads", "head_width")},
+        "d_ff": Int(1, 1 << 22),
+        "layers": ListOf(Int(0, facts["decoder_layers"] - 1)),
+        "activation": Text([*ACTIVATIONS]),
+        "is_gated": Bool(),
+        "frequent": ListOf(Int(0, facts["vocab_size"] - 1)),
+        "acceptance": ListOf(Number(0, 1)),
+    }
+    found = {"frequent": (), "acceptance": (), **raw}
+    known = {name: require(name, value, found.get(name), str(folder / CONFIG)) for name, value in values.items()}
+    if not known["layers"]:
+        raise CheckpointError(f"{folder / CONFIG}: 'layers' must not be empty")
+    return DraftHeadConfig(**known, by_source=ids_by_source(raw.get("by_source", {}), folder, facts["vocab_size"]))
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:

@@ -20,7 +20,7 @@ from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS
 from ..errors import InputError
 from .manifest import MANIFEST
 from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
-from .tokenizer import TOKENIZER_FILES
+from .tokenizer_base import TOKENIZER_FILES
 
 HUB = "https://huggingface.co"
 DEFAULT_BRANCH = "main"

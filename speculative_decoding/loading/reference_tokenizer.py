@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..sampling.options import short_repr
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
-from .tokenizer import (
+from .tokenizer_base import (
     MAX_FILE_BYTES,
     SENTENCEPIECE,
     SIDE_FILES,

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import short_repr
 from . import language_codes
-from .tokenizer import FolderTokenizer, tokenizer_errors
+from .tokenizer_base import FolderTokenizer, tokenizer_errors
 from .tokenizer_settings import languages_of, model_type_of, settings_of, tokenizer_class
 
 SPACE = "\u2581"  # SentencePiece's

@@ -138,16 +138,15 @@ def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, scale: 
     mask = part.mask
     if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
         return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
-    scores = capped(matmul_rows(queries, keys), soft_cap, scale)
+    scores = matmul_rows(queries, keys)
     if mask is None:
-        return scores
+        return capped(scores, soft_cap, scale)
     if len(mask) not in (1, len(scores)):  # several rows share the mask of a part
         mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
-    if shared == 1 or mask.shape[2] == 1:
-        return scores + mask
-    # Each position has `shared` rows of scores. They are viewed apart, rather than repeating the mask.
-    by_query_head = scores.reshape(*scores.shape[:2], shared, *mask.shape[2:])
-    return (by_query_head + mask[:, :, None]).reshape(scores.shape)
+    shape = scores.shape
+    if shared > 1 and mask.shape[2] > 1:  # view the stacked query heads apart, so that each adds the whole mask
+        scores, mask = scores.reshape(*shape[:2], shared, *mask.shape[2:]), mask[:, :, None]
+    return (capped(scores, soft_cap, scale) + mask).reshape(shape)  # the cap and the sum are fused
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:

@@ -43,15 +43,12 @@ def replaced_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Raise an `InputError` if MLX fails for a reason that a user can repair.
-
-    On the CPU of a Linux machine, MLX compiles kernels while it computes, which needs a compiler and space on disk.
-    """
+    """Raise an `InputError` if MLX fails because a CPU cannot compile kernels, for example when the disk is full."""
     try:
         yield
     except RuntimeError as error:
-        cpu = replacements()
-        repairable = None if cpu is None else cpu.kernel_error(error)
-        if repairable is None:
-            raise
-        raise repairable from error
+        if has_room("cpu"):
+            from ..cpu.kernels import raise_kernel_error
+
+            raise_kernel_error(error)
+        raise

@@ -1,17 +1,9 @@
-"""Options as keywords of functions, for type checkers, editors and `help()`."""
+"""Options as keywords of functions, for type checkers and editors; nothing imports it when the program runs."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter
-from typing import Any, ParamSpec, TypedDict, TypeVar
-
-from .options import option_specs
-from .values import OptionSpec
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -44,24 +36,3 @@ class OptionKeywords(TypedDict, total=False):
     allow_long_prompt: bool
     logprobs: bool
     timed: bool
-
-
-def shows(options: Mapping[str, OptionSpec]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let `help()` list these options, with their types and defaults, in place of **options of a function."""
-    keywords = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.annotation)
-        for name, spec in options.items()
-    ]
-
-    def change(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
-        parameters = [*leading, *keywords, *own[len(leading) :]]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return function
-
-    return change
-
-
-shows_options = shows(option_specs())

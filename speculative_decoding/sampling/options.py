@@ -10,14 +10,17 @@ flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Annotated, Any, NamedTuple, TypeVar
+from inspect import Parameter
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, Name, UnknownOption, Words, written
 from ..rooms import require_room
+from .drafters import DRAFTERS
 from .values import (
     BASIC,
     FOR_ALL_ROWS,
@@ -35,6 +38,8 @@ from .values import (
 )
 
 Options = TypeVar("Options")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SCHEDULES = ("auto",)
 MAX_SEED = 2**32 - 1
@@ -48,41 +53,16 @@ SAMPLES_ONLY = "samples only"  # has no effect at temperature 0
 BEAMS_ONLY = "beams only"  # has no effect without beam search
 NOT_WITH_BEAMS = "not with beams"
 
-
-class AcceptanceFacts(NamedTuple):
-    """What the options need to know about an acceptance rule.
-
-    is_lossless: Samples follow the target's distribution.
-    is_comparable: The text for a seed does not depend on the drafts.
-    takes_delta: `delta` can relax it, which makes it lossy.
-    """
-
-    is_lossless: bool = True
-    is_comparable: bool = False
-    takes_delta: bool = False
-
-
-ACCEPTANCE: Mapping[str, AcceptanceFacts] = {  # the rules are in decoding/acceptance.py
-    "rejection": AcceptanceFacts(takes_delta=True),
-    "block": AcceptanceFacts(),
-    "coupled": AcceptanceFacts(is_comparable=True),
+LOSSLESS = "lossless"  # samples follow the target's distribution
+COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
+TAKES_DELTA = "takes delta"  # can be relaxed by a `delta`, which makes it lossy
+ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptance.py, with what holds for them
+    "rejection": (LOSSLESS, TAKES_DELTA),
+    "block": (LOSSLESS,),
+    "coupled": (LOSSLESS, COMPARABLE),
 }
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # without and with a delta
 
-
-class DrafterFacts(NamedTuple):
-    """What a drafter needs: the draft model or head, and n-grams of earlier text."""
-
-    uses_model: bool
-    uses_ngrams: bool
-
-
-DRAFTERS: Mapping[str, DrafterFacts] = {  # built by drafters.choose_drafter
-    "model": DrafterFacts(True, False),
-    "ngram": DrafterFacts(False, True),
-    "auto": DrafterFacts(True, True),
-    "none": DrafterFacts(False, False),
-}
 OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and earlier versions, and options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
@@ -112,9 +92,14 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and ear
 }
 
 
+def names_with(fact: str, facts: Mapping[str, Collection[str]]) -> list[str]:
+    """The rows of `ACCEPTANCE` or `DRAFTERS` of which a fact holds."""
+    return [name for name, own in facts.items() if fact in own]
+
+
 def documented(kind: type[Options]) -> type[Options]:
     """Add the help of each field to the docstring of a dataclass of options."""
-    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]  # types are hashable
+    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *lines])
     return kind
 
@@ -215,7 +200,6 @@ class GenerationOptions:
         Union((Text(tuple(DRAFTERS)),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
-        BASIC,
         FOR_ALL_ROWS,
         FOR_SPEECH,
         NOT_WITH_BEAMS,
@@ -232,8 +216,9 @@ class GenerationOptions:
     acceptance: Annotated[
         str | None,
         Text(tuple(ACCEPTANCE)),
-        "acceptance rule for sampling; all are lossless, but with rejection and block the text for a seed also depends "
-        "on the drafts (default: coupled; with a delta above 0, rejection)",
+        f"acceptance rule for sampling; lossless are {', '.join(names_with(LOSSLESS, ACCEPTANCE))}; with "
+        f"{' and '.join(names_with(COMPARABLE, ACCEPTANCE))}, the text for a seed does not depend on the drafts "
+        f"(default: {DEFAULT_RULE}; with a delta above 0, {RELAXED_RULE})",
         SAMPLES_ONLY,
         FOR_SPEECH,
     ] = None
@@ -278,7 +263,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         for name, spec in option_specs().items():
             value = getattr(self, name)
-            if value is not None or default(name) is not None:
+            if value is not None or spec.default is not None:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(
@@ -286,7 +271,7 @@ class GenerationOptions:
                 "min_tokens",
                 "change one",
             )
-        if self.delta and not ACCEPTANCE[self.rule].takes_delta:
+        if self.delta and TAKES_DELTA not in ACCEPTANCE[self.rule]:
             raise InputError(
                 ("relaxes ", Name("acceptance"), f" {RELAXED_RULE} only, not {self.rule}"),
                 "delta",
@@ -357,12 +342,12 @@ class GenerationOptions:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution."""
-        return self.delta == 0 and ACCEPTANCE[self.rule].is_lossless
+        return self.delta == 0 and LOSSLESS in ACCEPTANCE[self.rule]
 
     @property
     def is_comparable(self) -> bool:
         """Whether runs with different drafts, or with none, return the same tokens."""
-        return self.is_greedy or ACCEPTANCE[self.rule].is_comparable
+        return self.is_greedy or COMPARABLE in ACCEPTANCE[self.rule]
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """These options with other values for some of them. Raises `InputError` for names and values."""
@@ -393,7 +378,7 @@ class GenerationOptions:
     def without_effect(self, names: Iterable[str]) -> InputError | None:
         """The error of the first of these options that has no effect, or None. Needs the name of a drafter."""
         for name in names:
-            if getattr(self, name) != default(name) and (reason := self._why_without_effect(name)):
+            if getattr(self, name) != option_specs()[name].default and (reason := self._why_without_effect(name)):
                 return InputError(("has no effect ", *reason), name, "leave one of them out")
         return None
 
@@ -415,7 +400,7 @@ class GenerationOptions:
         if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
-            others = " and ".join(each for each, facts in DRAFTERS.items() if facts.uses_ngrams)
+            others = " and ".join(name for name, facts in DRAFTERS.items() if facts.uses_ngrams)
             return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         return ()
 
@@ -425,8 +410,22 @@ def option_specs() -> Mapping[str, OptionSpec]:
     return specs_of(GenerationOptions)
 
 
-def default(name: str) -> Any:
-    return getattr(GenerationOptions, name)
+def shows(options: Mapping[str, OptionSpec]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let `help()` list these options, with their types and defaults, in place of **options of a function."""
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.annotation)
+        for name, spec in options.items()
+    ]
+
+    def change(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
+        parameters = [*leading, *keywords, *own[len(leading) :]]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return change
 
 
 def validate(name: str, type_: Value, value: Any) -> Any:
@@ -470,3 +469,6 @@ def meant_options(name: str, known: Collection[str]) -> list[str]:
 def listed(names: Iterable[str]) -> tuple[str, ...]:
     """Option names, separated by commas."""
     return tuple(part for name in names for part in (", ", Name(name)))[1:]
+
+
+shows_options = shows(option_specs())

@@ -64,7 +64,7 @@ class Value(ABC):
         return self.accept(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Int(Value):
     """An integer from `minimum` to `maximum`."""
 
@@ -91,7 +91,7 @@ class Int(Value):
         return self.accept(int(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Number(Value):
     """A finite number from `minimum` to `maximum`.
 
@@ -133,7 +133,7 @@ class Number(Value):
         return self.accept(float(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Text(Value):
     """Text, or one of `choices` if there are any."""
 
@@ -160,7 +160,7 @@ class Text(Value):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bool(Value):
     """True or False. On the command line, a flag without a value."""
 
@@ -178,7 +178,7 @@ class Bool(Value):
         return text.lower() == "true"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ListOf(Value):
     """A list, kept as a tuple. On the command line, a flag that may be repeated; `parse` converts one item."""
 
@@ -201,7 +201,7 @@ class ListOf(Value):
         return self.item.parse(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Union(Value):
     """A value of the first type that accepts it.
 
@@ -235,7 +235,7 @@ class Union(Value):
         raise ValueError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OrNone(Value):
     """A value of a type, or None; "none" on the command line."""
 

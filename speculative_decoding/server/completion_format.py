@@ -15,6 +15,7 @@ from typing import Any
 
 from ..decoding.stats import Round
 from ..drafters.base import COPY
+from ..engine import Event
 from ..errors import InputError, UnknownOption
 from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
@@ -162,8 +163,10 @@ class CompletionResponse:
         choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in prompts]
         return {**self._base, "choices": choices, "usage": self._usage(prompts)}
 
-    def chunk(self, prompt: ClientPrompt, round: Round, texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return the stream chunk of a round, or None if it would be empty. texts: of its tokens."""
+    def chunk(self, prompt: ClientPrompt, event: Event | None) -> dict[str, Any] | None:
+        """Return the stream chunk of a round, or None if it would be empty. event: None for a blank prompt."""
+        round = Round([], [], 0, finish_reason=prompt.finish_reason) if event is None else event.round
+        texts = [] if event is None else event.texts
         text = "".join(texts)
         finish_reason = round.finish_reason
         if not (text or finish_reason or prompt.options.logprobs or self._request.rounds):
@@ -176,9 +179,10 @@ class CompletionResponse:
         usage = {"usage": None} if self._request.include_usage else {}
         return {**self._base, "choices": [fields], **usage}
 
-    def usage_chunk(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
-        """Return the last chunk of a stream with `include_usage`."""
-        return {**self._base, "choices": [], "usage": self._usage(prompts)}
+    def usage_chunks(self, prompts: Sequence[ClientPrompt]) -> list[dict[str, Any]]:
+        """Return the last chunk of a stream with `include_usage`, if it was asked for."""
+        last = {**self._base, "choices": [], "usage": self._usage(prompts)}
+        return [last] if self._request.include_usage else []
 
     def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
         """Sum up the counts. `target_calls`, the passes of the target's decoder, is our own field."""

@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError, written
-from ..models.audio import AudioFrames
+from ..models.audio import NoiseFrames
 from ..rooms import require_room
 from ..session import Session
 from .client_request import Callback, ClientItem
@@ -34,7 +34,7 @@ MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
 
 
 class DecodingQueue(Protocol):
-    """Items of clients that are decoded together: prompts, or recordings.
+    """Items of clients that are decoded together: prompts, or recordings. A `rows.Scheduler` that clients may cancel.
 
     Attributes:
         decoding: How many items have a slot.
@@ -171,11 +171,7 @@ class DecodingThread:
             return PromptQueue(session, self._limits)
         from .recordings import RecordingQueue
 
-        return RecordingQueue(session, self._limits, self.reading, self._notify)
-
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+        return RecordingQueue(session, self._limits)
 
     def _take(self, queue: DecodingQueue) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
@@ -222,7 +218,7 @@ def warm_up(session: Session, slots: int) -> None:
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
-    source = "a" if audio is None else AudioFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+    source = "a" if audio is None else NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:

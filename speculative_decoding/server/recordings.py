@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -14,14 +12,13 @@ from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..session import Session
 from ..speech.api import new_scheduler
-from ..speech.mel import MelSpectrogram
 from ..speech.options import TranscriptionOptions
+from ..speech.recording import Recording
 from ..speech.scheduler import Task, TranscriptionEvent
 from ..speech.transcription import Transcription
 from .client_request import Callback, ClientItem
 from .errors import ServerError
 from .limits import EXTRA_SLOTS, Limits
-from .reading_threads import ReadingThreads
 from .turns import Turns
 
 FIELD_NAMES = {  # fields of the API for options with another name
@@ -42,16 +39,18 @@ class ClientRecording(ClientItem):
         address: Of its client, which shares its turns with the other recordings of that client.
     """
 
-    recording: MelSpectrogram
+    recording: Recording
     options: TranscriptionOptions
     decoding: GenerationOptions
     address: str = ""
     result: Transcription | None = field(init=False, default=None)
+    num_segments: int = field(init=False, default=0)
 
     def check(self, limits: Limits) -> None:
         limits.check_length("prompt", self.options.initial_prompt or "")
 
     def add(self, progress: TranscriptionEvent) -> None:
+        self.num_segments += len(progress.segments)
         if progress.result is not None:
             self.result = progress.result
             self.finish_reason, self.stats = "stop", progress.result.stats
@@ -66,29 +65,20 @@ class RecordingQueue:
     A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
     client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs. A
     recording that wants its next output waits for the first outputs in progress, which would be slowed down by it.
-    Meanwhile `reading` reads the frames of its next window and of the one after it, since the output decides where that
-    begins: so the decoding thread reads no audio.
 
     Args:
         session: With a speech model.
         limits: Of the server.
-        reading: Reads frames.
-        wake: Called in other threads when frames have been read.
     """
 
-    def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
         self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
-        self._frames = 2 * self._scheduler.audio.window_frames
-        self._reading = reading
-        self._wake = wake
         self._turns = Turns[ClientRecording](credit=1.0)  # counted in outputs
         self._numbers: dict[ClientRecording, int] = {}  # of those that have been started
         self._items: dict[int, ClientRecording] = {}  # by number
         self._next_number = count()
-        self._being_read: dict[ClientRecording, Future[None]] = {}
-        self._read: deque[ClientRecording] = deque()  # since the last step; appended to by other threads
         self._first: set[ClientRecording] = set()  # those with a slot for their first output
         self._held: dict[ClientRecording, set[ClientRecording]] = {}  # by first outputs that began before they waited
         self.finished = 0
@@ -103,7 +93,7 @@ class RecordingQueue:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.decoding or self._turns.waiting or self._read)
+        return not (self.decoding or self._turns.waiting)
 
     @property
     def active(self) -> list[ClientRecording]:
@@ -111,30 +101,29 @@ class RecordingQueue:
 
     def submit(self, item: ClientRecording) -> list[Callback]:
         self._turns.enter(item, item.address)
-        self._read_ahead(item, 0)
+        self._turns.wait(item)
         return [item.client.on_queued]
 
     def cancel(self, item: ClientRecording) -> None:
         self._turns.leave(item)
         self._first.discard(item)
         self._held.pop(item, None)
-        if (reading := self._being_read.pop(item, None)) is not None:
-            reading.cancel()
         if (number := self._numbers.pop(item, None)) is not None:
             self._scheduler.cancel(number)
             del self._items[number]
 
     def step(self) -> list[Callback]:
-        calls = self._take_read()
+        calls: list[Callback] = []
         while (item := self._next()) is not None:
             self._turns.charge(item, 1)
             calls += self._resume(item)
         calls += self._handled(self._scheduler.decode_round())
-        for number in self._scheduler.paused:
-            item = self._items[number]
-            self._first.discard(item)
-            if item not in self._being_read and not self._turns.is_waiting(item):
-                self._read_ahead(item, self._scheduler.seek(number))
+        paused = [self._items[number] for number in self._scheduler.paused]
+        self._first.difference_update(paused)
+        for item in paused:
+            if not self._turns.is_waiting(item):
+                self._turns.wait(item)
+                self._held[item] = set(self._first)
         return calls
 
     def _next(self) -> ClientRecording | None:
@@ -144,37 +133,6 @@ class RecordingQueue:
             return None
         held = [item for item, firsts in self._held.items() if firsts & self._first]
         return self._turns.take(newcomers_only=free <= 0, without=held)
-
-    def _read_ahead(self, item: ClientRecording, start: int) -> None:
-        """Let a recording wait for its turn as soon as its frames have been read."""
-        reading = self._reading.run(item.address, item.recording.read_ahead(start, start + self._frames))
-        self._being_read[item] = reading
-
-        def on_read(_: Future[None]) -> None:
-            self._read.append(item)
-            self._wake()
-
-        reading.add_done_callback(on_read)
-
-    def _take_read(self) -> list[Callback]:
-        """Let recordings whose frames have been read wait for their turns."""
-        calls: list[Callback] = []
-        while self._read:
-            item = self._read.popleft()
-            reading = self._being_read.pop(item, None)
-            if reading is None or item not in self._turns:
-                continue  # cancelled
-            error = reading.exception()
-            if error is None:
-                self._turns.wait(item)
-                if item in self._numbers:
-                    self._held[item] = set(self._first)
-            elif isinstance(error, InputError):  # the file is damaged further on
-                self.cancel(item)
-                calls.append(partial(item.client.fail, item.error_of(error)))
-            else:
-                raise error
-        return calls
 
     def _resume(self, item: ClientRecording) -> list[Callback]:
         """Give a recording a slot."""

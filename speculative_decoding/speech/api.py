@@ -7,14 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..drafters import DraftModel
 from ..errors import InputError
+from ..models.base import EncoderDecoder
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .audio_file import Audio
 from .chunks import chunk_events
 from .keywords import TranscriptionKeywords, shows_transcription_options, split_options
-from .mel import open_audio
 from .options import TranscriptionOptions
+from .recording import Recording, open_audio
 from .scheduler import Scheduler, TranscriptionEvent
 from .transcription import Transcription
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @shows_transcription_options
-def transcribe(session: Session, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
+def transcribe(session: Session, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]) -> Transcription:
     """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
 
     Args:
@@ -44,7 +46,7 @@ def transcribe(session: Session, audio: Audio, **options: Unpack[TranscriptionKe
 
 @shows_transcription_options
 def transcribe_stream(
-    session: Session, audio: Audio, **options: Unpack[TranscriptionKeywords]
+    session: Session, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
     """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
     return map(raise_error, transcribe_batch(session, [audio], slots=1, **options))
@@ -53,7 +55,7 @@ def transcribe_stream(
 @shows_transcription_options
 def transcribe_batch(
     session: Session,
-    recordings: Iterable[Audio | Mapping[str, Any]],
+    recordings: Iterable[Audio | Recording | Mapping[str, Any]],
     *,
     slots: int | None = None,
     **options: Unpack[TranscriptionKeywords],
@@ -77,7 +79,7 @@ def transcribe_batch(
 
 @shows_transcription_options
 def transcribe_chunks(
-    session: Session, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+    session: Session, audio: Audio | Recording, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
     """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
 
@@ -96,7 +98,7 @@ def transcribe_chunks(
     def scheduler(language: str | None) -> Scheduler:
         return new_scheduler(session, replace(own, language=language or own.language), decoding, slots)
 
-    recording = open_audio(audio, config.num_mel_bins)
+    recording = open_audio(audio, mel_bins(session))
     return map(raise_error, chunk_events(recording, config.window_frames, scheduler))
 
 
@@ -124,7 +126,16 @@ def new_scheduler(
         validate("slots", Int(1), session.slots if slots is None else slots),
         new_engine=session.engine,
         draft_length=session.planner.draft_length,
+        num_mel_bins=mel_bins(session),
     )
+
+
+def mel_bins(session: Session) -> list[int]:
+    """The number of mel bins of the target, then that of a draft model if it reads another."""
+    draft = session.draft_model
+    network = draft.model if isinstance(draft, DraftModel) else draft
+    models = [session.model, network] if isinstance(network, EncoderDecoder) else [session.model]
+    return list(dict.fromkeys(model.audio.num_mel_bins for model in models if model.audio is not None))
 
 
 def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:

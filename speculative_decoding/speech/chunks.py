@@ -12,29 +12,28 @@ from functools import partial
 from operator import attrgetter
 
 from ..decoding.stats import GenerationStats
+from ..models.audio import AudioFrames
 from ..rows import in_order
-from .mel import Frames, MelSpectrogram
+from .recording import Recording
 from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment
 from .transcription import Transcription
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
-    """A part of a recording, as a `Recording`. Its frames are in memory, because chunks are not read in order."""
+class Part:
+    """A part of a recording."""
 
-    held: Frames
+    recording: Recording
+    start: int
+    num_frames: int
 
-    @property
-    def num_frames(self) -> int:
-        return len(self.held)
-
-    def frames(self, start: int, count: int) -> Frames:
-        return self.held[start : start + count]
+    def window(self, start: int, count: int, length: int) -> AudioFrames:
+        return self.recording.window(self.start + start, count, length)
 
 
 def chunk_events(
-    recording: MelSpectrogram, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
+    recording: Recording, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
 ) -> Iterator[TranscriptionEvent]:
     """Yield the progress of one recording.
 
@@ -50,8 +49,8 @@ def chunk_events(
     stats = GenerationStats()
 
     def read(scheduler: Scheduler, start: int) -> Task:
-        chunk = Chunk(recording.frames(start, min(chunk_frames, total - start)))
-        return Task(chunk, scheduler.options, scheduler.decoding, start)
+        part = Part(recording, start, min(chunk_frames, total - start))
+        return Task(part, scheduler.options, scheduler.decoding, start)
 
     def decoded(language: str | None, some: range) -> Iterator[TranscriptionEvent]:
         scheduler = new_scheduler(language)

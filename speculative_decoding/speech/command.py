@@ -27,8 +27,8 @@ from ..loading.names import model_name
 from ..rows import in_order
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Int, Text
-from .audio_file import AudioBytes, AudioSource, open_source
-from .formats import FORMATS, STREAMED
+from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
+from .formats import FORMATS, STREAMED, SUBTITLES
 from .keywords import DECODING
 from .options import TranscriptionOptions, transcription_specs
 from .scheduler import TranscriptionEvent, language_code
@@ -36,7 +36,9 @@ from .scheduler import TranscriptionEvent, language_code
 FILES = (
     "transcribe these files: 16 kHz WAV, and with the package av every audio and video format; - reads standard input"
 )
-OUTPUT_FORMAT = "text, subtitles (srt, vtt), or json with the fields of openai-whisper, as a list for several files"
+OUTPUT_FORMAT = (
+    f"text, subtitles ({', '.join(SUBTITLES)}), or json with the fields of openai-whisper, as a list for several files"
+)
 CHUNKED = (
     "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
     "the text before it"
@@ -59,7 +61,7 @@ class TranscribeFlags(RunFlags):
 
     def __post_init__(self) -> None:
         count = len(self.audio)
-        if count > 1 and self.output_format in ("srt", "vtt"):
+        if count > 1 and self.output_format in SUBTITLES:
             raise InputError(
                 f"{self.output_format} is for one file (got {count})", "output_format", "choose text or json"
             )
@@ -101,7 +103,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
             raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
         slots = min(slots, len(flags.audio))
     recordings = [open_recording(name) for name in flags.audio]
-    require_a_recording(recordings)
+    begin_to_read(recordings)
 
     decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
     config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
@@ -170,15 +172,15 @@ def open_recording(name: str) -> AudioSource:
     return AudioBytes(sys.stdin.buffer.read(), "standard input")
 
 
-def require_a_recording(recordings: Sequence[AudioSource]) -> None:
-    """Read the start of the files before models load. Raises `InputError` if none of them is a recording."""
-    for recording in recordings:
+def begin_to_read(recordings: list[AudioSource]) -> None:
+    """Read the first block of a recording before models load. Raises `InputError` if none of the files is one."""
+    for number, recording in enumerate(recordings):
         try:
-            if next(recording.blocks(), None) is not None:
-                return
-            error = InputError(f"{recording.name}: contains no sound; name another file")
+            recordings[number] = BegunSource(recording)
         except InputError as found:
             error = found
+        else:
+            return
     raise error if len(recordings) == 1 else InputError(f"none of the files can be read ({error})", "audio")
 
 

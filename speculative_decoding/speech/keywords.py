@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 
 from ..errors import UnknownOption
 from ..models.audio import AudioConfig
-from ..sampling.keywords import shows
-from ..sampling.options import FOR_SPEECH, option_specs, suggested_option
+from ..sampling.options import FOR_SPEECH, option_specs, shows, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
 # The fields of `GenerationOptions` that a transcription has, too; it determines all others

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-
-import mlx.core as mx
 
 from ..decoding.request import Request
 from ..draft_length.base import DraftLength
@@ -22,11 +20,11 @@ from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .audio_file import Audio
 from .keywords import split_names
-from .mel import open_audio
 from .options import TranscriptionOptions
+from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
-from .transcription import Attempt, Recording, Transcriber, Transcription
+from .transcription import Attempt, Transcriber, Transcription, WindowSource
 from .window_requests import WindowRequests, language_probabilities
 
 
@@ -62,7 +60,7 @@ class TranscriptionEvent(NamedTuple):
 class Task:
     """A recording, and how to transcribe it. first_frame: where it begins in a longer one, of which it is a part."""
 
-    recording: Recording
+    recording: WindowSource
     options: TranscriptionOptions
     decoding: GenerationOptions  # drafts, sampling, beams
     first_frame: int = 0
@@ -108,6 +106,7 @@ class Scheduler:
         slots: How many recordings are transcribed together.
         new_engine: Makes an engine for requests with these options.
         draft_length: Chooses the draft lengths of a request with these options.
+        num_mel_bins: See `Recording`.
     """
 
     model: EncoderDecoder
@@ -117,6 +116,7 @@ class Scheduler:
     slots: int
     new_engine: Callable[[GenerationOptions, int], Engine]
     draft_length: Callable[[GenerationOptions, int], DraftLength]
+    num_mel_bins: Sequence[int]
     _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
     _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
     _paused: dict[int, Running] = field(init=False, default_factory=dict)  # by number
@@ -127,14 +127,14 @@ class Scheduler:
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
 
-    def open(self, recording: Audio | Mapping[str, Any]) -> Task:
+    def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
         """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
         own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        return self.task(open_audio(own.pop("audio"), self.audio.num_mel_bins), own)
+        return self.task(open_audio(own.pop("audio"), self.num_mel_bins), own)
 
-    def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
+    def task(self, recording: WindowSource, overrides: Mapping[str, Any]) -> Task:
         """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
         own, decoding = split_names(overrides)
         return Task(recording, replace(self.options, **own), self.decoding.override_for_row(decoding))
@@ -148,10 +148,6 @@ class Scheduler:
     def paused(self) -> list[int]:
         """The recordings that wait for `resume`."""
         return [*self._paused]
-
-    def seek(self, number: int) -> int:
-        """The first frame that a paused recording needs."""
-        return self._paused[number].transcriber.seek
 
     @property
     def wants_more(self) -> bool:
@@ -234,9 +230,10 @@ class Scheduler:
                 self._engine(request.options).cancel(request)
                 del self._decoding[request]
 
-    def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
+    def _detect(self, recording: WindowSource) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
-        opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
+        length = self.audio.window_frames
+        opening = recording.window(0, length, length)
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
@@ -247,9 +244,6 @@ class Scheduler:
             one.attempt = next(one.attempts) if output is None else one.attempts.send(output)
         except StopIteration:
             yield one.event(is_last=True)
-            return
-        except InputError as error:  # the file is damaged further on
-            yield one.event()._replace(error=error)
             return
         self._paused[one.number] = one
         if one.transcriber.seek != seek:

@@ -35,8 +35,8 @@ from speculative_decoding.engine import Engine, Event
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, option_specs
+from speculative_decoding.sampling import DRAFTERS, GenerationOptions
+from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -410,6 +410,74 @@ def test_invalid_arguments_are_a_one_line_error_with_status_2(
     status, err = in_process(capsys, *arguments)
     lines = [line for line in err.splitlines() if not line.startswith("target ")]  # the line that names the models
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "prompts.txt"], "--input: is now a command; use speculative-decoding batch prompts.txt"),
+        (["--input=my prompts.txt"], "--input: is now a command; use speculative-decoding batch 'my prompts.txt'"),
+        (["-m", "5", "--input", "-", "--output", "x"], "--input: is now a command; use speculative-decoding batch -"),
+        (["--input"], "--input: is now a command; use speculative-decoding batch"),
+        (
+            ["--model", "m", "--audio", "a.wav", "b.wav", "--task", "translate"],
+            "--audio: is now a command; use speculative-decoding transcribe a.wav b.wav",
+        ),
+        (["--interactive", "secret"], "--interactive: is now a command; use speculative-decoding console"),
+        (["-i"], "-i: is now a command; use speculative-decoding console"),
+        (["--doctor", "--json", "x.json"], "--doctor: is now a command; use speculative-decoding doctor"),
+    ],
+)
+def test_a_flag_that_has_become_a_command_names_it(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_command, "start", None)  # nothing is parsed or loaded
+    assert main_command.main(arguments) == 2
+    assert capsys.readouterr() == ("", f"main.py: error: {message}\n")
+
+
+def test_a_prompt_after_two_dashes_is_not_a_flag(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = main_py("-m", "2", "--", "--input")
+    assert status == 0 and out
+
+
+@pytest.mark.parametrize("prefix", ["translate English to German: ", "translate English to German:", " "])
+def test_a_prefix_equals_writing_it_before_the_prompt(prefix: str, main_py) -> None:  # type: ignore[no-untyped-def]
+    """Blank lines of standard input stay blank."""
+    texts = ["The method returns the value.", "He go.", ""]
+    assert main_py(texts[0], "--prefix", prefix, *FIXED)[:2] == main_py(prefix + texts[0], *FIXED)[:2]
+    written = "\n".join(prefix + text if text else "" for text in texts)
+    found = main_py("--prefix", prefix, *FIXED, stdin="\n".join(texts).encode())
+    assert found[:2] == main_py(*FIXED, stdin=written.encode())[:2] and found[0] == 0
+    status, out, err = main_py("", "--prefix", prefix)
+    assert status == 2 and not out and err.endswith("prompt: is empty; give it some text\n")
+
+
+def test_a_blank_line_gives_a_blank_line_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n \n")))
+    assert main_command.main(["--prefix", "grammar: "]) == 2
+    out, err = capsys.readouterr()
+    assert out == "\n\n" and "standard input is empty" in err
+
+
+def test_a_comparison_can_also_be_verified(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, err = main_py(PROMPT, "--compare", "--verify")
+    assert status == 0 and out.count("\n") == 1 and "verify: identical" in err and "speedup" in err
+
+
+def test_views_are_imported_only_if_they_are_used() -> None:
+    code = "import sys; from speculative_decoding.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    views = {f"speculative_decoding.cli.{name}" for name in ("views", "compare", "divergence", "verify", "modes")}
+    found = []
+    for more in ([], ["--show-draft"], ["--compare"], ["--verify"]):
+        command = [sys.executable, "-c", code, "-m", "2", *more, "--prompt", PROMPT]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found.append(views & {*done.stdout.split()} | {"rich"} & {*done.stdout.split()})
+    assert found[0] == set() and found[1] == {"speculative_decoding.cli.views", "rich"}
+    assert found[2] >= {"speculative_decoding.cli.compare"} and "speculative_decoding.cli.verify" in found[3]
 
 
 SECRET = "translate English to German: my password is fish"

@@ -226,6 +226,13 @@ def test_prefixes_apply_until_they_are_cleared(talk) -> None:  # type: ignore[no
     assert talk("/output-prefix", GERMAN)[0] == f"{TEXT}\n"
 
 
+def test_a_prefix_flag_is_the_first_prefix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    short = GERMAN.removeprefix("translate English to German: ")
+    typed = f"{short}\n/prefix\n{GERMAN}\n"
+    status, out, err = in_process(monkeypatch, capsys, typed, "--prefix", "translate English to German: ", *FIXED)
+    assert status == 0 and out == f"{TEXT}\n{TEXT}\n" and "prefix: not set" in err
+
+
 def test_modes_are_compared_and_the_baseline_has_no_draft(talk) -> None:  # type: ignore[no-untyped-def]
     assert "compare: on" in talk("/compare")[1]
     out, err = talk("translate English to German: The page is loaded by the browser.")

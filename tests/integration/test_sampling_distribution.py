@@ -41,7 +41,7 @@ from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import Constraints, GenerationOptions, History, distribution, logprobs
+from speculative_decoding.sampling import ACCEPTANCE, Constraints, GenerationOptions, History, distribution, logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
 
@@ -189,7 +189,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
 ]
-RULES = ["rejection", "block"]
+RULES = [name for name, facts in ACCEPTANCE.items() if "lossless" in facts and "comparable" not in facts]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

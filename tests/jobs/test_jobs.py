@@ -139,7 +139,7 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "temp: unknown option; use temperature"),
         (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
-        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: unknown option; use max_ngram_size"),
+        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: is an option of all lines; give it on"),
         (
             b'{"prompt": "a", "num_beam_groups": 4}',
             "num_beam_groups: unknown option; leave it out, or rename the field",

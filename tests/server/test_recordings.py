@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,26 +52,16 @@ class Outputs:
         self.paused.append(number)
 
 
-class Reading:
-    """Threads that have read at once."""
-
-    def run(self, client: str, steps: object) -> Future[None]:
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
 def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outputs = Outputs()
     monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
     session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
-    work = RecordingQueue(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
+    work = RecordingQueue(session, Limits(slots=2))
 
     def submit(client: str) -> ClientRecording:
-        recording: Any = SimpleNamespace(read_ahead=lambda start, stop: iter(()))
-        item = ClientRecording(recording, TranscriptionOptions(), GenerationOptions(), client)
+        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
         item.client = cast(Any, SimpleNamespace(on_queued=None))
         work.submit(item)
         work.step()

@@ -20,13 +20,14 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.models.whisper_tokens import config_by_layout
 from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
 from speculative_decoding.speech.chunks import chunk_events
-from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
@@ -66,7 +67,7 @@ class FakeSession:
         yield from self.events
 
 
-MULTILINGUAL = AudioConfig.by_layout(
+MULTILINGUAL = config_by_layout(
     51865, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[], languages={"de": 1, "en": 2}
 )
 ENGLISH = replace(MULTILINGUAL, is_multilingual=False)
@@ -314,7 +315,7 @@ def test_unsuitable_models_are_refused_before_weights_load(
 
 def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
-    recording = open_audio(np.zeros(65 * 160, np.float32), 80)
+    recording = open_audio(np.zeros(65 * 160, np.float32), [80])
     used: list[str | None] = []
     starts: list[int] = []
 

@@ -16,8 +16,7 @@ from speculative_decoding.decoding.round import Batch, speculate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.draft_length import DraftLength, FixedLength
-from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
+from speculative_decoding.draft_length.passes import UNPADDED, PassWidths, RoundCosts
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,

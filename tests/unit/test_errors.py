@@ -9,9 +9,6 @@ from speculative_decoding import GenerationOptions, InputError
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.errors import Name, UnknownOption
-from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.recordings import field_name
-from speculative_decoding.speech.options import TranscriptionOptions
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
 
@@ -43,17 +40,6 @@ def test_a_command_line_names_a_flag_only_if_it_has_it() -> None:
     assert main("slots") == "slots" and verify("slots") == "--slots" and verify("prompts") == "FILE"  # positional
     assert main("prompt") == "prompt" and main("on_round") == "on_round"  # prompts are also read from standard input
     assert main("src_lang") == "--source-language"
-
-
-def test_the_server_names_its_own_fields() -> None:
-    error = caught(lambda: TranscriptionOptions(hallucination_silence_threshold=1.0))
-    found = ServerError.of(error, field_name)
-    assert found.param == "hallucination_silence_threshold" and "without timestamp_granularities[]" in found.message
-    found = ServerError.of(InputError("initial_prompt is in this text", "initial_prompt"), field_name)
-    assert found.param == "prompt" and found.message == "prompt: initial_prompt is in this text"
-    unknown = ServerError.of(caught(lambda: GenerationOptions().override({"temprature": 1})))
-    assert (unknown.param, unknown.code) == ("temprature", "unknown_field")
-    assert ServerError.of(InputError("top_k is the first word")).param is None
 
 
 def test_an_error_can_be_sent_to_another_process() -> None:

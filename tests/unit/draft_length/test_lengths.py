@@ -11,7 +11,7 @@ import pytest
 
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
-from speculative_decoding.draft_length.costs import TYPICAL_TOKENS, RoundCosts
+from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
@@ -43,7 +43,7 @@ def decode(
         length.observe([round_of(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         steps = count if kind == MODEL else 0
-        seconds += costs.round_seconds(count, steps, prefills=steps > 0 and number // 32 not in encoded)
+        seconds += costs.round_cost(count, steps, prefills=steps > 0 and number // 32 not in encoded)
         if steps:
             encoded.add(number // 32)
     return tokens, seconds
@@ -56,7 +56,7 @@ def speed(length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int =
 
 
 def best_speed(costs: RoundCosts, right: float) -> float:
-    return max(sum(right**i for i in range(k + 1)) / costs.round_seconds(k, k) for k in range(17))
+    return max(sum(right**i for i in range(k + 1)) / costs.round_cost(k, k) for k in range(17))
 
 
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
@@ -69,7 +69,7 @@ def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) ->
     def rate(counts: Sequence[int]) -> float:
         tokens = sum(1 + length._kinds[kind].expected()[n] for kind, n in zip(kinds, counts, strict=True))
         steps = max(n * (kind == MODEL) for kind, n in zip(kinds, counts, strict=True))
-        return tokens / costs.round_seconds(max(counts), steps)
+        return tokens / costs.round_cost(max(counts), steps)
 
     best = max(rate(counts) for counts in product(range(6), repeat=2))
     lengths, gain = length._best(kinds, [5] * len(kinds), costs)
@@ -101,7 +101,7 @@ def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
             for kind, limit in zip(kinds, limits, strict=True):
                 tokens += accepted[kind][min(limit, steps if kind == MODEL else longest)]
             prefill = costs.prefill * (1.0 + tokens / TYPICAL_TOKENS) if steps else 0.0
-            if (rate := tokens / (costs.round_seconds(longest, steps) + prefill)) > best_rate:
+            if (rate := tokens / (costs.round_cost(longest, steps) + prefill)) > best_rate:
                 best, best_rate = (longest, steps), rate
         expected = [min(limit, best[kind == MODEL]) for kind, limit in zip(kinds, limits, strict=True)]
         lengths, _ = length._best(kinds, limits, costs)
@@ -143,7 +143,7 @@ def test_planted_faults_are_slower(
         tokens += accepted + 1
         lengths.append(count)
     monkeypatch.undo()
-    seconds = sum(costs.round_seconds(count, count) for count in lengths)
+    seconds = sum(costs.round_cost(count, count) for count in lengths)
     assert tokens * costs.baseline / seconds < 0.95 * best
 
 

@@ -24,13 +24,12 @@ from speculative_decoding.loading import manifest
 from speculative_decoding.loading.clean_up import StreamedCleanUp, clean_up
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import (
-    TOKENIZER_FILES,
     FastTokenizer,
-    FolderTokenizer,
     StreamingDetokenizer,
     Tokenizer,
     load_tokenizer,
 )
+from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES, FolderTokenizer
 from tests.support.paths import GOLDENS
 from tests.support.tiny import TOKENIZER
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
@@ -9,7 +11,10 @@ import pytest
 from speculative_decoding.models import backend
 from speculative_decoding.models.attention import precise_softmax, window_softmax
 from speculative_decoding.models.config import gelu
+from tests.support.paths import ROOT
 from tests.support.tiny import audio_frames, tiny_whisper
+
+PACKAGE = ROOT / "speculative_decoding"
 
 
 @pytest.mark.parametrize("cause", ["a GPU computes", "the folder was left out"])
@@ -30,14 +35,10 @@ def test_mlx_computes_on_a_gpu_and_without_the_folder(cause: str, monkeypatch: p
         assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
 
 
-def test_every_replacement_has_an_operation_with_its_name() -> None:
-    """`kernel_error` is called by `computing`; all others replace a function with the decorator."""
+def test_operations_and_replacements_have_the_same_names() -> None:
     replacements = backend.replacements()
     if replacements is None:
-        pytest.skip("for Linux, and not if the folder was left out")
-    from speculative_decoding.models import attention, config, whisper
-    from speculative_decoding.training import loss, teacher
-
-    places = (attention, config, whisper.Whisper, loss, teacher)
-    marked = {name for place in places for name in vars(place) if hasattr(getattr(place, name), "__wrapped__")}
-    assert marked | {"kernel_error"} >= set(replacements.__all__)
+        pytest.skip("there are replacements on Linux only, unless the folder was left out")
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    marked = re.findall(r"@replaced_on_cpu\n +def (\w+)|@replaced_on_cpu\ndef (\w+)", text)
+    assert sorted(method or function for method, function in marked) == sorted(replacements.__all__)

@@ -19,7 +19,7 @@ from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.rooms import has_room
-from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, default, option_specs
+from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, option_specs
 from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, Text, Union
 from speculative_decoding.speech.options import transcription_specs
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
@@ -80,7 +80,8 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
         found = kept(name, value)
         assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
         if isinstance(found, int | float):  # plain numbers of the default's type
-            assert type(found) is type(default(name)) or name == "num_draft_tokens" or default(name) is None
+            default = option_specs()[name].default
+            assert type(found) is type(default) or name == "num_draft_tokens" or default is None
     for value in bad:
         if name == "drafter" and value is None:
             continue
@@ -248,7 +249,7 @@ def test_an_option_without_effect_is_refused(
 
 def test_explicit_defaults_and_inherited_options_are_not_conflicts() -> None:
     for name in NAMES:
-        assert GenerationOptions().override({name: default(name)}) == GenerationOptions()
+        assert GenerationOptions().override({name: option_specs()[name].default}) == GenerationOptions()
     session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
     assert session.override({"temperature": 0.0}).top_k == 5
     assert session.override({"drafter": "none"}).num_draft_tokens == 7
@@ -325,7 +326,7 @@ def test_every_entry_point_shows_every_option_with_type_and_default(
     page = pydoc.plain(pydoc.render_doc(function))
     for name in NAMES:
         assert shown[name].annotation == hints[name]
-        assert shown[name].default == default(name)
+        assert shown[name].default == option_specs()[name].default
         assert f"{name}: " in page and "Annotated" not in page and "OptionSpec(" not in page
     assert all(each.default is not inspect.Parameter.empty for each in shown.values())
     assert (
@@ -340,7 +341,7 @@ def test_every_option_is_documented_and_load_shows_its_options() -> None:
         assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
         assert option_specs()[name].help
     assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft_tokens"]
-    assert inspect.signature(load).parameters["num_draft_tokens"].default == default("num_draft_tokens")
+    assert inspect.signature(load).parameters["num_draft_tokens"].default == option_specs()["num_draft_tokens"].default
 
 
 class Ids(OneLanguage):
@@ -393,7 +394,7 @@ def test_a_drafter_chosen_by_the_session_gives_no_warning() -> None:
         == alone.options_with({"drafter": None, "num_draft_tokens": 0}).drafter
         == "ngram"
     )
-    assert alone.options_with({}).num_draft_tokens == default("num_draft_tokens") == "auto"
+    assert alone.options_with({}).num_draft_tokens == option_specs()["num_draft_tokens"].default == "auto"
     with pytest.warns(UserWarning, match="num_draft_tokens: has no effect with drafter none"):
         alone.options_with({"drafter": "none", "num_draft_tokens": 3})
     with pytest.warns(UserWarning, match="max_ngram_size: has no effect with drafter none"):
