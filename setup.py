@@ -1,6 +1,7 @@
 """Builds the optional extension for Linux; pyproject.toml has everything else."""
 
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -14,4 +15,4 @@ sgemm = Extension(
     optional=True,
 )
 
-setup(ext_modules=[sgemm] if sys.platform.startswith("linux") else [])
+setup(ext_modules=[sgemm] if sys.platform.startswith("linux") and Path(sgemm.sources[0]).exists() else [])

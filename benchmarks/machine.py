@@ -16,10 +16,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative_decoding.cpu import blas
-from speculative_decoding.draft_length.calibration import device_name
+from speculative_decoding.draft_length.key import device_name
 from speculative_decoding.models.device import on_gpu
-from speculative_decoding.version import __version__
+from speculative_decoding.version import __version__, native_libraries
 
 
 def environment() -> dict[str, Any]:
@@ -35,8 +34,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "mlx": metadata.version("mlx"),
         "device": str(mx.default_device()),
-        "blas": Path(blas.chosen or "MLX's own").name,
-        "blas_threads": blas.threads(),
+        "blas": native_libraries.get("blas", "MLX's own"),
         "load_before": round(os.getloadavg()[0], 2),
     }
 

@@ -9,27 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .cache_folder import WAY_OUT
-
 MAX_CHARACTERS = 1000
 PACKAGE = os.path.dirname(__file__) + os.sep
-
-
-class Note(UserWarning):
-    """A note about a request or a file, which is used nevertheless."""
-
-
-def note(message: str) -> None:
-    """Warn, naming the line outside this package that made the call.
-
-    Python shows a message once for each such line. The command line shows it each time.
-    """
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-        level += 1
-    warnings.warn(message, Note, stacklevel=level)
 
 
 class Name(str):
@@ -47,6 +28,27 @@ def words(text: Words) -> tuple[str, ...]:
 def written(text: Words, name: Callable[[str], str] = str) -> str:
     """Join the parts of a text. name: returns what a front end calls an option, such as its flag."""
     return "".join(name(str(part)) if isinstance(part, Name) else part for part in words(text))
+
+
+class Note(UserWarning):
+    """A note about a request or a file, which is used nevertheless. text: with a `Name` for each option."""
+
+    def __init__(self, text: Words) -> None:
+        super().__init__(written(text))
+        self.text = text
+
+
+def note(text: Words) -> None:
+    """Warn, naming the line outside this package that made the call.
+
+    Python shows a message once for each such line. The command line shows it each time.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(Note(text), stacklevel=level)
 
 
 class InputError(ValueError):
@@ -101,18 +103,6 @@ def one_line(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Turn MLX's error about a kernel that cannot be compiled or loaded into an `InputError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
-            raise
-        reason = str(error).splitlines()[-1]
-        raise InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}") from error
 
 
 @contextmanager

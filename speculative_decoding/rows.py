@@ -23,7 +23,7 @@ ProgressOut = TypeVar("ProgressOut", covariant=True)
 
 
 class Scheduler(Protocol[ItemIn, ProgressOut]):
-    """Decodes a bounded number of items at a time."""
+    """Decodes several items at a time."""
 
     @property
     def wants_more(self) -> bool:

@@ -10,8 +10,9 @@ import mlx.core as mx
 
 from .decoding.prompt import check_token_ids, encode_output, encode_prompt, first_token, require_positions
 from .decoding.request import not_finite
-from .errors import InputError, compiling
+from .errors import InputError
 from .loading.tokenizer import Tokenizer
+from .models.backend import computing
 from .models.base import EncoderDecoder
 from .sampling import token_logprobs
 from .sampling.options import validate
@@ -33,7 +34,7 @@ class Score:
     logprobs: list[float]
 
 
-@compiling()
+@computing()
 def score(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
@@ -77,7 +78,7 @@ def score(
     return Score(sum(logprobs), tokens, logprobs)
 
 
-@compiling()
+@computing()
 def encode(
     model: EncoderDecoder,
     tokenizer: Tokenizer,

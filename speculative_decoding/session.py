@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -24,13 +25,14 @@ from .drafters import (
     NgramDrafter,
     check_drafter,
     choose_drafter,
-    default_drafter,
     model_drafter,
     new_ngram,
+    with_default_drafter,
 )
+from .drafters.draft_model import DraftVocabulary
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
-from .loading.pair import open_pair, require_same_tokens
+from .loading.pair import ModelPair, open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -40,13 +42,13 @@ from .models.shared_encoder import shares_encoder
 from .models.threads import use_mlx
 from .rooms import require_room
 from .sampling import GenerationOptions
-from .sampling.keywords import OptionKeywords, shows_options
-from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
+from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
     from .rows import PromptScheduler
+    from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
     from .speech.scheduler import TranscriptionEvent
@@ -68,39 +70,55 @@ class Session:
         options: Defaults for all requests.
         ngram: Looks up copies; a new one by default.
         slots: How many prompts of a batch are decoded together.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
     """
 
     model: EncoderDecoder
     tokenizer: Tokenizer
-    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
+    draft_model: EncoderDecoder | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
     slots: int = DEFAULT_SLOTS
+    draft_vocabulary: DraftVocabulary | None = None
 
     def __post_init__(self) -> None:
         use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         self._require_type("model", EncoderDecoder, "a model, as load gives")
-        self._require_type("draft_model", EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives")
+        self._require_type("draft_model", EncoderDecoder | DraftHead | None, "a model, as load gives")
         self._require_type("options", GenerationOptions, "GenerationOptions(...)")
         self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
+        self._require_type("draft_vocabulary", DraftVocabulary | None, "a DraftVocabulary")
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
-        if isinstance(self._draft, DraftModel):
-            require_same_tokens(self.model, self._draft.model)
-        check_drafter(self.options_with({}).drafter, self._draft)
-        make_drafter = None
-        if self._draft is not None:
-            make_drafter = partial(model_drafter, self._draft, self.model, self._shares_encoder)
-        self.planner = PassPlanner(self.model, self._draft_network, make_drafter, shares_encoder=self._shares_encoder)
+        check_drafter(self.options.drafter, self.draft_model)
+        shares = isinstance(self.draft_model, EncoderDecoder) and shares_encoder(self.model, self.draft_model)
+        self._make_model_drafter: Callable[[], BatchDrafter] | None = None
+        if self.draft_model is not None:
+            self._make_model_drafter = partial(model_drafter, self._checked_draft(), self.model, shares)
+        elif self.draft_vocabulary is not None:
+            raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
+        self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
+
+    def _checked_draft(self) -> DraftModel | DraftHead:
+        """The draft, which may propose only `draft_vocabulary`. Raises `InputError` for a model with other tokens."""
+        draft, vocabulary = self.draft_model, self.draft_vocabulary
+        if isinstance(draft, EncoderDecoder):
+            require_same_tokens(self.model, draft)
+            return DraftModel(draft, vocabulary)
+        assert draft is not None
+        if vocabulary is not None:
+            draft = self.draft_model = draft.with_frequent(vocabulary.ids)
+        return draft
 
     def _require_type(self, name: str, types: Any, expected: str) -> None:
         if not isinstance(value := getattr(self, name), types):
             raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
-        changed = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        draft = "no draft model" if self._draft is None else f"draft {type(self._draft_network).__name__}"
+        specs = option_specs()
+        changed = {name: value for name, value in vars(self.options).items() if value != specs[name].default}
+        draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -258,7 +276,7 @@ class Session:
             )
         if max_memory_gb is not None:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
-            slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
+            slots = slots_within(limit, slots, self.model, self.draft_model, chosen.max_tokens, chosen.num_beams)
         self._drafter(chosen)  # raises if the drafter cannot be used
 
         def options_of(own: Mapping[str, Any]) -> GenerationOptions:
@@ -322,12 +340,9 @@ class Session:
         Raises:
             InputError: There is no such option, or it does not accept the value.
         """
-        overrides = current_names(overrides)
-        options = self.options.override(overrides)
-        if options.drafter is None:
-            overrides.pop("drafter", None)
-            options = options.with_values(drafter=default_drafter(self._draft, options.num_beams))
-        warn_without_effect(options, overrides)
+        chosen = self.options.override(overrides)
+        options = with_default_drafter(chosen, self.draft_model)
+        warn_without_effect(options, (name for name in overrides if name != "drafter" or chosen.drafter is not None))
         return options
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
@@ -346,29 +361,15 @@ class Session:
         use_mlx()
         self.planner.calibrate(self.options_with({}), slots, again=again)
 
-    @cached_property
-    def _draft(self) -> DraftModel | DraftHead | None:
-        draft = self.draft_model
-        return DraftModel(draft) if isinstance(draft, EncoderDecoder) else draft
-
-    @property
-    def _draft_network(self) -> EncoderDecoder | DraftHead | None:
-        return self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
-        if options.drafter in ("ngram", "auto"):
+        if options.looks_up_ngrams:
             size = options.max_ngram_size
             if ngram is None:
                 ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
-        return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
-
-    @cached_property
-    def _shares_encoder(self) -> bool:
-        """Compared once per session, because comparing all weights takes longer than a round's work on the host."""
-        return isinstance(self._draft, DraftModel) and shares_encoder(self.model, self._draft.model)
+        return choose_drafter(options, self.model, self._make_model_drafter, ngram)
 
     def _submit(
         self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
@@ -407,7 +408,6 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
             raise InputError(request.error)
 
 
-@accepts_aliases
 def load(
     path_or_name: str | os.PathLike[str],
     *,
@@ -419,6 +419,8 @@ def load(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
 ) -> Session:
     """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
 
@@ -436,6 +438,9 @@ def load(
             folder's. Without a config.json, the file's metadata are used.
         adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
             weights, and its tokenizer is used if it has one.
+        store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
+            from each request, and its method `save` writes the file.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
 
     Raises:
         InputError: An argument cannot be used.
@@ -452,7 +457,40 @@ def load(
         gguf_file=gguf_file,
         adapter=adapter,
     )
-    draft_model = None if pair.draft is None else pair.draft.model
-    check_drafter(options.drafter, draft_model)
-    pair.load_weights()
-    return Session(pair.target.model, pair.target.tokenizer, draft_model, options)
+    check_drafter(options.drafter, pair.draft)
+    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+
+
+def load_session(
+    pair: ModelPair,
+    options: GenerationOptions,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+    given: Collection[str] = (),
+) -> Session:
+    """Read the weights of opened models: the second half of `load`, after checks that need no weights.
+
+    Args:
+        pair: From `open_pair`.
+        options: Defaults for all requests.
+        store: A file with texts to copy drafts from, which need not exist.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
+        given: Options that the user chose, which replace unsupported fields of generation_config.json.
+    """
+    target = pair.target
+    ngram = None
+    if store is not None:
+        from .drafters.text_store import TextStore
+
+        size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
+        is_new = not Path(store).exists()
+        texts = (
+            TextStore(size, vocabulary=vocabulary.fingerprint)
+            if is_new
+            else TextStore.load(Path(store), vocabulary.fingerprint)
+        )
+        ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
+    pair.load_weights(given)
+    draft = None if pair.draft is None else pair.draft.model
+    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)

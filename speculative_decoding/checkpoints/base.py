@@ -1,10 +1,10 @@
-"""The mapping that every checkpoint reader returns, and wrappers that cast or quantize it. Knows nothing of models."""
+"""The mapping that every checkpoint reader returns, and wrappers that rename or cast it. Knows nothing of models."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -30,27 +30,6 @@ class TensorInfo:
         return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Piece number `index` of a tensor that is split into `pieces` equal pieces along `axis`."""
-
-    axis: int
-    pieces: int
-    index: int
-
-    def size(self, shape: Sequence[int]) -> int:
-        """Length of the piece along the axis."""
-        return shape[self.axis] // self.pieces
-
-    def start(self, shape: Sequence[int]) -> int:
-        """First index of the piece along the axis."""
-        return self.index * self.size(shape)
-
-    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the piece, given the shape of the whole tensor."""
-        return (*shape[: self.axis], self.size(shape), *shape[self.axis + 1 :])
-
-
 class Checkpoint(Mapping[str, mx.array]):
     """A read-only, lazy mapping from Hugging Face tensor names to arrays.
 
@@ -69,12 +48,9 @@ class Checkpoint(Mapping[str, mx.array]):
     @abstractmethod
     def __getitem__(self, name: str) -> mx.array: ...
 
-    def read_shard(self, name: str, shard: Shard) -> mx.array:
-        """Read one piece of a tensor. Subclasses read only that piece from disk if their format allows it."""
-        start = shard.start(self.info(name).shape)
-        size = shard.size(self.info(name).shape)
-        # take() copies, so the rest of the tensor is freed
-        return mx.take(self[name], mx.arange(start, start + size), axis=shard.axis)
+    def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
+        """Read a part of a tensor along an axis. Subclasses read only that part if their format allows it."""
+        return mx.take(self[name], mx.arange(start, stop), axis=axis)  # a copy, so the rest of the tensor is freed
 
     def is_same(self, first: str, second: str) -> bool:
         """Return whether two tensors are equal. Subclasses avoid reading them where their format allows it."""
@@ -114,8 +90,8 @@ class RenamedCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> mx.array:
         return self._inner[self._names[name]]
 
-    def read_shard(self, name: str, shard: Shard) -> mx.array:
-        return self._inner.read_shard(self._names[name], shard)
+    def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
+        return self._inner.read_slice(self._names[name], axis, start, stop)
 
     def is_same(self, first: str, second: str) -> bool:
         return self._inner.is_same(self._names[first], self._names[second])
@@ -135,54 +111,10 @@ class CastCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> mx.array:
         return self._inner[name].astype(self.info(name).dtype)
 
-    def read_shard(self, name: str, shard: Shard) -> mx.array:
-        return self._inner.read_shard(name, shard).astype(self.info(name).dtype)
+    def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
+        return self._inner.read_slice(name, axis, start, stop).astype(self.info(name).dtype)
 
 
 def part_name(name: str, part: str) -> str:
     """Return the name of a quantized part: `X.weight` -> `X.scales` or `X.biases`."""
     return name.removesuffix("weight") + part
-
-
-class QuantizedCheckpoint(Checkpoint):
-    """Quantizes some tensors of another checkpoint with MLX's affine quantization; other tensors are unchanged.
-
-    `X.weight` holds packed integers; `X.scales` and `X.biases` hold one number per group.
-
-    Args:
-        names: Tensors to quantize.
-        bits: 4 or 8.
-        group_size: Columns per group.
-    """
-
-    def __init__(self, inner: Checkpoint, names: Set[str], bits: int, group_size: int) -> None:
-        self._inner = inner
-        self._bits = bits
-        self._group_size = group_size
-        self._origin: dict[str, tuple[str, int]] = {}  # part name -> original tensor, index in QUANTIZED_PARTS
-        self._last: tuple[str, list[mx.array]] | None = None  # callers read the three parts in a row
-
-        infos: dict[str, TensorInfo] = {}
-        for name in inner:
-            info = inner.info(name)
-            if name not in names:
-                infos[name] = info
-                continue
-            rows, columns = info.shape
-            packed = TensorInfo((rows, columns * bits // 32), mx.uint32)
-            groups = TensorInfo((rows, columns // group_size), info.dtype)
-            for index, (part, part_info) in enumerate(zip(QUANTIZED_PARTS, (packed, groups, groups), strict=True)):
-                infos[part_name(name, part)] = part_info
-                self._origin[part_name(name, part)] = name, index
-        super().__init__(inner, infos)
-
-    def __getitem__(self, name: str) -> mx.array:
-        if name not in self._origin:
-            return self._inner[name]
-        original, index = self._origin[name]
-        if self._last is None or self._last[0] != original:
-            self._last = None  # free the previous tensor before reading the next
-            parts = mx.quantize(self._inner[original], group_size=self._group_size, bits=self._bits)
-            mx.eval(parts)
-            self._last = original, list(parts)
-        return self._last[1][index]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .files import ByteRange, MappedFile
+from .mapped import ByteRange, MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
 

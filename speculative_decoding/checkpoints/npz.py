@@ -20,8 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from .base import Checkpoint, TensorInfo
-from .files import ByteRange, MappedFile
-from .safetensors import MappedCheckpoint
+from .mapped import ByteRange, MappedCheckpoint, MappedFile
 
 ZIP_START = b"PK\x03\x04"
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length

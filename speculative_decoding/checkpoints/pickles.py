@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS
-from .files import MappedFile
+from .mapped import MappedFile
 
 # Each opcode adds at most one value, mark or memo entry, so this bounds them all. T5-11B needs 25,000.
 MAX_OPCODES = 250_000

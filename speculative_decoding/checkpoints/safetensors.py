@@ -7,45 +7,18 @@ stores each tensor contiguously in C order.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
-from .base import Checkpoint, Shard, TensorInfo
-from .files import ByteRange, MappedFile
+from .base import Checkpoint, TensorInfo
+from .mapped import ByteRange, MappedCheckpoint, MappedFile
 
 DTYPES = {
     "F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "BOOL": mx.bool_,
     "I64": mx.int64, "I32": mx.int32, "I16": mx.int16, "I8": mx.int8,
     "U64": mx.uint64, "U32": mx.uint32, "U16": mx.uint16, "U8": mx.uint8,
 }  # fmt: skip
-
-
-class MappedCheckpoint(Checkpoint):
-    """Tensors stored contiguously in one mapped file, in C order."""
-
-    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, ByteRange]]) -> None:
-        super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
-        self._file = file
-        self._locations = {name: location for name, (_, location) in tensors.items()}
-
-    def __getitem__(self, name: str) -> mx.array:
-        return self._file.array(self.info(name), self._locations[name])
-
-    def read_shard(self, name: str, shard: Shard) -> mx.array:
-        info = self.info(name)
-        strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
-        offset = shard.start(info.shape) * strides[shard.axis]
-        piece = replace(info, shape=shard.shape(info.shape))
-        return self._file.array(piece, self._locations[name], offset, strides)
-
-    def is_same(self, first: str, second: str) -> bool:
-        if self.info(first) != self.info(second):
-            return super().is_same(first, second)
-        return self._file.is_same(self._locations[first], self._locations[second])
 
 
 def read_safetensors(path: Path) -> Checkpoint:

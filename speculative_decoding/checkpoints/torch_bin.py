@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .files import ByteRange, MappedFile
+from .mapped import ByteRange, MappedFile
 from .npz import ZIP_START, check_crc, zip_entries
 from .pickles import MAX_BYTES, PickleInterpreter, StoredTensor, read_pickle
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from ..checkpoints.files import open_if_regular
 from ..checkpoints.text import decode_text
-from ..errors import InputError, Name, Note, compiling, one_line, writing
+from ..errors import InputError, Name, Note, one_line, writing, written
+from ..models.backend import computing
 from ..rooms import require_room
 from .parser import Parser, flag
 
@@ -69,13 +70,13 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        say(f"{program}: note: {message}")
+        say(f"{program}: note: {written(message.text, name) if isinstance(message, Note) else message}")
 
     warnings.showwarning = show
     warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
     try:
         require_streams()
-        with one_interrupt(), compiling():
+        with one_interrupt(), computing():
             status = command()
         with printing():
             sys.stdout.flush()

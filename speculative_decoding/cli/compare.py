@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
-from ..drafters import DraftHead, DraftModel
 from ..engine import Event
 from ..models.base import EncoderDecoder
 from ..session import Session
@@ -20,12 +19,11 @@ from .divergence import first_divergence
 from .runner import (
     BASELINE,
     INTERRUPTED,
+    OPTIONS,
     SPECULATIVE,
     IsStopped,
     PromptRunner,
     answer_mode,
-    never,
-    options_of,
     plain_text,
     watch,
 )
@@ -38,7 +36,7 @@ IDENTICAL = "identical"
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
-    if session.draft_model is not None and not isinstance(session.draft_model, DraftHead):  # a head needs the target
+    if isinstance(session.draft_model, EncoderDecoder):  # a head needs the target
         modes.append(DRAFT)
     return modes
 
@@ -46,11 +44,10 @@ def decoding_modes(session: Session) -> list[str]:
 def decode(session: Session, mode: str, prompt: str | Sequence[int]) -> Iterator[Event]:
     """Decode the prompt in this mode."""
     if mode == DRAFT:
-        draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
-        assert isinstance(draft, EncoderDecoder)
-        session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
+        assert isinstance(session.draft_model, EncoderDecoder)
+        session = Session(session.draft_model, session.tokenizer, options=replace(session.options, drafter="none"))
         mode = BASELINE
-    return session.rounds(prompt, **options_of(mode))
+    return session.rounds(prompt, **OPTIONS[mode])
 
 
 def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
@@ -79,7 +76,7 @@ class Comparison(PromptRunner):
         warm_up(session, tokens)
 
     def run(
-        self, session: Session, prompt: str, is_stopped: IsStopped = never, *, tokens: Sequence[int] | None = None
+        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
     ) -> GenerationResult | None:
         """Decode the prompt in each mode. The answer comes last, and only its text goes to standard output."""
         answer, *others = decoding_modes(session)
@@ -93,7 +90,7 @@ class Comparison(PromptRunner):
                 results[mode] = self.answer(session, tokens, is_stopped)
             else:
                 results[mode] = watch(decode(session, mode, tokens), [plain_text(sys.stderr)], is_stopped)
-                if is_stopped():
+                if is_stopped is not None and is_stopped():
                     self.console.print("stopped")
                     break
         results = {mode: results[mode] for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results}

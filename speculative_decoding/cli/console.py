@@ -18,7 +18,7 @@ from ..errors import InputError
 from .common import say, start
 from .compare import Comparison
 from .console_commands import ConsoleState, Quit, completions, find, name_of
-from .flags import BASIC, add_decoding_flags, all_but, require_different_files
+from .flags import add_decoding_flags, all_but, require_different_files
 from .main import PromptFlags
 from .parser import Parser, add_flags, flags_from, require_writable
 from .run_config import run_config_from
@@ -35,7 +35,7 @@ def console_parser(program: str) -> Parser:
         usage="%(prog)s [options]",
         description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
         "options are commands, too.",
-        basic=(*PROMPT_FLAGS, *BASIC),
+        basic=PROMPT_FLAGS,
     )
     add_flags(parser, "prompt and output", PromptFlags, without=all_but(PromptFlags, *PROMPT_FLAGS))
     add_decoding_flags(parser, without=("num_return_sequences",))

@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
+from ..drafters import with_default_drafter
 from ..errors import InputError, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
-from ..sampling.values import Bool, ListOf, Text, Value
+from ..sampling.options import option_specs
+from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import Comparison, comparison_table, decoding_modes
-from .flags import PYTHON_ONLY
 from .parser import argument_type, as_typed, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
@@ -32,7 +32,6 @@ WITHOUT_COMMAND = (
     "max_ngram_size",  # fixed when the n-gram drafter is created
     "num_return_sequences",  # the console shows a single output
 )
-FORMER_NAMES = {"/regular-decode": "/baseline"}
 
 
 class Quit(Exception):
@@ -71,7 +70,7 @@ class ConsoleState:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
-        self.session.options.override(changes).require_effect(changes, self.config.drafter)
+        with_default_drafter(self.options.override(changes), self.session.draft_model).require_effect(changes)
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options
@@ -86,14 +85,18 @@ class ConsoleState:
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.config.models.process_group is not None:
+        if self.config.shard is not None:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
-        if paths.target == models.target:  # another model has another adapter, or none
+        if paths.model == models.model:  # another model has another adapter, or none
             paths = replace(paths, adapter=models.adapter)
-        changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
-        previous = replace(self.config, options=self.options)
+        changed = {
+            name: value
+            for name, spec in option_specs().items()
+            if (value := getattr(self.options, name)) != spec.default
+        }
+        previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
         config = make_run_config(paths, changed, self.config.flags)
         pair = config.open(use_draft=True)
         self._opened.close()
@@ -156,7 +159,6 @@ COMMANDS: dict[str, Command] = {}  # in the order of /help
 
 def find(name: str) -> Command:
     """Return the command. Raises `InputError` that suggests a command with a similar name."""
-    name = FORMER_NAMES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
     words = [command.removeprefix("/") for command in COMMANDS]
@@ -217,11 +219,12 @@ def name_of(field: str) -> str:
 
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
-    value, meaning, _ = option_specs()[option]
+    spec = option_specs()[option]
+    value = spec.type
     placeholder = value.metavar
     usage = command_name(option)
     if not isinstance(value, Bool):
-        usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
+        usage += f" [{placeholder}]" if spec.default in ("", ()) else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
         options = state.session.options_with({})  # includes the default drafter
@@ -232,7 +235,7 @@ def add_setting(option: str) -> None:
 
     words = [word for word in placeholder.split("|") if word.islower()]
 
-    @Command(usage, written(meaning, command_name), current, lambda: words)
+    @Command(usage, written(spec.help, command_name), current, lambda: words)
     def change(state: ConsoleState, text: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()
@@ -244,8 +247,8 @@ def add_setting(option: str) -> None:
             state.change({option: parse(value, text)})
 
 
-for option in option_specs():
-    if option not in (*PYTHON_ONLY, *WITHOUT_COMMAND):
+for option, spec in option_specs().items():
+    if PYTHON_ONLY not in spec.marks and option not in WITHOUT_COMMAND:
         add_setting(option)
 
 
@@ -275,7 +278,7 @@ def toggle_draft(state: ConsoleState, text: str) -> None:
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.config, options=state.options).describe()
+    return replace(state.config, options=state.session.options_with({})).describe()
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)
@@ -289,7 +292,7 @@ def set_model(state: ConsoleState, text: str) -> None:
 
 @Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.config.models.target), parse(Text(), text.strip()))
+    state.open_other_models(str(state.config.models.model), parse(Text(), text.strip()))
 
 
 @Command("/stats", "show the statistics of this session")

@@ -10,16 +10,10 @@ from typing import Any
 
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Text
-from .parser import File, Parser, add_flags, refuse_removed_options
+from ..sampling.values import BASIC, Bool, Text
+from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
 
-PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
-# Fields whose flags are in the short help of commands that decode.
-BASIC = (
-    *("model", "draft_model", "max_tokens", "temperature", "seed", "stop", "src_lang", "tgt_lang"),
-    *("num_beams", "num_draft_tokens", "delta", "strict"),
-)
 PREFIX = 'text to put before every prompt, such as "translate English to German: "'
 
 
@@ -27,8 +21,8 @@ PREFIX = 'text to put before every prompt, such as "translate English to German:
 class RunFlags:
     """Flags of the commands that decode. Each of them uses some."""
 
-    prefix: A[str, Text(may_be_empty=True), PREFIX] = ""
-    baseline: A[bool, Bool(), "decode without a draft"] = False
+    prefix: A[str, Text(may_be_empty=True), PREFIX, BASIC] = ""
+    baseline: A[bool, Bool(), "decode without a draft", BASIC] = False
     stats_json: A[Path | None, File(), "write settings and statistics to this file as JSON"] = None
 
 
@@ -37,15 +31,17 @@ def add_decoding_flags(
 ) -> None:
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
-    add_flags(parser, title, GenerationOptions, without=(*PYTHON_ONLY, *without), lists=lists)
+    add_flags(parser, title, GenerationOptions, without=without, lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
-    refuse_removed_options(parser)
 
 
 def all_but(kind: type, *names: str) -> list[str]:
     """Return the other fields of a record of flags, for `add_flags`."""
     return [each.name for each in fields(kind) if each.name not in names]
 
+
+FILES_READ = ("draft_vocab_text",)  # by flags that several commands have
+FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
 # A file with the option that names it, in `Words`.
 NamedFile = tuple[tuple[str, ...], str | Path]
@@ -56,14 +52,10 @@ def require_different_files(
 ) -> None:
     """Raise `InputError` if a file to write is also given for another purpose.
 
-    read, written: the files of a command, besides those of flags that several commands have.
+    read, written: the files of a command, besides `FILES_READ` and `FILES_WRITTEN`.
     """
-
-    def named(*names: str) -> list[NamedFile]:
-        return [((Name(name),), given[name]) for name in names if name in given]
-
-    written = [*written, *named("stats_json", "trace", "ngram_store")]
-    others = [*read, *named("draft_vocab_text"), *written]
+    written = [*written, *(((Name(each),), given[each]) for each in FILES_WRITTEN if each in given)]
+    others = [*read, *(((Name(each),), given[each]) for each in FILES_READ if each in given), *written]
     for (name, *_), path in written:
         for other, other_path in others:
             if name != other[0] and Path(path).resolve() == Path(other_path).resolve():

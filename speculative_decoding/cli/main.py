@@ -18,16 +18,17 @@ from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name, one_line
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Text
+from ..sampling.values import BASIC, Bool, Flag, Text
 from .common import PROMPTS, read_prompts, say, start, write_stats
-from .flags import BASIC, RunFlags, add_decoding_flags, require_different_files
-from .lines import decode_line, read_lines
+from .flags import RunFlags, add_decoding_flags, require_different_files
 from .parser import File, Parser, add_flags, flags_from, require_writable
 from .run_config import RunConfig, run_config_from
 from .runner import PromptRunner
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
+COMPARE = "also decode without a draft and with only the draft model, and compare"
+VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
 SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
 COMMANDS_OF_FLAGS = {  # former flags of this program, and the commands that they have become
     "--input": "batch",
@@ -43,9 +44,9 @@ class PromptFlags(RunFlags):
     """How prompts are given, and what is shown besides the text."""
 
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
-    compare: A[bool, Bool(), "also decode without a draft and with only the draft model, and compare"] = False
-    verify: A[bool, Bool(), "also decode without a draft, and compare; exit with status 1 if the tokens differ"] = False
-    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
+    compare: A[bool, Bool(), COMPARE, BASIC] = False
+    verify: A[bool, Bool(), VERIFY, BASIC] = False
+    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT, BASIC, Flag(bare="text")] = None
     trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
 
 
@@ -56,7 +57,7 @@ def prompt_parser(program: str = "main.py") -> Parser:
         description="Decode prompts: a draft proposes tokens, and the target verifies them. The text goes to standard "
         "output, everything else to standard error.",
         epilog="python -m speculative_decoding --help lists the other commands, such as console and convert.",
-        basic=("prompt", "prefix", "verify", "compare", "baseline", "show_draft", *BASIC),
+        basic=("prompt",),
     )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("prompt", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
@@ -122,7 +123,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
             tokens = None  # known for the first prompt only
         stats = runner.finish(session)
     if flags.stats_json is not None:
-        settings = asdict(config.options) | {"drafter": config.drafter, "acceptance": config.options.rule}
+        settings = asdict(config.options) | {"drafter": config.options.drafter, "acceptance": config.options.rule}
         write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
     return 0 if is_same else 1
 
@@ -163,6 +164,8 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
         say(f"no prompt given; decoding an example: {EXAMPLE}")
         yield EXAMPLE
         return
+    from .lines import decode_line, read_lines
+
     is_empty = True
     for line in read_lines(sys.stdin.buffer):
         try:

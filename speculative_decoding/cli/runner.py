@@ -28,11 +28,11 @@ INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopp
 SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
 
 Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows each event and passes it on
-IsStopped = Callable[[], bool]
-
-
-def never() -> bool:
-    return False
+IsStopped = Callable[[], bool] | None  # whether the user has stopped the text
+OPTIONS: dict[str, dict[str, Any]] = {  # of the modes; the baseline uses the fastest passes, exact or not
+    SPECULATIVE: {},
+    BASELINE: {"drafter": "none", "strict": False},
+}
 
 
 def note_exactness(session: Session, slots: int = 1) -> None:
@@ -84,7 +84,7 @@ class PromptRunner:
         note_exactness(session)
 
     def run(
-        self, session: Session, prompt: str, is_stopped: IsStopped = never, *, tokens: Sequence[int] | None = None
+        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
     ) -> GenerationResult | None:
         """Decode a prompt, and print the answer to standard output.
 
@@ -133,7 +133,7 @@ class PromptRunner:
         self._explained = self.show_draft
         return tokens
 
-    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = never) -> GenerationResult:
+    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult:
         """Decode source tokens and show the text on standard output. Counts nothing."""
         watchers: list[Watcher] = []
         if self.show_draft is not None:
@@ -145,9 +145,9 @@ class PromptRunner:
         if self._trace is not None:
             watchers.append(self._trace)
         timed = self.show_draft is not None or self._trace is not None
-        options = options_of(answer_mode(session))
-        result = watch(session.rounds(tokens, timed=timed, **options), watchers, is_stopped)
-        if is_stopped():
+        events = session.rounds(tokens, timed=timed, **OPTIONS[answer_mode(session)])
+        result = watch(events, watchers, is_stopped)
+        if is_stopped is not None and is_stopped():
             self.console.print("stopped")
         return result
 
@@ -180,12 +180,7 @@ class PromptRunner:
         return line
 
 
-def options_of(mode: str) -> dict[str, Any]:
-    """Return the decoding options of a mode. The baseline uses the fastest passes, exact or not."""
-    return {"drafter": "none", "strict": False} if mode == BASELINE else {}
-
-
-def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = never) -> GenerationResult:
+def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = None) -> GenerationResult:
     """Run a generation to its end, or until `is_stopped` after a round.
 
     The first watcher sees each event first. Beam search yields a single event, after its last round.
@@ -195,7 +190,7 @@ def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped:
         for event in events:
             if event.texts:
                 yield event
-                if is_stopped():
+                if is_stopped is not None and is_stopped():
                     return
 
     watched = until_stopped()

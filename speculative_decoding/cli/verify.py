@@ -13,19 +13,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..drafters import default_drafter
+from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
-from ..sampling.options import default
 from ..sampling.values import Int
 from ..session import Session
 from .common import PROMPTS, read_prompts, say, start_alone
 from .divergence import first_divergence
-from .flags import BASIC, add_decoding_flags
+from .flags import add_decoding_flags
 from .modes import BASELINE, combine_modes
 from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
-from .run_config import MODEL_DRAFTERS, NGRAM_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
+from .run_config import MODEL_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
 
 
 def verify_parser(program: str) -> Parser:
@@ -34,7 +33,7 @@ def verify_parser(program: str) -> Parser:
         usage="%(prog)s [FILE ...] [options]",
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
-        basic=("prompts", "slots", "drafter", *BASIC),
+        basic=("prompts", "slots", "drafter"),
     )
     parser.add_argument(
         "prompts", nargs="*", type=Path, metavar="FILE", help="files with one prompt per line (default: bundled files)"
@@ -80,8 +79,8 @@ def verify(chosen: argparse.Namespace) -> int:
     given = given_options(chosen)
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
-    drafters = given.pop("drafter", [default_drafter(paths.draft)])
-    lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
+    drafters = given.pop("drafter", [with_default_drafter(GenerationOptions(), paths.draft_model).drafter])
+    lengths = given.pop("num_draft_tokens", [GenerationOptions.num_draft_tokens])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
 
@@ -90,7 +89,7 @@ def verify(chosen: argparse.Namespace) -> int:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
-    config = RunConfig(paths, GenerationOptions(**given), flags, given.keys())
+    config = RunConfig(paths, with_default_drafter(GenerationOptions(**given), paths.draft_model), flags, given.keys())
     require_comparable(config.options)
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in read_prompts(path)]
@@ -100,7 +99,7 @@ def verify(chosen: argparse.Namespace) -> int:
     trials = list(product(modes, slot_counts, seeds))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0
-    with config.session(pair, use_ngrams=not used_drafters.isdisjoint(NGRAM_DRAFTERS)) as session, progress() as show:
+    with config.session(pair) as session, progress() as show:
 
         @cache
         def baseline(prompt: str, **options: Any) -> list[int]:

@@ -1,6 +1,7 @@
 """Makes MLX's CPU wheel for Linux fast enough for speculative decoding; README.md has the details.
 
-The rest of the package calls the two functions below, both guarded by `sys.platform`, and imports nothing else.
+The rest of the package calls the two functions below, guarded by `sys.platform`, and models/backend.py uses the other
+modules. This folder may be left out. It imports nothing above errors.py, because it is imported first.
 """
 
 from __future__ import annotations

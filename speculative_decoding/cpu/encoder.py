@@ -8,7 +8,7 @@ computes some of the positions or heads, including their matmuls. docs/decisions
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
@@ -20,8 +20,6 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.layers import CrossAttention, Layer
-from ..models.linear import matrix
 from .exponentials import ERFC, ERFC_SCALE
 
 Array = NDArray[np.float32]
@@ -32,16 +30,14 @@ ONE_AT_A_TIME = Lock()  # the number of BLAS threads is one for the whole proces
 MAX_SCORE = 60.0  # exp of a larger score, or of one below its negative, could leave the range of float32
 
 
-def encode(convolutions: Sequence[nn.Module], stack: nn.Module, frames: mx.array) -> mx.array:
-    """Log-mel frames of a window (T, mel bands) -> encoder output (1, S, d_model). Not differentiable.
-
-    Args:
-        convolutions: `Convolution` layers, each followed by a GELU.
-        stack: A `Stack` of layers with the norm first, GELU and biases.
-    """
+def encode_window(whisper: nn.Module, frames: mx.array) -> mx.array:
+    """`Whisper.encode_window`: frames of a window (T, mel bands) -> encoder output (1, S, d_model)."""
+    if whisper.config.activation_function != "gelu":  # no Whisper that was published has another
+        return whisper.encode(frames[None])
+    stack = whisper.encoder
     with ONE_AT_A_TIME, Threads() as threads:
         x = to_numpy(frames)
-        for convolution in convolutions:
+        for convolution in whisper.convolutions:
             x = convolve(convolution, x, threads)
         x += to_numpy(stack.positions.table(len(x)))
         for layer in stack.layers:
@@ -49,14 +45,13 @@ def encode(convolutions: Sequence[nn.Module], stack: nn.Module, frames: mx.array
     return mx.array(norm(stack.norm)(x)[None]).astype(stack.norm.weight.dtype)
 
 
-def cross_projections(
-    attentions: Sequence[CrossAttention], encoder_output: mx.array
-) -> list[tuple[mx.array, mx.array]]:
-    """`CrossAttention.project` of each layer. Windows are computed one by one, so that batches change no bits."""
+def inference_projections(whisper: nn.Module, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
+    """`Whisper.inference_projections`. Windows are computed one by one, so that batches change no bits."""
     windows = to_numpy(encoder_output)
     projections = []
     with ONE_AT_A_TIME, Threads() as threads:
-        for attention in attentions:
+        for layer in whisper.decoder.layers:
+            attention = layer.cross_attention
             heads = attention.config.num_kv_heads
             keys_values = np.empty((2, len(windows), heads, windows.shape[1], attention.config.head_dim), np.float32)
             for i, window in enumerate(windows):
@@ -66,7 +61,7 @@ def cross_projections(
     return projections
 
 
-def project_window(attention: CrossAttention, x: Array, keys_values: Array, threads: Threads) -> None:
+def project_window(attention: nn.Module, x: Array, keys_values: Array, threads: Threads) -> None:
     """Write the keys and values (2, H, S, D) of encoder output (S, d_model)."""
     project = linear(attention.kv)
     by_position = keys_values.transpose(2, 0, 1, 3)
@@ -126,7 +121,7 @@ def convolve(convolution: nn.Module, x: Array, threads: Threads) -> Array:
     return y
 
 
-def add_layer(layer: Layer, x: Array, threads: Threads) -> None:
+def add_layer(layer: nn.Module, x: Array, threads: Threads) -> None:
     """Add the residuals of a layer to x (S, d_model)."""
     length, width = x.shape
     projected, attended = np.empty((length, 3 * width), np.float32), np.empty_like(x)
@@ -161,7 +156,10 @@ def add_layer(layer: Layer, x: Array, threads: Threads) -> None:
 
 def linear(layer: nn.Module) -> Callable[[Array], Array]:
     """Return a linear layer, which may be quantized, as a function of x (L, inputs)."""
-    weight, bias = to_numpy(matrix(layer)).T, to_numpy(layer.bias)
+    matrix = layer.weight
+    if "scales" in layer:
+        matrix = mx.dequantize(matrix, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
+    weight, bias = to_numpy(matrix).T, to_numpy(layer.bias)
 
     def apply(x: Array) -> Array:
         y = x @ weight

@@ -7,11 +7,10 @@ exponential takes 1.5 ns. docs/decisions/exponentials.md has the measurements.
 
 from __future__ import annotations
 
-import mlx.core as mx
-import mlx.nn as nn
+from collections.abc import Callable
+from functools import lru_cache, partial
 
-from ..models.compiled import Compiled
-from ..models.device import on_gpu
+import mlx.core as mx
 
 PIECE = 1 << 15  # elements of an array that are computed together, so that they stay in a cache
 
@@ -31,24 +30,28 @@ ERFC_SCALE = 0.3275911
 
 def softmax(x: mx.array) -> mx.array:
     """Softmax over the last axis, computed in float32. Faster than MLX's from about 512 elements."""
-    if on_gpu():
-        return mx.softmax(x, axis=-1, precise=True)
     scores = x.astype(mx.float32)
     weights = exp_of_negative(scores - scores.max(axis=-1, keepdims=True))
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(x.dtype)
 
 
-def exp_of_negative(x: mx.array) -> mx.array:
-    """exp(x) for float32 x <= 0, with a relative error of 3e-7 + 6e-8 * |x|; 0 if that is below 1e-38."""
-    return _compiled_exp(x.shape, x)
-
-
 def gelu(x: mx.array) -> mx.array:
     """x * P(N <= x) for a standard normal N (Hendrycks and Gimpel 2016, 1606.08415), with an error of 1e-7 * |x|."""
-    if on_gpu():
-        return nn.gelu(x)
     pieces = mx.split(x.reshape(-1), [*range(PIECE, x.size, PIECE)])
-    return mx.concatenate([_compiled_gelu((piece.shape, x.dtype), piece) for piece in pieces]).reshape(x.shape)
+    return mx.concatenate([compiled(_gelu, piece.shape, x.dtype)(piece) for piece in pieces]).reshape(x.shape)
+
+
+def exp_of_negative(x: mx.array) -> mx.array:
+    """exp(x) for float32 x <= 0, with a relative error of 3e-7 + 6e-8 * |x|; 0 if that is below 1e-38."""
+    return compiled(_exp, x.shape, x.dtype)(x)
+
+
+@lru_cache(maxsize=128)  # MLX keeps each trace for as long as the compiled function exists
+def compiled(
+    function: Callable[[mx.array], mx.array], shape: tuple[int, ...], dtype: mx.Dtype
+) -> Callable[[mx.array], mx.array]:
+    """Compile a function for one shape and type."""
+    return mx.compile(partial(function))  # MLX keeps traces by function object, and drops those of one together
 
 
 def _exp(x: mx.array) -> mx.array:
@@ -71,7 +74,3 @@ def _gelu(x: mx.array) -> mx.array:
     series = t * ((ERFC[0] + ERFC[1] * t) + t2 * ((ERFC[2] + ERFC[3] * t) + ERFC[4] * t2))
     tail = 0.5 * series * _exp(-0.5 * size * size)  # P(N > |x|)
     return (0.5 * (y + size) - size * tail).astype(x.dtype)
-
-
-_compiled_exp = Compiled(_exp)
-_compiled_gelu = Compiled(_gelu)

@@ -19,6 +19,7 @@ from subprocess import DEVNULL
 import mlx.core as mx
 
 from ..cache_folder import WAY_OUT, cache_folder
+from ..errors import InputError
 from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
@@ -94,3 +95,10 @@ def compiler_problem(folder: Path) -> str | None:
     except subprocess.TimeoutExpired:
         return f"g++ did not finish within {COMPILER_SECONDS} s; repair it"
     return None
+
+
+def raise_kernel_error(error: RuntimeError) -> None:
+    """Raise an `InputError` if MLX's error says that it cannot compile or load a kernel."""
+    if "[Compile::" in str(error) or "C++ shared library" in str(error):
+        reason = str(error).splitlines()[-1]
+        raise InputError(f"MLX cannot compile kernels ({reason}); free space, or {WAY_OUT}") from error

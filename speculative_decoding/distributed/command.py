@@ -53,7 +53,7 @@ def run_in_processes(parser: Parser, argv: Sequence[str] | None, command: Comman
 
 def serve_shard(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     """Execute the passes that rank 0 sends on a shard of the target, and return the exit status."""
-    target = run_config_from(chosen, processes=processes).models.open(use_draft=False).target
+    target = run_config_from(chosen, processes=processes).open(use_draft=False).target
     model = target.model
     assert isinstance(model, ShardedModel)
     with memory_limits():

@@ -64,7 +64,7 @@ class ShardedModel(EncoderDecoder):
         return schedule(super().teacher_forced_hidden(tokens, encoder_output, mask))
 
     def keep_full_cross_attention(self) -> None:
-        """Gather all heads of the last layer's cross keys and values in new caches, for a draft head on rank 0."""
+        """Gather all heads of the last layer's cross keys and values in new caches."""
         self.broadcaster.announce("keep_full_cross_attention")
         self._keeps_full_cross_attention = True
 
@@ -79,10 +79,6 @@ class ShardedModel(EncoderDecoder):
 def sharded_class(architecture: type[EncoderDecoder]) -> type[ShardedModel]:
     """Create the class for shards of this architecture."""
     return type(f"Sharded{architecture.__name__}", (ShardedModel, architecture), {})
-
-
-def number_of_ranks(model: EncoderDecoder) -> int:
-    return model.broadcaster.processes.size if isinstance(model, ShardedModel) else 1
 
 
 class AllReduce(nn.Module):

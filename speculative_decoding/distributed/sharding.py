@@ -8,16 +8,35 @@ holds the embedding and the norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, Shard, TensorInfo, part_name
+from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, TensorInfo, part_name
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from .process_group import ProcessGroup
 from .sharded_model import RankBroadcaster, ShardedModel, sharded_class
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Piece number `index` of a tensor that is split into `pieces` equal pieces along `axis`."""
+
+    axis: int
+    pieces: int
+    index: int
+
+    def bounds(self, shape: Sequence[int]) -> tuple[int, int]:
+        """The first index of the piece along the axis, and the one after its last, in a tensor of this shape."""
+        size = shape[self.axis] // self.pieces
+        return self.index * size, (self.index + 1) * size
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the piece of a tensor of this shape."""
+        return (*shape[: self.axis], shape[self.axis] // self.pieces, *shape[self.axis + 1 :])
 
 
 class ShardedCheckpoint(Checkpoint):
@@ -41,13 +60,17 @@ class ShardedCheckpoint(Checkpoint):
         if name in self._zeros:
             info = self.info(name)
             return mx.broadcast_to(mx.zeros((), info.dtype), info.shape)  # takes no memory
-        return self._inner.read_shard(name, self._shards[name]) if name in self._shards else self._inner[name]
+        if (shard := self._shards.get(name)) is None:
+            return self._inner[name]
+        return self._inner.read_slice(name, shard.axis, *shard.bounds(self._inner.info(name).shape))
 
 
 def shard_model(
     build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
 ) -> tuple[ShardedModel, ShardedCheckpoint]:
     """Return this rank's shard of a model without weights, and the checkpoint to load them from.
+
+    `partial(shard_model, processes=processes)` is the `shard` of `loading.open_model`.
 
     Args:
         build: Builds the model for one of N ranks.
@@ -57,10 +80,7 @@ def shard_model(
     """
     full = build(1)
     if full.audio is not None:
-        raise InputError(
-            f"{checkpoint}: processes cannot share a speech model; use one process, or share the files with "
-            "--parallel data"
-        )
+        raise InputError(f"{checkpoint}: processes cannot share a speech model; use one process")
     size = processes.size
     own = build(size)
     plan = shard_plan(full, own, checkpoint, processes.rank, size)
@@ -71,7 +91,7 @@ def shard_model(
         fitting = [n for n in range(2, 9) if shard_plan(full, build(n), checkpoint, 0, n) is not None]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; use "
-            f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a job with --parallel data"
+            f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a file with the command batch"
         )
 
     shards, partial_sums = plan
@@ -88,6 +108,7 @@ def shard_model(
     assert isinstance(own, ShardedModel)
     own.broadcaster = RankBroadcaster(processes)
     own.partial_sums = partial_sums
+    own.ranks = size
     return own, ShardedCheckpoint(checkpoint, shards, zeros)
 
 

@@ -22,10 +22,11 @@ from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
 from ..sampling import GenerationOptions
-from ..sampling.values import Text
+from ..sampling.values import Flag, Text
 from .diagnosis import diagnose
 
 Diagnosis = Mapping[str, Any]
+JSON = "also write the report as JSON, without paths, names or prompts; - writes to standard output"
 STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
@@ -33,9 +34,7 @@ STYLES = {"pass": "green", "FAIL": "bold red"}
 class DoctorFlags:
     """The flags of `doctor`, besides those of the models."""
 
-    json: A[
-        str | None, Text(), "also write the report as JSON, without paths, names or prompts; -: standard output"
-    ] = None
+    json: A[str | None, Text(), JSON, Flag(metavar="FILE")] = None
 
 
 def doctor_parser(program: str) -> Parser:

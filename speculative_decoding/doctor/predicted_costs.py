@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..draft_length.costs import ALL_WIDTHS, RoundCosts
+from ..draft_length.costs import ALL_WIDTHS
+from ..draft_length.passes import RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)

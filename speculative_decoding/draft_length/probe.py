@@ -70,7 +70,7 @@ class Probe:
 
         drafter = self._make_drafter()
         cache = self._cache(rows)
-        drafter.share(cache)
+        drafter.use_cache(cache)
         start_token = self._model.config.decoder_start_token_id
         tokens = [start_token, *self._ids[:output_tokens]]
         batch = [RequestView(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
@@ -197,7 +197,9 @@ class Probe:
             if rows > 1:
                 cache.select([0] * rows)
             if self._make_drafter is not None:
-                self._make_drafter().share(cache)  # it may request the states of some layers, which changes the graph
+                self._make_drafter().use_cache(
+                    cache
+                )  # it may request the states of some layers, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
 

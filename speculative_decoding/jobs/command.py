@@ -20,7 +20,6 @@ from typing import Annotated as A
 from ..checkpoints.text import ENCODINGS
 from ..cli.common import open_text, printing, say, start, write_stats
 from ..cli.flags import (
-    BASIC,
     NamedFile,
     RunFlags,
     add_decoding_flags,
@@ -43,8 +42,8 @@ from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows import Scheduler
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
-from ..sampling.values import Bool, Int, Number, Text
+from ..sampling.options import option_specs
+from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
 from .job import Job, JobTotals
@@ -59,6 +58,7 @@ INPUT = (
     "to the output; - reads standard input"
 )
 INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
+MAX_MEMORY = "memory limit; use fewer slots to stay below it"
 OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
 PARALLEL = (
     "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
@@ -77,7 +77,9 @@ class BatchFlags(RunFlags):
     resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
     force: A[bool, Bool(), "replace an existing output file"] = False
     slots: A[int, Int(1), "number of lines to decode together"] = DEFAULT_SLOTS
-    max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
+    max_memory: A[
+        float | None, Number(0, exclusive=True), MAX_MEMORY, Flag(metavar="GB", parameter="max_memory_gb")
+    ] = None
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ def batch_parser(program: str) -> Parser:
         prog=program,
         usage="%(prog)s FILE [--output FILE] [options]",
         description="Decode a file of prompts of any length in bounded memory, many at once.",
-        basic=(*all_but(BatchFlags, "max_memory", "parallel"), *BASIC),
+        basic=all_but(BatchFlags, "max_memory", "parallel"),
     )
     parser.add_argument("input", metavar="FILE", help=INPUT)
     add_flags(parser, "input and output", BatchFlags, without=("input",))
@@ -163,6 +165,8 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
+        if config.is_baseline:  # as with --num-draft 0: a line cannot turn drafts on
+            config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, files, pair, file_format)
 
         lines = read_lines(file)
@@ -198,12 +202,12 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             slots *= processes.size
         job = Job(
             lines,
-            partial(parse_prompt, files.prefix, file_format, config.options.with_values(drafter=config.drafter)),
+            partial(parse_prompt, files.prefix, file_format, config.options),
             scheduler,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
             totals=totals,
         )
         try:
@@ -268,8 +272,8 @@ def require_recordings(options: GenerationOptions, files: BatchFlags, processes:
         raise InputError("has no effect on recordings", "prefix", "leave it out")
     from ..speech.keywords import DECODING
 
-    for name in option_specs():
-        if name not in DECODING and getattr(options, name) != default(name):
+    for name, spec in option_specs().items():
+        if name not in DECODING and getattr(options, name) != spec.default:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
@@ -313,7 +317,6 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
         **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
         "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "drafter": config.drafter,
         "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
@@ -336,7 +339,7 @@ def with_recorded_rule(config: RunConfig, files: BatchFlags) -> RunConfig:
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
-    files: Mapping[str, Any] = manifest.files_of(handle.folder)
+    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
     if isinstance(handle, ModelHandle) and handle.adapter is not None:

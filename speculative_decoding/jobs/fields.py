@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..checkpoints.json_text import is_json_value
-from ..errors import InputError, Name, UnknownOption, words
-from ..sampling.options import ALIASES, MAX_DRAFT_TOKENS, OTHER_NAMES, REMOVED, listed, option_specs
+from ..errors import InputError, Name, UnknownOption
+from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
@@ -97,9 +97,7 @@ PROMPT = LineFields(
     PROMPT_FIELDS,
     RECORD_FIELDS,
     {
-        **{similarity_key(name): listed(meant) for name, meant in OTHER_NAMES.items()},
-        **{similarity_key(name): (Name(meant),) for name, meant in ALIASES.items()},
-        **{similarity_key(name): words(meant) for name, meant in REMOVED.items()},
+        **{similarity_key(name): listed(meant_options(name, option_specs())) for name in OTHER_NAMES},
         **{similarity_key(name): (Name(name),) for name in (*PROMPT_FIELDS, *JOB_OPTIONS)},
     },
 )

@@ -17,7 +17,6 @@ from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
 from ..rooms import require_room
 from ..sampling import GenerationOptions
-from ..sampling.options import current_names
 from .fields import PROMPT, PROMPT_FIELDS
 
 INPUT_FORMATS = ("text", "jsonl")
@@ -61,7 +60,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
     names = PROMPT
     try:
         text = decode_line(line)
-        given |= current_names(parse_json_object(text)) if format == "jsonl" else {"prompt": text}
+        given |= parse_json_object(text) if format == "jsonl" else {"prompt": text}
         if "audio" in given and "prompt" not in given:
             require_room("speech", "audio")
             from .recordings import RECORDING, check_recording

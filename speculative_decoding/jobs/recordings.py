@@ -13,11 +13,11 @@ from typing import Any
 from ..decoding.results import BatchResult
 from ..errors import Name
 from ..sampling import GenerationOptions
-from ..sampling.options import validate
+from ..sampling.options import OTHER_NAMES, listed, meant_options, validate
 from ..sampling.values import Text
 from ..session import Session
 from ..speech.api import new_scheduler
-from ..speech.keywords import ALSO_CALLED, DECODING, NAMES_FOR_TEXT, split_options
+from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
 from ..speech.scheduler import TranscriptionEvent
 from ..speech.segments import Segment
@@ -30,9 +30,8 @@ RECORDING = LineFields(
     {*RECORD_FIELDS, "language", "seconds", "segments"},
     {
         **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(FIELDS)), ()),
-        **{similarity_key(name): (Name(meant),) for name, meant in ALSO_CALLED.items()},
+        **{similarity_key(name): listed(meant) for name in OTHER_NAMES if (meant := meant_options(name, FIELDS))},
         **{similarity_key(name): (Name(name),) for name in (*FIELDS, *JOB_OPTIONS)},
-        **{similarity_key(name): (Name(meant),) for name, meant in NAMES_FOR_TEXT.items()},
     },
 )
 

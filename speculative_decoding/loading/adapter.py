@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -16,23 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..checkpoints import FORMATS, Checkpoint
+from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS, Checkpoint, reader
 from ..checkpoints.files import open_regular, read_json_object
 from ..checkpoints.lora import MergedCheckpoint, Rows, Source, Update
-from ..checkpoints.safetensors import read_safetensors
-from ..checkpoints.torch_bin import read_torch
 from ..errors import CheckpointError, InputError, note
 from ..models.config import require
 from ..models.tensors import LOGITS_BIAS, TokenTables
 from ..sampling.values import Int, ListOf, Number, OrNone, Text
-from .hub import ADAPTER_CONFIG
 from .names import shown_name
-from .tokenizer import SIDE_FILES, TOKENIZER_FILES
+from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
-WEIGHTS: Mapping[str, Callable[[Path], Checkpoint]] = {
-    "adapter_model.safetensors": read_safetensors,
-    "adapter_model.bin": read_torch,
-}
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
 # Fields that change the computation in a way that is not a sum of a weight and an update.
@@ -165,11 +158,11 @@ class Adapter:
                 f"{shown_name(folder)}: has no {ADAPTER_CONFIG}", "adapter", "name the folder that PEFT saved"
             )
         config = AdapterConfig.read(folder / ADAPTER_CONFIG)
-        for name, read in WEIGHTS.items():
+        for name in ADAPTER_FORMATS:
             if (folder / name).is_file():
-                return cls(folder, config, read(folder / name))
+                return cls(folder, config, reader(name)(folder / name))
         raise InputError(
-            f"{shown_name(folder)}: has no weights ({', '.join(WEIGHTS)})", "adapter", "save the adapter again"
+            f"{shown_name(folder)}: has no weights ({', '.join(ADAPTER_FORMATS)})", "adapter", "save the adapter again"
         )
 
     @property
@@ -181,7 +174,7 @@ class Adapter:
     def fingerprint(self) -> str:
         """A hash of the configuration and the weights."""
         found = hashlib.sha256()
-        for path in (self.folder / ADAPTER_CONFIG, *(self.folder / name for name in WEIGHTS)):
+        for path in (self.folder / ADAPTER_CONFIG, *(self.folder / name for name in ADAPTER_FORMATS)):
             if path.is_file():
                 with open_regular(path) as file:
                     found.update(hashlib.file_digest(file, "sha256").digest())
@@ -191,7 +184,7 @@ class Adapter:
         """Return config.json and checkpoint of the base with this adapter. No data is read.
 
         Args:
-            raw: The base's `checked_config`.
+            raw: The base's config.json, as `read_folder` returns it.
             base: As `models.adapt` returns it.
 
         Raises:
@@ -207,7 +200,7 @@ class Adapter:
                 "convert the original and the adapter together: convert.py --model ORIGINAL --adapter "
                 f"{self.folder}{'' if is_rescaled else ' --quantize BITS'}",
             )
-        merging = Merging(self, base, models.token_tables(raw, base.keys()))
+        merging = Merging(self, base, models.find(raw).tables(base.keys()))
         for name in self.tensors:
             merging.read(name)
         sources, rows = merging.result()
@@ -237,7 +230,9 @@ class Merging:
         self._adapter = adapter
         self._base = base
         self._tables = tables
-        self._used = tables.used(base.keys())  # the name of each table -> the tensor that it is, by any unique name
+        # The name of each table -> the tensor that it is, by any unique name.
+        self._used = dict.fromkeys(tables.names, tables.embedding)
+        self._used |= {name: name for name in (tables.source, tables.head) if name is not None and name in base}
         self._own = {name: Source(name) for name in base}  # by the same names
         self._saved: dict[str, str] = {}  # tables that get a tensor of their own
         self._updates: dict[str, dict[str, str]] = {}  # module -> A, B -> tensor
@@ -301,7 +296,27 @@ class Merging:
         for module, tensor in self._rows.items():
             name = self._find(tensor, f"{module}.weight")
             self._add(used.get(name, name), rows=(Rows(self._indices(module, tensor), tensor),))
-        return self._tables.unique(used, self._own), self._length(used.get(self._tables.decoder))
+        return self._unique(used), self._length(used.get(self._tables.decoder))
+
+    def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
+        """Return the tensors by the names in a checkpoint without duplicates, as `models.adapt` returns it.
+
+        used: the tensor that each table is now, by a name in `self._own`.
+
+        Raises `CheckpointError` for another table of the encoder if the family has no name for it.
+        """
+        tables, own = self._tables, self._own
+        are_tables = {*tables.names, *used.values()}
+        found = {name: tensor for name, tensor in own.items() if name not in are_tables}
+        embedding = used[tables.decoder]
+        if tables.source is None and tables.shared is not None and used[tables.shared] != embedding:
+            raise CheckpointError("adapter: encoder and decoder have different tables, which is not supported")
+        for name in (tables.source, tables.head):
+            if name is not None and (used[name] != embedding or name in own):
+                found[name] = own[used[name]]
+        if embedding in own:
+            found[tables.embedding] = own[embedding]
+        return found
 
     def _add(self, name: str, updates: Sequence[Update] = (), rows: Sequence[Rows] = ()) -> None:
         source = self._own[name]

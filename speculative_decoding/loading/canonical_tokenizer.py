@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ from ..errors import InputError, note
 from .hard_texts import HARD_TEXTS, texts_with
 from .languages import Languages
 from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer, read_sentencepiece
-from .tokenizer import (
+from .tokenizer import load_tokenizer, proven_record
+from .tokenizer_base import (
     MAX_FILE_BYTES,
     TOKENIZER_FILES,
-    Duties,
     FastTokenizer,
     FolderTokenizer,
-    TokenizerErrors,
-    load_tokenizer,
-    proven_record,
     read_backend,
+    tokenizer_errors,
 )
 
 IDS = 64  # decoded together in a proof
@@ -54,7 +51,7 @@ def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) ->
     if proven is None:
         return copy_tokenizer(source, output)
     (output / "tokenizer.json").write_text(proven.backend.to_str(), encoding="utf-8")
-    return {**asdict(proven.duties), "languages": proven.language_rules.record()}
+    return proven.record()
 
 
 def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
@@ -133,14 +130,13 @@ def added_tokens(tokenizer: FolderTokenizer) -> list[str]:
 
 def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
     """Return a tokenizer that may equal the reference, read from the tokenizer.json that conversion would write."""
-    duties = Duties(reference.cleans_up)
     backend: Any = None
-    with TokenizerErrors("its model"):
+    strips, ends_once = False, None
+    with tokenizer_errors("its model"):
         if isinstance(reference, FastTokenizer):
-            backend, duties = reference.backend, reference.duties
+            backend, strips, ends_once = reference.backend, reference.strips, reference.ends_once
         elif isinstance(reference, SentencePieceTokenizer) and reference.has_one_model:
-            ends_once = reference.after_ids[0] if isinstance(reference, T5Tokenizer) else None
-            duties = replace(duties, strips=reference.strips, ends_once=ends_once)
+            strips, ends_once = reference.strips, reference.after_ids[0] if isinstance(reference, T5Tokenizer) else None
             if not isinstance(reference, T5Like) or reference.legacy:
                 backend = sentencepiece_backend(reference)
         data = b"" if backend is None else backend.to_str().encode()
@@ -148,7 +144,8 @@ def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
         return None
     again = read_backend(data, source / "tokenizer.json")
     added = again.get_added_tokens_decoder()
-    return FastTokenizer(again, Languages.from_record(reference.language_rules.record(), added, source), duties)
+    languages = Languages.from_record(reference.language_rules.record(), added, source)
+    return FastTokenizer(again, languages, reference.cleans_up, strips, ends_once)
 
 
 def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:

@@ -23,20 +23,18 @@ from . import hub, manifest
 from .atomic_io import atomic_directory
 from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import (
-    MODELS,
     WEIGHTS,
-    NoFolder,
     Storage,
     build_model,
     checked_generation_config,
-    download,
-    find_folder,
+    local_folder,
+    model_folders,
     open_adapter,
     read_folder,
-    require_hub_name,
     tokenizer_folder,
 )
-from .names import model_name
+from .lookup import NoFolder, download, require_hub_name
+from .names import MODELS, model_name
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
@@ -66,18 +64,17 @@ def convert(
 
     Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """
-    local = Path(source)
-    if os.path.isdir(source) and revision is not None:
+    is_local = os.path.isdir(source)  # names of folders in models/ are not accepted, because conversion writes them
+    if is_local and revision is not None:
         raise InputError(f"{revision} has no effect on the local folder {source}", "revision", "leave it out")
-    if not os.path.isdir(source):
-        require_hub_name(NoFolder(source, only_paths=True))
-    name = model_name(local) if os.path.isdir(source) else source
+    missing = None if is_local else NoFolder(source, map(str, model_folders()), only_paths=True)
+    if missing is not None:
+        require_hub_name(missing)
+    name = source if missing is not None else model_name(Path(source))
     output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
-    require_replaceable(output, local, force)
-    if os.path.isdir(source):
-        folder = find_folder(local)
-    else:
-        folder = download(NoFolder(source, only_paths=True), lambda name: hub.fetch(name, revision))
+    require_replaceable(output, Path(source), force)
+    folder = local_folder(source) if missing is None else download(missing, lambda name: hub.fetch(name, revision))
+    assert folder is not None
 
     config, original = read_folder(folder)
     facts: dict[str, Any] = {}
@@ -128,7 +125,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
         raise InputError(
             f"{output} already exists", "output", ("name another folder, or replace it with ", Name("force"))
         )
-    written = {manifest.MANIFEST, *manifest.files_of(output)}
+    written = {manifest.MANIFEST, *manifest.read(output)["files"]}
     if others := sorted(path.name for path in output.iterdir() if path.name not in written or not path.is_file()):
         raise InputError(f"{output} contains {others[0]!r}, which no conversion wrote", "output", way_out)
 

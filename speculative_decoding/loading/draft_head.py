@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,14 @@ from mlx.utils import tree_flatten
 
 from .. import checkpoints
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
-from ..models.config import ACTIVATIONS
+from ..models.config import ACTIVATIONS, require
 from ..models.draft_head import DraftHead, DraftHeadConfig
+from ..sampling.values import Bool, Int, ListOf, Number, Text, Value
 from . import manifest
-from .atomic_io import atomic_directory
 from .load import WEIGHTS, ModelHandle, locate, open_model
-from .tokenizer import fingerprint
+from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
 VERSION = 2  # of the computation; version 1 had a norm before each part
@@ -87,25 +86,20 @@ def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) ->
 
     facts: the target's `target_facts`.
     """
-    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
-    ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
-    limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
-    limits |= {"d_ff": (1, 1 << 22), "layers": (0, facts["decoder_layers"] - 1)}
-    limits |= {"frequent": (0, facts["vocab_size"] - 1)}
-    for name, (least, most) in limits.items():
-        values = ids[name] if name in ids else [known.get(name)]
-        if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
-            raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
-    if not known["layers"] or known.get("activation") not in [*ACTIVATIONS] or type(known.get("is_gated")) is not bool:
-        raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
-    acceptance = known.get("acceptance", [])
-    if not isinstance(acceptance, list) or not all(
-        type(each) in (int, float) and 0 <= each <= 1 for each in acceptance
-    ):
-        raise CheckpointError(f"{folder / CONFIG}: 'acceptance' must be numbers from 0 to 1")
-    known["acceptance"] = tuple(acceptance)
-    ids["by_source"] = ids_by_source(known.get("by_source", {}), folder, facts["vocab_size"])
-    return DraftHeadConfig(**known | ids | {name: tuple(ids[name]) for name in ("layers", "frequent")})
+    values: dict[str, Value] = {
+        **{name: Int(facts[name], facts[name]) for name in ("d_model", "heads", "head_width")},
+        "d_ff": Int(1, 1 << 22),
+        "layers": ListOf(Int(0, facts["decoder_layers"] - 1)),
+        "activation": Text([*ACTIVATIONS]),
+        "is_gated": Bool(),
+        "frequent": ListOf(Int(0, facts["vocab_size"] - 1)),
+        "acceptance": ListOf(Number(0, 1)),
+    }
+    found = {"frequent": (), "acceptance": (), **raw}
+    known = {name: require(name, value, found.get(name), str(folder / CONFIG)) for name, value in values.items()}
+    if not known["layers"]:
+        raise CheckpointError(f"{folder / CONFIG}: 'layers' must not be empty")
+    return DraftHeadConfig(**known, by_source=ids_by_source(raw.get("by_source", {}), folder, facts["vocab_size"]))
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:
@@ -121,7 +115,6 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     """The properties that a head's target must share with the target of its training."""
-    cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "adapter": target.adapter,
@@ -129,7 +122,7 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
         "d_model": target.config.d_model,
         "decoder_layers": target.config.decoder_layers,
         "heads": target.config.decoder.num_heads,
-        "head_width": cross.shape[3],
+        "head_width": target.config.decoder.head_dim,
     }
 
 
@@ -163,6 +156,9 @@ def write_draft_head(
     **facts: Any,
 ) -> None:
     """Write a head's folder, completely or not at all. also: adds files to it. facts: for its manifest."""
+    from ..checkpoints.npz import write_npz
+    from .atomic_io import atomic_directory
+
     content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(head.parameters())  # type: ignore[assignment]

@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoints import FORMATS
+from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS
 from ..errors import InputError
 from .manifest import MANIFEST
 from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
-from .tokenizer import TOKENIZER_FILES
+from .tokenizer_base import TOKENIZER_FILES
 
 HUB = "https://huggingface.co"
 DEFAULT_BRANCH = "main"
@@ -37,34 +37,8 @@ DISK_ERRORS = (
     errno.ENOTDIR,
 )
 CONVERTED_WEIGHTS = "weights.npz"
-ADAPTER_CONFIG = "adapter_config.json"
 SMALL_FILES = ("config.json", "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES)
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
-
-# Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
-# tokenizer. \1 is the first group of the target's pattern.
-SUGGESTED_DRAFTS = {
-    "google-t5/t5-small": r"t5-(base|large|3b|11b)",
-    "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
-    "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)|flan-ul2",
-    "google/mt5-small": r"mt5-(base|large|xl|xxl)",
-    "google/umt5-small": r"umt5-(base|xl|xxl)",
-    "google/byt5-small": r"byt5-(base|large|xl|xxl)",
-    "google/madlad400-3b-mt": r"madlad400-(7b|10b)-mt",
-    "Salesforce/codet5-small": r"codet5-(base|large)",
-    "Salesforce/codet5p-220m": r"codet5p-770m",
-    "EleutherAI/pile-t5-base": r"pile-t5-(large|xl|xxl)",
-    r"sshleifer/distilbart-\1-12-6": r"bart-large-(cnn|xsum)",
-    "sshleifer/distill-pegasus-cnn-16-4": r"pegasus-cnn_dailymail",
-    "sshleifer/distill-pegasus-xsum-16-4": r"pegasus-xsum",
-    "facebook/nllb-200-distilled-600M": r"nllb-200-(distilled-)?(1\.3b|3\.3b)",
-    "facebook/m2m100_418M": r"m2m100_1\.2b",
-    "distil-whisper/distil-large-v3": r"whisper-large-v3(-mlx)?",
-    r"distil-whisper/distil-\1": r"whisper-(large-v2|medium\.en|small\.en)(-mlx)?",
-    r"google/t5gemma-2b-2b-\1": r"t5gemma-9b-[29]b-((ul2|prefixlm)(-it)?)",
-    "google/t5gemma-2-270m-270m": r"t5gemma-2-(1b-1b|4b-4b)",
-}
 
 
 class UnknownModel(InputError):
@@ -146,7 +120,7 @@ class Wanted:
             return []
         if self.gguf_file is not None:
             return [self.gguf_file] if self.gguf_file in files else []
-        for file in (*FORMATS, *ADAPTER_WEIGHTS):
+        for file in (*FORMATS, *ADAPTER_FORMATS):
             if file in files:
                 return [file]
             if (index := f"{file}.index.json") in files:
@@ -163,7 +137,7 @@ class Wanted:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]
         weights = self.weights(files)
-        is_model = not any(file.endswith(".gguf") or file in ADAPTER_WEIGHTS for file in weights)  # has a config.json
+        is_model = not any(file.endswith(".gguf") or file in ADAPTER_FORMATS for file in weights)  # has a config.json
         expected = listed or (["config.json"] if is_model else [])
         missing = [file for file in self.small_files(expected) if file not in files]
         if is_whole(weights):
@@ -192,16 +166,6 @@ def is_whole(weights: Sequence[str]) -> bool:
     if totals:
         return len(totals) == max(totals)
     return any(not file.endswith(".index.json") for file in weights)
-
-
-def suggested_draft(target: str | Path) -> str | None:
-    """Return a draft for a well-known target, found by its name or folder, or None."""
-    parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
-    for draft, pattern in SUGGESTED_DRAFTS.items():
-        for part in parts:
-            if match := re.fullmatch(pattern, part):
-                return match.expand(draft)
-    return None
 
 
 def fetch(

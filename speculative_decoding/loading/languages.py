@@ -10,21 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import CheckpointError, InputError
-from ..sampling.options import short_repr
-from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
 
 END = "</s>"
 PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX and myv_XX, which may have been added
 UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # M2M-100's
-# Class -> the form of its language tokens, and the default.
-CLASSES = {
-    "NllbTokenizer": (PLAIN, "eng_Latn"),
-    "MBartTokenizer": (PLAIN, "en_XX"),
-    "MBart50Tokenizer": (PLAIN, "en_XX"),
-    "M2M100Tokenizer": (UNDERSCORES, "en"),
-}
-GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # tokenizers of any family
-MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # `model_type`; None without a config.json
 
 
 @dataclass(frozen=True)
@@ -47,47 +36,13 @@ class Languages:
     is_last: bool = False
     end: int = -1
 
-    @classmethod
-    def of(cls, added: Mapping[int, Any], folder: Path) -> Languages:
-        """Find the language tokens of a tokenizer.
-
-        Args:
-            added: Its added tokens by id; `str` of one is its content.
-            folder: Its files, whose class or `model_type` decides whether it has languages.
-
-        Raises `CheckpointError` for an unknown `src_lang`.
-        """
-        tokens = {str(token): index for index, token in added.items()}
-        name, model_type = tokenizer_class(folder), model_type_of(folder)
-        settings = settings_of(path := folder / "tokenizer_config.json")
-        if name in CLASSES:
-            forms = [CLASSES[name]]
-        elif name in GENERAL_CLASSES and model_type in MULTILINGUAL:
-            forms = list(dict.fromkeys(CLASSES.values()))
-        else:
-            forms = []
-        choices = [(codes_in(tokens, form), form, default) for form, default in forms]
-        ids, form, default = max(choices, key=lambda each: (len(each[0]), each[2] in each[0]), default=({}, "", ""))
-        if not ids or END not in tokens:
-            if "tokenizer_class" in settings and name in CLASSES:
-                raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
-            return cls()
-
-        # mBART-50 added Afrikaans.
-        is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
-        default = settings.get("src_lang") or default  # English without src_lang, as in transformers
-        if not isinstance(default, str) or default not in ids:
-            raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
-        is_last = is_mbart or settings.get("legacy_behaviour") is True
-        return cls(MappingProxyType(ids), form, default, is_last, tokens[END])
-
     def record(self) -> dict[str, Any] | None:
         """Return what a manifest must say to find these languages again."""
         return {"form": self.form, "default": self.default, "is_last": self.is_last} if self.ids else None
 
     @classmethod
     def from_record(cls, record: object, added: Mapping[int, Any], folder: Path) -> Languages:
-        """Find the language tokens as `of` did. Raises `CheckpointError` for a damaged record."""
+        """Find the language tokens as `languages_of` did. Raises `CheckpointError` for a damaged record."""
         if record is None:
             return cls()
         tokens = {str(token): index for index, token in added.items()}

@@ -16,35 +16,28 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
-from ..distributed import ProcessGroup, shard_model
-from ..errors import CheckpointError, Float16Error, InputError, written
+from ..checkpoints.base import CastCheckpoint
+from ..errors import Float16Error, InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
-from . import hub, manifest
-from .names import (
-    FORMER_NAMES,
-    SNAPSHOTS,
-    is_hub_name,
-    model_name,
-    name_in_address,
-    name_of_cache_folder,
-    nearest,
-    shown_name,
-)
-from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from ..rooms import has_room
+from . import manifest
+from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
+from .tokenizer import load_tokenizer
+from .tokenizer_base import TOKENIZER_FILES, Tokenizer
 
 if TYPE_CHECKING:  # imported when an adapter is given
     from .adapter import Adapter
 
-MODELS = Path("models")  # convert.py writes here
 BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
 WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
+# Takes a function that builds the model for one of N ranks, and the checkpoint; returns both for this process.
+Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class ModelHandle:
         return weight_bytes(self.model, self.checkpoint)
 
     def load_weights(self) -> None:
-        if sys.platform.startswith("linux"):
+        if sys.platform.startswith("linux") and has_room("cpu"):
             from .. import cpu
 
             cpu.check()
@@ -105,7 +98,7 @@ def open_model(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
-    process_group: ProcessGroup | None = None,
+    shard: Shard | None = None,
     beside: int = 0,
 ) -> ModelHandle:
     """Open a folder, or a model on the Hub, which is downloaded if necessary.
@@ -116,7 +109,7 @@ def open_model(
         group_size: Columns per group of quantized weights.
         gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
-        process_group: The processes that share the model.
+        shard: Reduces the model to the part of this process, if several share it.
         beside: The size in bytes of a target that is loaded with this model.
 
     Raises:
@@ -139,17 +132,14 @@ def open_model(
     elif gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
     original = raw, checkpoint
-    model, raw, checkpoint = build_unread(*original, storage)
-    size = weight_bytes(model, checkpoint) // (1 if process_group is None else process_group.size)
-    require_memory(shown_name(folder), size, beside, partial(smaller_precision, *original))
+    model, raw, checkpoint = build_unread(*original, storage, shard)
+    require_memory(shown_name(folder), weight_bytes(model, checkpoint), beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
-            model, raw, checkpoint = build_model(*original, storage)
+            model, raw, checkpoint = build_model(*original, storage, shard)
         except Float16Error:
             if dtype is not None:
                 raise
-    if process_group is not None:
-        model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
     tokenizer = load_tokenizer(tokenizer_folder(folder, raw, adapter=opened_adapter))
     model.adapter = manifest.adapter_of(folder) if opened_adapter is None else opened_adapter.fingerprint
     model.pieces = tokenizer.vocabulary.pieces
@@ -165,51 +155,32 @@ def open_model(
 
 
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
-    """Return the `checked_config` and the weights of a folder, with Hugging Face's names."""
-    return models.adapt(checked_config(folder, gguf), checkpoints.read(folder, gguf))
+    """Return config.json with the special token ids of generation_config.json, and the weights.
 
-
-def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
-    """config.json with the special token ids of generation_config.json. Checks the ids that they replace, too.
-
-    Raises `InputError` for the folder of an adapter, with the way to load it.
+    Both have Hugging Face's names. Checks the ids in config.json, too. Raises `InputError` for the folder of an
+    adapter, with the way to load it.
     """
-    if gguf is None and (folder / hub.ADAPTER_CONFIG).is_file():
+    if gguf is None and (folder / checkpoints.ADAPTER_CONFIG).is_file():
         from .adapter import refuse_adapter
 
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
-    models.check_config(raw)
+    models.find(raw).config(raw, None)  # checks it
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
-    return raw | {name: value for name, value in ids.items() if value is not None}
+    raw |= {name: value for name, value in ids.items() if value is not None}
+    return models.adapt(raw, checkpoints.read(folder, gguf))
 
 
 def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
     """Open an adapter: a folder, or a name on the Hub. Raises `InputError`."""
     from .adapter import Adapter
 
-    try:
-        return Adapter.open(find_folder(path_or_name))
-    except NoFolder as error:
-        name, meant = error.name, name_in_address(error.name)
-        near = nearest(name, folders_beside(name, hub.ADAPTER_CONFIG))
-    if meant or near or not is_hub_name(name):
-        way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
-        raise InputError(
-            f"{name!r} is neither a folder nor an adapter on the Hub",
-            "adapter",
-            way_out or "name the folder that PEFT saved, or an adapter on the Hub, organisation/adapter",
-        )
-    try:
-        return Adapter.open(hub.fetch(name))
-    except hub.UnknownModel as error:
-        way_out = "check the name, or name a folder that PEFT saved" if error.is_unreached else written(error.way_out)
-        raise InputError(f"{name!r}: not a local folder, {error.reason}", "adapter", way_out) from error
-    except CheckpointError:
-        raise
-    except InputError as error:
-        raise InputError(error.problem, "adapter", error.way_out) from error
+    if (folder := local_folder(path_or_name)) is None:
+        from .lookup import download_adapter
+
+        folder = download_adapter(str(path_or_name))
+    return Adapter.open(folder)
 
 
 def tokenizer_folder(
@@ -219,7 +190,7 @@ def tokenizer_folder(
 
     Args:
         folder: The model's.
-        raw: The model's `checked_config`.
+        raw: The model's config.json, as `read_folder` returns it.
         named: A folder, or a model on the Hub.
         adapter: An adapter, which may have a tokenizer.
     """
@@ -230,9 +201,10 @@ def tokenizer_folder(
             raise InputError(error.problem, "tokenizer", error.way_out) from error
     if adapter is not None and adapter.has_vocabulary:
         return adapter.folder
-    default = models.default_tokenizer(raw)
-    if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or (default := models.default_tokenizer(raw)) is None:
         return folder
+    from . import hub
+
     try:
         return hub.fetch(default, only_tokenizer=True)
     except InputError as error:
@@ -241,7 +213,7 @@ def tokenizer_folder(
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
-    """The generation config of a folder with this `checked_config`. Raises `CheckpointError` for invalid fields."""
+    """The generation config of a folder. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
     if model.audio is not None:
         for name in ("forced_decoder_ids", "max_length", "max_new_tokens"):  # requests state language, task and length
@@ -250,7 +222,7 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
 
 
 def build_model(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
@@ -271,6 +243,8 @@ def build_model(
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
+        from ..checkpoints.quantized import QuantizedCheckpoint
+
         head = "head" if "head.weight" in sources else "embedding"  # the embedding, if the two are tied
         layers = quantizable(model, sources, storage.group_size)
         names = {name for layer, tensors in layers.items() if layer != head for name in tensors}
@@ -279,14 +253,17 @@ def build_model(
                 f"no layer of this model has rows that divide into groups of {storage.group_size}", "quantize"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
+    if shard is not None:
+        model, checkpoint = shard(partial(models.build, raw, checkpoint), checkpoint)
     return model, raw, checkpoint
 
 
 def build_unread(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """`build_model` with bfloat16 instead of float16, which has the same size. Reads no tensor."""
-    return build_model(raw, checkpoint, replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage)
+    storage = replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage
+    return build_model(raw, checkpoint, storage, shard)
 
 
 def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
@@ -334,101 +311,39 @@ def locate(
     *,
     only_tokenizer: bool = False,
 ) -> Path:
-    """Return the folder of a model: `find_folder`, else the model of this name on the Hub (`download`).
+    """Return the folder of a model: a `local_folder`, else the model of this name on the Hub (`lookup.download`).
 
     gguf_file: a path, or a name in the model's folder, of weights to use instead of others.
     only_tokenizer: the folder may lack weights.
     """
-    try:
-        return find_folder(path_or_name)
-    except NoFolder as error:
-        has_weights = gguf_file is not None and os.path.isfile(gguf_file)
-        options: dict[str, Any] = {"only_tokenizer": only_tokenizer or has_weights}
-        if gguf_file is not None and not has_weights:
-            options["gguf_file"] = str(gguf_file)
-        return download(error, partial(hub.fetch, **options))
+    if (folder := local_folder(path_or_name)) is not None:
+        return folder
+    from . import hub
+    from .lookup import NoFolder, download
+
+    has_weights = gguf_file is not None and os.path.isfile(gguf_file)
+    options: dict[str, Any] = {"only_tokenizer": only_tokenizer or has_weights}
+    if gguf_file is not None and not has_weights:
+        options["gguf_file"] = str(gguf_file)
+    return download(NoFolder(str(path_or_name), model_names()), partial(hub.fetch, **options))
 
 
-def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
-    """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
+def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
+    """Return the path itself, or the folder of this name in models/, here or in the repository; None without one.
 
-    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
+    Raises `InputError` for a folder of the Hub's cache that is not a model's.
     """
-    require_hub_name(missing)
-    name = missing.name
-    try:
-        return fetch(name)
-    except hub.UnknownModel as error:
-        problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
-        meant = missing.nearest or nearest(name, [*hub.cached_names(), *FORMER_NAMES])
-        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
-        raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
-
-
-def require_hub_name(missing: NoFolder) -> None:
-    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
-
-    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
-    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
-    """
-    name = missing.name
-    if missing.is_final or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
-        raise missing
-    if missing.nearest and "/" not in name and not hub.is_known(name):
-        raise missing
-
-
-class NoFolder(InputError):
-    """A name is not the name of a local folder.
-
-    only_paths: names of folders in models/ are not accepted either, because conversion writes them.
-    is_final: it is a file, or the address of a model's page, so the Hub is not asked.
-    nearest: a local name that was probably meant, or None.
-    """
-
-    def __init__(self, name: str, *, only_paths: bool = False) -> None:
-        self.name = name
-        self.nearest = None
-        self.is_final = True
-        if os.path.isfile(name):
-            way_out = "name its folder, which must contain the tokenizer too"
-            super().__init__(f"model {name!r} is a file", way_out=way_out)
-            return
-        if (meant := name_in_address(name)) is not None:
-            super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
-            return
-        self.is_final = False
-        known = [str(folder) for folder in model_folders()] if only_paths else model_names()
-        self.nearest = nearest(name, [*folders_beside(name), *known])
-        suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
-        problem = "not a folder" if only_paths else f"neither a folder nor a name in {MODELS}/ ({', '.join(known)})"
-        super().__init__(
-            f"model {name!r} is {problem}",
-            way_out=f"{suggestion}convert one with convert.py --model, or name a model on the Hub, organisation/model",
-        )
-
-
-def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
-    """A local folder: the path itself, or the folder of this name in models/, here or in the repository."""
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
     path = Path(path_or_name)
     for folder in (path, MODELS / path, BUNDLED / path):
-        if not os.path.isdir(folder):
-            continue
-        if (folder / SNAPSHOTS).is_dir() and (name := name_of_cache_folder(folder.resolve().name)):
-            raise InputError(f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}")
-        return folder
-    raise NoFolder(str(path_or_name))
-
-
-def folders_beside(path: str, file: str = "config.json") -> list[str]:
-    """Return the folders that have a file, beside the one that a path names and written in the same way."""
-    parent = os.path.dirname(path.rstrip("/"))
-    with suppress(OSError, ValueError):
-        folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
-        return sorted(folder for folder in folders if os.path.isfile(os.path.join(folder, file)))
-    return []
+        if os.path.isdir(folder):
+            if (folder / SNAPSHOTS).is_dir() and (name := name_of_cache_folder(folder.resolve().name)):
+                raise InputError(
+                    f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}"
+                )
+            return folder
+    return None
 
 
 def model_names() -> list[str]:

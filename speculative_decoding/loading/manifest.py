@@ -27,16 +27,14 @@ def write(folder: Path, **facts: Any) -> None:
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def files_of(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the size and SHA-256 of each file by name; empty if the folder has no manifest."""
-    return read(folder).get("files", {})
-
-
 def read(folder: Path) -> Mapping[str, Any]:
-    """Return the manifest; empty if the folder has none. Raises `CheckpointError` if it is damaged."""
+    """Return the manifest, with the size and SHA-256 of each file; without files if the folder has none.
+
+    Raises `CheckpointError` if it is damaged.
+    """
     path = folder / MANIFEST
     if not path.exists():
-        return {}
+        return {"files": {}}
     try:
         content = read_json_object(path)
         version, files = content["format_version"], content["files"]
@@ -59,7 +57,7 @@ def adapter_of(folder: Path) -> str | None:
 
 def check_sizes(folder: Path) -> None:
     """Raise `CheckpointError` if a file is missing or has another size. Reads no data, so every load can afford it."""
-    for name, entry in files_of(folder).items():
+    for name, entry in read(folder)["files"].items():
         path = folder / Path(name).name
         if not path.is_file():
             raise CheckpointError(f"{path}: file is missing; {WAY_OUT}")
@@ -73,7 +71,7 @@ def verify(folder: Path) -> int:
     Raises `CheckpointError` naming the first damaged file.
     """
     check_sizes(folder)
-    files = files_of(folder)
+    files = read(folder)["files"]
     if not files:
         raise CheckpointError(f"{folder}: no {MANIFEST}; only folders written by convert.py can be verified")
     for name, entry in files.items():

@@ -1,36 +1,23 @@
-"""Names of models: on the Hub, in the Hub's cache, and with a typing error."""
+"""Names of models: on the Hub, and in its cache."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import SequenceMatcher
 from pathlib import Path
 
+MODELS = Path("models")  # convert.py writes here
 HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(?<![.-])", re.ASCII)
 MAX_CHARACTERS = 96  # of a name on the Hub
-ADDRESS = re.compile(
-    r"(?:https?:/+[^/]+/|hf:/+|(?:www\.)?(?:huggingface|hf)\.co/)(?:models/)?"
-    r"([\w.-]+(?:/(?!(?:tree|blob|resolve)\b)[\w.-]+)?)",
-    re.ASCII,
-)
 CACHED = "models--"  # the Hub's cache has models--google--flan-t5-base/snapshots/COMMIT
 SNAPSHOTS = "snapshots"
 # Models that are older than the Hub's organisations. The Hub redirects these names.
 FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
-SIMILARITY = 0.82  # of a typing error; flan-t5-base and flan-t5-large have 0.8
 
 
 def is_hub_name(name: str) -> bool:
     """Return whether the Hub can have this name: organisation/model, or a model without an organisation."""
     is_valid = len(name) <= MAX_CHARACTERS and not name.endswith(".git") and "--" not in name and ".." not in name
     return is_valid and HUB_NAME.fullmatch(name) is not None
-
-
-def name_in_address(text: str) -> str | None:
-    """Return the model's name in an address such as https://huggingface.co/organisation/model; None for other text."""
-    match = ADDRESS.match(text)
-    return match and match[1]
 
 
 def other_names(name: str) -> list[str]:
@@ -63,21 +50,3 @@ def model_name(folder: Path) -> str:
 def shown_name(folder: Path) -> str:
     """Return what output calls a model: organisation/model in the Hub's cache, else the folder's path."""
     return hub_name(folder) or str(folder)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant, compared without organisations and parent folders.
-
-    Digits count: `whisper-large-v2` is another model than `whisper-large-v3`, not a typing error.
-    """
-
-    def last_part(text: str) -> str:
-        return text.rstrip("/").rsplit("/", 1)[-1].lower()
-
-    def similarity(candidate: str) -> float:
-        typed, meant = last_part(name), last_part(candidate)
-        has_same_digits = re.findall(r"\d", typed) == re.findall(r"\d", meant)
-        return SequenceMatcher(None, typed, meant).ratio() if has_same_digits else 0.0
-
-    best = max(known, key=similarity, default=None)
-    return best if best is not None and similarity(best) >= SIMILARITY else None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from ..distributed import ProcessGroup, ShardedModel
-from ..errors import InputError, Name, note, written
+from ..errors import InputError, Name, note, words
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
-from ..models.shared_encoder import share_encoder
 from .draft_head import DraftHeadHandle, open_draft
-from .load import ModelHandle, open_model
+from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
 SELF_DRAFT = "self-8bit"  # names the target itself, in 8 bits, as the draft model
@@ -34,25 +32,23 @@ class ModelPair:
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
-    def load_weights(self, given: Collection[str] = (), name: Callable[[str], str] = str) -> None:
+    def load_weights(self, given: Collection[str] = ()) -> None:
         """Read all weights. A draft model with the target's encoder shares it.
 
-        Warns about unsupported fields of the target's generation_config.json.
-
-        Args:
-            given: Options that were chosen, which replace such fields.
-            name: Returns what a front end calls an option.
+        Warns about unsupported fields of the target's generation_config.json. given: options that replace such fields.
         """
         model = self.target.model
         warn_if_slow(shown_name(self.target.folder), self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.note(given):
-            note(f"{shown_name(self.target.folder)}, generation_config.json: {written(ignored, name)}")
+            note((f"{shown_name(self.target.folder)}, generation_config.json: ", *words(ignored)))
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):
+            from ..models.shared_encoder import share_encoder
+
             share_encoder(model, self.draft.model)
-        elif self.draft is not None and isinstance(model, ShardedModel):
+        elif self.draft is not None:
             model.keep_full_cross_attention()
 
 
@@ -65,7 +61,7 @@ def open_pair(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
-    process_group: ProcessGroup | None = None,
+    shard: Shard | None = None,
 ) -> ModelPair:
     """Open a target and its draft, and check that they fit together, without reading weights.
 
@@ -77,7 +73,7 @@ def open_pair(
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: Weights of the target, instead of the folder's.
         adapter: A LoRA adapter to merge into the target.
-        process_group: The processes that share the target.
+        shard: Reduces the target to the part of this process, if several share it.
 
     Raises:
         InputError: A model does not exist, the draft does not fit the target, or an argument has no effect.
@@ -97,7 +93,7 @@ def open_pair(
         )
     group_size = 64 if group_size is None else group_size
     open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file, adapter=adapter)
-    opened = open_target(quantize=quantize, process_group=process_group)
+    opened = open_target(quantize=quantize, shard=shard)
     if draft is None:
         return ModelPair(opened)
     if draft == SELF_DRAFT:

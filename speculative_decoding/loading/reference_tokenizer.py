@@ -16,33 +16,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import read_json_object
+from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
-from .tokenizer import (
+from .tokenizer_base import (
+    MAX_FILE_BYTES,
     SENTENCEPIECE,
+    SIDE_FILES,
     TOKENIZER_FILES,
-    Duties,
     FastTokenizer,
     FolderTokenizer,
-    TokenizerErrors,
     read_backend,
+    tokenizer_errors,
 )
-from .tokenizer_checks import check_sentencepiece, check_tokenizer_json, check_vocabulary
-from .tokenizer_settings import family_config, model_type_of, settings_of
+from .tokenizer_checks import check_added_tokens, check_sentencepiece, check_tokenizer_json, check_vocabulary
+from .tokenizer_settings import family_config, languages_of, model_type_of, settings_of, tokenizer_class
 
+BYTES = "ByT5Tokenizer"  # a class that needs no files
 MAX_EXTRA_IDS = 1 << 11  # T5 has 100; transformers takes time for the square of their number
 MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 
 def read_reference(folder: Path) -> FolderTokenizer:
-    """Read the tokenizer of a folder whose files passed `check_files`. tokenizer.json wins over other vocabularies."""
+    """Read the tokenizer of a folder. tokenizer.json wins over other vocabularies. Raises `InputError`."""
+    check_files(folder)
     check_contents(folder)
     if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
         return tokenizer
     return read_with_transformers(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `InputError` for a folder without tokenizer files, or with some that are too large or hostile."""
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
+    for path in found:
+        open_regular(path, MAX_FILE_BYTES).close()
+    if not found and tokenizer_class(folder) != BYTES:
+        raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
+    for path in found:
+        if path.name in SIDE_FILES:
+            with tokenizer_errors(f"{path}: not readable"):
+                check_added_tokens(read_json_object(path))
 
 
 def check_contents(folder: Path) -> None:
@@ -57,7 +73,7 @@ def check_contents(folder: Path) -> None:
     checks |= {name: (check_vocabulary, "vocabulary") for name in ("vocab.json", "merges.txt", "vocab.txt", "dict.txt")}
     for name, (check, kind) in checks.items():
         if (path := folder / name).is_file():
-            with TokenizerErrors(f"{path}: not a readable {kind}"):
+            with tokenizer_errors(f"{path}: not a readable {kind}"):
                 check(path.read_bytes())
 
 
@@ -90,9 +106,9 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
                 read_backend(path.read_bytes(), path)  # raises an error that names the file, if it is damaged
             reason = reason.replace(str(data), str(folder))
             raise InputError(f"{folder}: its tokenizer cannot be loaded ({reason})")
-    languages, cleans_up = Languages.of(added, folder), cleans_up_spaces(loaded, folder)
+    languages, cleans_up = languages_of(added, folder), cleans_up_spaces(loaded, folder)
     if loaded.is_fast:
-        return FastTokenizer(loaded.backend_tokenizer, languages, Duties(cleans_up))
+        return FastTokenizer(loaded.backend_tokenizer, languages, cleans_up)
     return PythonTokenizer(loaded, pieces, languages, cleans_up)
 
 

@@ -19,9 +19,8 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import short_repr
 from . import language_codes
-from .languages import Languages
-from .tokenizer import FolderTokenizer, TokenizerErrors
-from .tokenizer_settings import model_type_of, settings_of, tokenizer_class
+from .tokenizer_base import FolderTokenizer, tokenizer_errors
+from .tokenizer_settings import languages_of, model_type_of, settings_of, tokenizer_class
 
 SPACE = "\u2581"  # SentencePiece's
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -146,7 +145,7 @@ class SentencePieceTokenizer(FolderTokenizer):
             for names in (self.before, self.after)
         )
         cleans_up = self.cleans_up_text and settings.flag("clean_up_tokenization_spaces", False)
-        languages = Languages.of(self.language_tokens(), folder)
+        languages = languages_of(self.language_tokens(), folder)
         super().__init__({piece: index for index, piece in self._by_id.items()} | vocabulary, languages, cleans_up)
 
     @abstractmethod
@@ -520,7 +519,7 @@ def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
     chosen = CLASSES.get(name or "")
     if chosen is None or not (folder / chosen.model_file).is_file():
         return None
-    with TokenizerErrors(f"{folder}: its tokenizer cannot be loaded"):
+    with tokenizer_errors(f"{folder}: its tokenizer cannot be loaded"):
         return chosen(folder, Settings.read(folder))
 
 

@@ -1,192 +1,22 @@
-"""Text to token ids and back, and streamed text. Knows nothing of models."""
+"""Loads the tokenizer of a folder, and decodes ids as they arrive. Knows nothing of models."""
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
-from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.files import open_regular, read_json_object
-from ..errors import CheckpointError, InputError
+from ..checkpoints.files import open_regular
+from ..errors import CheckpointError
 from . import manifest
-from .clean_up import StreamedCleanUp, clean_up
 from .languages import Languages
-from .tokenizer_checks import check_added_tokens, check_tokenizer_json
-from .tokenizer_settings import tokenizer_class
+from .tokenizer_base import MAX_FILE_BYTES, FastTokenizer, FolderTokenizer, Tokenizer, Vocabulary, read_backend
 
-# Every file that a tokenizer may use.
-SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    *SENTENCEPIECE,
-    "sentencepiece.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "dict.txt",
-)
-MAX_IDS = 1 << 24
-SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
-BYTES = "ByT5Tokenizer"  # a class that needs no files
+if TYPE_CHECKING:  # imported for the tokenizers that need it
+    from .clean_up import StreamedCleanUp
+
 UNKNOWN = ("<unk>", "[UNK]")
 REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
-
-
-class Tokenizer(Protocol):
-    """The interface that the package requires of a tokenizer."""
-
-    @property
-    def languages(self) -> Mapping[str, int]:
-        """Language code -> token, such as `deu_Latn`. Empty for models without language tokens."""
-
-    def encode(self, text: str, language: str | None = None) -> list[int]:
-        """Return the encoder's token ids, including the special tokens of the family (T5 appends its end token).
-
-        language: one of `languages`, or None for the default in the tokenizer's files.
-        """
-
-    def encode_output(self, text: str) -> list[int]:
-        """Return the token ids that the decoder writes for this text, without a language token."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text without special tokens."""
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-
-class Vocabulary:
-    """The piece for each token id. A draft model must have the target's vocabulary."""
-
-    def __init__(self, pieces: Mapping[str, int]) -> None:
-        by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
-        self.pieces: Mapping[int, str] = MappingProxyType(by_id)  # read-only, because models share it
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self.pieces)
-
-
-def fingerprint(pieces: Mapping[int, str]) -> str:
-    text = "\0".join(f"{index} {piece}" for index, piece in pieces.items())
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-@dataclass
-class TokenizerErrors:
-    """A context that turns errors of a tokenizer library into one-line `InputError`s.
-
-    This includes panics of Rust code, which do not derive from `Exception`. A class, because a generator-based context
-    takes three times as long and each token is decoded twice.
-    """
-
-    problem: str
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, InputError):
-            return
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"{self.problem} ({reason})") from error
-
-
-class FolderTokenizer(ABC):
-    """The tokenizer in a model's folder. Subclasses wrap the library that loads it.
-
-    Args:
-        pieces: Piece -> id, of all tokens.
-        languages: Adds language tokens; its `ids` are empty for most models.
-        cleans_up: Whether `decode` cleans up spaces.
-    """
-
-    def __init__(self, pieces: Mapping[str, int], languages: Languages, cleans_up: bool) -> None:
-        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for each id below it
-            raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
-        self.vocabulary = Vocabulary(pieces)
-        self.language_rules = languages
-        self.languages = languages.ids
-        self.cleans_up = cleans_up
-        bytes_ = (pieces.get(f"<0x{byte:02X}>") for byte in range(256))
-        self.byte_tokens = frozenset(token for token in bytes_ if token is not None)
-
-    def encode(self, text: str, language: str | None = None) -> list[int]:
-        with TokenizerErrors("tokenizer: cannot encode this text"):
-            ids = self._encode(text, add_special_tokens=not self.languages)
-        return self.language_rules.wrap_source(ids, language)
-
-    def encode_output(self, text: str) -> list[int]:
-        with TokenizerErrors("tokenizer: cannot encode this text"):
-            ids = self._encode(text, add_special_tokens=not self.languages, as_output=not self.languages)
-        return self.language_rules.wrap_output(ids)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        text = self.decode_as_written(tokens)
-        return clean_up(text) if self.cleans_up else text
-
-    def decode_as_written(self, tokens: Sequence[int]) -> str:
-        """Return the text before the clean-up of spaces."""
-        with TokenizerErrors("tokenizer: cannot decode these tokens"):
-            return self._decode(list(tokens))
-
-    @abstractmethod
-    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]: ...
-
-    @abstractmethod
-    def _decode(self, tokens: list[int]) -> str: ...
-
-
-@dataclass(frozen=True)
-class Duties:
-    """What Python must do because a tokenizer.json cannot express it.
-
-    cleans_up: Clean up the spaces of decoded text.
-    strips: Remove spaces at the ends of decoded text.
-    ends_once: The end token, if it is not added to a text that ends with it.
-    """
-
-    cleans_up: bool = False
-    strips: bool = False
-    ends_once: int | None = None
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], path: Path) -> Duties:
-        """Read them from a manifest. Raises `CheckpointError` if it is damaged."""
-        match record:
-            case {"cleans_up": bool(cleans_up), "strips": bool(strips), "ends_once": None | int() as ends_once}:
-                return cls(cleans_up, strips, ends_once)
-        raise CheckpointError(f"{path}: its entry for the tokenizer is damaged; {manifest.WAY_OUT}")
-
-
-class FastTokenizer(FolderTokenizer):
-    """A tokenizer of the `tokenizers` package. backend: a `tokenizers.Tokenizer`."""
-
-    def __init__(self, backend: Any, languages: Languages, duties: Duties) -> None:
-        super().__init__(backend.get_vocab(with_added_tokens=True), languages, duties.cleans_up)
-        backend.no_truncation()
-        backend.no_padding()
-        self.backend = backend
-        self.duties = duties
-
-    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
-        ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        end = self.duties.ends_once
-        return ids[:-1] if add_special_tokens and end is not None and ids[-2:] == [end, end] else ids
-
-    def _decode(self, tokens: list[int]) -> str:
-        text = str(self.backend.decode(tokens, skip_special_tokens=True))
-        return text.strip() if self.duties.strips else text
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -197,7 +27,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     if (record := proven_record(folder)) is not None:
         return read_proven(folder, record)
-    check_files(folder)
     from .reference_tokenizer import read_reference
 
     return read_reference(folder)
@@ -214,34 +43,15 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_proven(folder: Path, record: Mapping[str, Any]) -> FastTokenizer:
-    """Read a tokenizer.json that conversion wrote. record: the manifest's entry."""
+    """Read a tokenizer.json that conversion wrote. record: the manifest's entry. Raises `CheckpointError`."""
     path = folder / "tokenizer.json"
     with open_regular(path, MAX_FILE_BYTES) as file:
         backend = read_backend(file.read(), path)
     languages = Languages.from_record(record.get("languages"), backend.get_added_tokens_decoder(), folder)
-    return FastTokenizer(backend, languages, Duties.from_record(record, folder / manifest.MANIFEST))
-
-
-def read_backend(data: bytes, path: Path) -> Any:
-    """Return the `tokenizers.Tokenizer` of a tokenizer.json."""
-    import tokenizers
-
-    with TokenizerErrors(f"{path}: not a readable tokenizer"):
-        check_tokenizer_json(data)
-        return tokenizers.Tokenizer.from_buffer(data.removeprefix(BOM_UTF8))
-
-
-def check_files(folder: Path) -> None:
-    """Raise `InputError` for a folder without tokenizer files, or with some that are too large or hostile."""
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
-    for path in found:
-        open_regular(path, MAX_FILE_BYTES).close()
-    if not found and tokenizer_class(folder) != BYTES:
-        raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
-    for path in found:
-        if path.name in SIDE_FILES:
-            with TokenizerErrors(f"{path}: not readable"):
-                check_added_tokens(read_json_object(path))
+    match record:
+        case {"cleans_up": bool(cleans_up), "strips": bool(strips), "ends_once": None | int() as ends_once}:
+            return FastTokenizer(backend, languages, cleans_up, strips, ends_once)
+    raise CheckpointError(f"{folder / manifest.MANIFEST}: its entry for the tokenizer is damaged; {manifest.WAY_OUT}")
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
@@ -288,7 +98,10 @@ class StreamingDetokenizer:
         if isinstance(tokenizer, FolderTokenizer):
             self._decode = tokenizer.decode_as_written
             self._byte_tokens = tokenizer.byte_tokens
-            self._clean_up = StreamedCleanUp() if tokenizer.cleans_up else None
+            if tokenizer.cleans_up:
+                from .clean_up import StreamedCleanUp
+
+                self._clean_up = StreamedCleanUp()
         self._window: list[int] = []
         self._done = 0  # the text of the window's ids before this one has been returned
         self._returned = 0  # characters of that text
@@ -363,3 +176,14 @@ class StreamingDetokenizer:
 
     def _pending(self) -> str:
         return self._decode(self._window)[self._returned :]
+
+
+__all__ = [
+    "FastTokenizer",
+    "StreamingDetokenizer",
+    "Tokenizer",
+    "Vocabulary",
+    "continuation_text",
+    "load_tokenizer",
+    "unknown_characters",
+]

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..checkpoints.files import read_json_object
+from ..errors import CheckpointError
+from ..sampling.options import short_repr
+from .languages import END, PLAIN, UNDERSCORES, Languages, codes_in
+
+# Class -> the form of its language tokens, and the default.
+CLASSES = {
+    "NllbTokenizer": (PLAIN, "eng_Latn"),
+    "MBartTokenizer": (PLAIN, "en_XX"),
+    "MBart50Tokenizer": (PLAIN, "en_XX"),
+    "M2M100Tokenizer": (UNDERSCORES, "en"),
+}
+GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # tokenizers of any family
+MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # `model_type`; None without a config.json
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -31,3 +46,37 @@ def family_config(folder: Path) -> dict[str, str]:
     """Return the fields of config.json by which transformers chooses the class of a tokenizer."""
     fields = {"model_type": model_type_of(folder), "tokenizer_class": tokenizer_class(folder)}
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def languages_of(added: Mapping[int, Any], folder: Path) -> Languages:
+    """Find the language tokens of a tokenizer.
+
+    Args:
+        added: Its added tokens by id; `str` of one is its content.
+        folder: Its files, whose class or `model_type` decides whether it has languages.
+
+    Raises `CheckpointError` for an unknown `src_lang`.
+    """
+    tokens = {str(token): index for index, token in added.items()}
+    name, model_type = tokenizer_class(folder), model_type_of(folder)
+    settings = settings_of(path := folder / "tokenizer_config.json")
+    if name in CLASSES:
+        forms = [CLASSES[name]]
+    elif name in GENERAL_CLASSES and model_type in MULTILINGUAL:
+        forms = list(dict.fromkeys(CLASSES.values()))
+    else:
+        forms = []
+    choices = [(codes_in(tokens, form), form, default) for form, default in forms]
+    ids, form, default = max(choices, key=lambda each: (len(each[0]), each[2] in each[0]), default=({}, "", ""))
+    if not ids or END not in tokens:
+        if "tokenizer_class" in settings and name in CLASSES:
+            raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
+        return Languages()
+
+    # mBART-50 added Afrikaans.
+    is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
+    default = settings.get("src_lang") or default  # English without src_lang, as in transformers
+    if not isinstance(default, str) or default not in ids:
+        raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
+    is_last = is_mbart or settings.get("legacy_behaviour") is True
+    return Languages(MappingProxyType(ids), form, default, is_last, tokens[END])

@@ -1,65 +1,41 @@
-"""Registry of supported architectures, by `model_type`. A new architecture needs a module and an entry below."""
+"""Supported architectures by `model_type`. The module of one is imported when a model needs it.
+
+To add an architecture, add a module that exports an `ARCHITECTURE`, and a line in `MODULES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, Float16Error
 from ..sampling.options import short_repr
-from . import bart, t5, t5_float16, t5gemma, t5gemma2, whisper
-from .bart import BART, FAMILIES, BartConfig
+from .architecture import Architecture
 from .base import EncoderDecoder
 from .config import RawConfig
-from .t5 import T5, T5Config
-from .t5gemma import T5Gemma, t5gemma_config
-from .t5gemma2 import T5Gemma2, t5gemma2_config
-from .tensors import TokenTables
-from .whisper import Whisper, WhisperConfig
 
-
-def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return both as they are, for models that do not overflow.
-
-    In BART and Marian, a norm after each residual sum keeps values from growing. OpenAI publishes Whisper in float16.
-    """
-    return raw, checkpoint
-
-
-class Architecture(NamedTuple):
-    """Constructors of an architecture.
-
-    model: builds the model from the config and the number of tensor-parallel ranks.
-    config: parses config.json; some fields also depend on the tensors of the checkpoint.
-    adapt: see `adapt`.
-    tables: see `token_tables`.
-    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
-    """
-
-    model: Callable[[Any, int], EncoderDecoder]
-    config: Callable[[RawConfig, Checkpoint | None], Any]
-    adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
-    tables: Callable[[Set[str]], TokenTables]
-    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
-
-
-ARCHITECTURES = {
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5"),
-        Architecture(T5, T5Config.from_dict, t5.adapted, lambda _: t5.TABLES, t5_float16.for_float16),
-    ),
-    **{
-        name: Architecture(
-            BART, BartConfig.from_dict, bart.adapted, bart.token_tables, None if family.norm_first else unchanged
-        )
-        for name, family in FAMILIES.items()
-    },
-    "whisper": Architecture(Whisper, WhisperConfig.from_dict, whisper.adapted, lambda _: whisper.TABLES, unchanged),
-    "t5gemma": Architecture(T5Gemma, t5gemma_config, t5gemma.adapted, lambda _: t5gemma.TABLES),
-    "t5gemma2": Architecture(T5Gemma2, t5gemma2_config, t5gemma2.adapted, t5gemma2.token_tables),
+MODULES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "t5"),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "m2m_100", "marian"), "bart"),
+    "whisper": "whisper",
+    "t5gemma": "t5gemma",
+    "t5gemma2": "t5gemma2",
 }
+RESCALING = {"t5": "t5_float16"}  # the module whose `for_float16` rescales an architecture that may overflow
 UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, which also accept long sources"}
+
+
+def find(raw: RawConfig) -> Architecture:
+    """Return the architecture of a parsed config.json. Raises `CheckpointError` for an unsupported one."""
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MODULES:
+        if isinstance(model_type, str) and model_type in UNSUPPORTED:
+            raise CheckpointError(f"config.json: model_type {model_type!r}: {UNSUPPORTED[model_type]}")
+        known = ", ".join(MODULES)
+        raise CheckpointError(f"config.json: unsupported model_type {short_repr(model_type)}; supported: {known}")
+    architecture: Architecture = import_module(f".{MODULES[model_type]}", __name__).ARCHITECTURE
+    return architecture
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:
@@ -67,25 +43,28 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
 
     Args:
         checkpoint: Supplies fields that config.json may omit or misstate.
-        ranks: The number of tensor-parallel ranks; the model has the size of one shard (distributed/sharding.py).
+        ranks: The number of tensor-parallel ranks; the model has the size of one shard.
     """
     architecture = find(raw)
     return architecture.model(architecture.config(raw, checkpoint), ranks)
 
 
-def check_config(raw: RawConfig) -> None:
-    """Raise `CheckpointError` for a config.json that is unsupported or invalid."""
-    find(raw).config(raw, None)
-
-
 def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
     """Return config.json with Hugging Face's fields, which mlx-whisper names differently."""
-    return whisper.hugging_face_config(raw) if "n_mels" in raw else dict(raw)
+    if "n_mels" not in raw:
+        return dict(raw)
+    from .whisper import hugging_face_config
+
+    return hugging_face_config(raw)
 
 
 def default_tokenizer(raw: RawConfig) -> str | None:
     """Return the model on the Hub whose tokenizer fits a folder without one, as mlx-whisper's folders are."""
-    return whisper.TOKENIZERS.get(raw["vocab_size"]) if raw["model_type"] == "whisper" else None
+    if raw["model_type"] != "whisper":
+        return None
+    from .whisper import TOKENIZERS
+
+    return TOKENIZERS.get(raw["vocab_size"])
 
 
 def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -94,11 +73,6 @@ def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint
     Tables that equal another one are left out. All other functions take checkpoints that this one returned.
     """
     return find(raw).adapt(raw, checkpoint)
-
-
-def token_tables(raw: RawConfig, names: Set[str]) -> TokenTables:
-    """Return the names of the tables with a row per token in a checkpoint that `adapt` returned."""
-    return find(raw).tables(names)
 
 
 def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
@@ -116,30 +90,22 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
     Raises:
         Float16Error: There is none, or it is less precise than in bfloat16.
     """
-    rescale = find(raw).for_float16
-    if rescale is None:
-        raise Float16Error(f"{checkpoint}: {raw['model_type']} models may overflow in float16; use bfloat16")
-    return rescale(raw, checkpoint)
-
-
-def find(raw: RawConfig) -> Architecture:
-    model_type = raw.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        if isinstance(model_type, str) and model_type in UNSUPPORTED:
-            raise CheckpointError(f"config.json: model_type {model_type!r}: {UNSUPPORTED[model_type]}")
-        known = ", ".join(ARCHITECTURES)
-        raise CheckpointError(f"config.json: unsupported model_type {short_repr(model_type)}; supported: {known}")
-    return ARCHITECTURES[model_type]
+    model_type = raw["model_type"]
+    if find(raw).fits_float16(raw):
+        return raw, checkpoint
+    if (module := RESCALING.get(MODULES[model_type])) is None:
+        raise Float16Error(f"{checkpoint}: {model_type} models may overflow in float16; use bfloat16")
+    rescaled: tuple[RawConfig, Checkpoint] = import_module(f".{module}", __name__).for_float16(raw, checkpoint)
+    return rescaled
 
 
 __all__ = [
     "EncoderDecoder",
     "adapt",
     "build",
-    "check_config",
     "default_tokenizer",
+    "find",
     "for_float16",
     "hugging_face_config",
-    "token_tables",
     "with_vocab_size",
 ]

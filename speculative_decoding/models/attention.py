@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..cpu.exponentials import softmax
+from .backend import replaced_on_cpu
 from .device import on_gpu
+
+Softmax = Callable[[mx.array], mx.array]
 
 
 def split_heads(x: mx.array, batch: int, heads: int) -> mx.array:
@@ -30,6 +32,21 @@ def split_parts(x: mx.array, batch: int, parts: int, heads: int) -> mx.array:
     return x.reshape(batch, length, parts, heads, -1).transpose(2, 0, 3, 1, 4)
 
 
+def precise_softmax(scores: mx.array) -> mx.array:
+    """Softmax over the last axis, computed in float32."""
+    return mx.softmax(scores, axis=-1, precise=True)
+
+
+@replaced_on_cpu
+def window_softmax(scores: mx.array) -> mx.array:
+    """`precise_softmax` over a window of audio.
+
+    On a CPU, its bits depend on the number of keys. All windows have the same number, but with sources of text, a row
+    would depend on the padding of its batch.
+    """
+    return precise_softmax(scores)
+
+
 class Keys(NamedTuple):
     """Keys and values (B, H or fewer, T, D), and their additive mask (B, H or 1, L or 1, T), if there is one."""
 
@@ -46,7 +63,7 @@ def attend(
     *,
     scale: float = 1.0,
     soft_cap: float | None = None,
-    source_is_fixed: bool = False,
+    softmax: Softmax = precise_softmax,
 ) -> mx.array:
     """Queries (B, H, L, D), keys and values (B, H or fewer, T, D), perhaps an additive mask -> (B * L, H * D).
 
@@ -54,15 +71,13 @@ def attend(
 
     Args:
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
-        source_is_fixed: Whether the keys belong to a source whose length is the same for all requests. A CPU then uses
-            exponentials that are faster for long sources. For sources of any length, bits would depend on the length,
-            so a row would depend on the padding of its batch.
+        softmax: Turns scores into weights, unless a fused kernel does.
     """
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
     parts = [Keys(keys, values, mask)]
-    return attend_together(queries, parts, scale=scale, soft_cap=soft_cap, source_is_fixed=source_is_fixed)
+    return attend_together(queries, parts, scale=scale, soft_cap=soft_cap, softmax=softmax)
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
@@ -92,7 +107,7 @@ def attend_together(
     *,
     scale: float = 1.0,
     soft_cap: float | None = None,
-    source_is_fixed: bool = False,
+    softmax: Softmax = precise_softmax,
 ) -> mx.array:
     """`attend` with one softmax over the keys of all parts.
 
@@ -107,7 +122,7 @@ def attend_together(
         queries = queries * scale
     scores = [masked_scores(queries, part, soft_cap, scale, shared) for part in parts]
     joined = scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1)
-    weights = softmax(joined) if source_is_fixed else mx.softmax(joined, axis=-1, precise=True)
+    weights = softmax(joined)
 
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
     part_weights = mx.split(weights, ends, axis=-1) if ends else [weights]
@@ -121,17 +136,17 @@ def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, scale: 
     """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped."""
     keys = part.keys.swapaxes(-1, -2)
     mask = part.mask
-    if mask is not None and soft_cap is None and shared == 1 and keys.shape[0] == queries.shape[0]:
-        return mx.addmm(mask, queries, keys)
+    if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
+        return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
     scores = matmul_rows(queries, keys)
     if mask is None:
         return capped(scores, soft_cap, scale)
-    if mask.shape[0] not in (1, scores.shape[0]):
-        mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
-    if shared == 1 or mask.shape[2] == 1:
-        return capped(scores, soft_cap, scale) + mask
-    by_query_head = scores.reshape(*scores.shape[:2], shared, *mask.shape[2:])  # a view, as opposed to a repeated mask
-    return (capped(by_query_head, soft_cap, scale) + mask[:, :, None]).reshape(scores.shape)
+    if len(mask) not in (1, len(scores)):  # several rows share the mask of a part
+        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
+    shape = scores.shape
+    if shared > 1 and mask.shape[2] > 1:  # view the stacked query heads apart, so that each adds the whole mask
+        scores, mask = scores.reshape(*shape[:2], shared, *mask.shape[2:]), mask[:, :, None]
+    return (capped(scores, soft_cap, scale) + mask).reshape(shape)  # the cap and the sum are fused
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:

@@ -19,6 +19,7 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
+from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
@@ -91,11 +92,6 @@ class TransformerConfig:
         """Whether norms precede blocks."""
         return True
 
-    @property
-    def source_is_fixed(self) -> bool:
-        """See `LayerConfig`."""
-        return False
-
     def check_heads(self) -> None:
         """Raise `CheckpointError` if a number of heads does not divide the width."""
         for name, heads in (
@@ -133,7 +129,6 @@ class TransformerConfig:
             scale=(self.d_model // heads) ** -0.5,
             has_bias=True,
             norm_first=self.norm_first,
-            source_is_fixed=self.source_is_fixed,
         )
 
 
@@ -235,7 +230,7 @@ class Stack(nn.Module):
         batch, length = embedded.shape[:2]
         positions = offsets[:, None] + mx.arange(length)
         x = self.inputs(embedded, position_table, positions)
-        heads = layers[0].num_heads
+        heads = layers[0].cross_keys.shape[1]
         mask = repeat_for_heads(causal_mask(positions, layers[0].num_keys(length), x.dtype), heads)
         source_mask = repeat_for_heads(source_mask, heads)
         hidden = []
@@ -266,6 +261,8 @@ class BART(EncoderDecoder):
     def __init__(self, config: BartConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        if config.family.learned_positions:
+            self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         norm = partial(nn.LayerNorm, config.d_model)
         encoder = config.encoder.shard(ranks)
@@ -293,10 +290,6 @@ class BART(EncoderDecoder):
         return Stack(
             config.d_model, layers, positions, norm_first=family.norm_first, embedding_norm=family.embedding_norm
         )
-
-    @property
-    def max_positions(self) -> int | None:
-        return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         embedded = self.embed(tokens)
@@ -387,3 +380,11 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, token_tables(checkpoint.keys()).without_duplicates(checkpoint, is_tied=is_tied)
+
+
+def fits_float16(raw: RawConfig) -> bool:
+    """Whether norms follow blocks, as in BART and Marian, which keeps the residual stream from growing."""
+    return not FAMILIES[raw["model_type"]].norm_first
+
+
+ARCHITECTURE = Architecture(BART, BartConfig.from_dict, adapted, token_tables, fits_float16)

@@ -15,10 +15,10 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
-from .attention import capped
+from .attention import Softmax, capped, precise_softmax
 from .audio import AudioConfig, Source, token_ids
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
-from .compiled import Compiled
+from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .linear import Head, finalize_layers, rows_of
@@ -44,41 +44,19 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
+    image_token: int | None = None  # marks an image in a source. Images are not supported
+    logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
+    residual_scale: float = 1.0  # the factor of hidden states, below 1 if weights were rescaled for float16
+    value_scale: float = 1.0  # the factor of cross-attention values, for the same reason
+    source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention
+    ranks = 1  # the processes that share the model
     _compiled: Compiled | None = None
-
-    @property
-    def max_positions(self) -> int | None:
-        """The maximum length of an output, and of a source of token ids. None: unlimited."""
-        return None
-
-    @property
-    def image_token(self) -> int | None:
-        """The token that marks an image in a source. Images are not supported."""
-        return None
-
-    @property
-    def has_logits_bias(self) -> bool:
-        return "logits_bias" in self
 
     @property
     def encoder_width(self) -> int:
         """The width of the encoder output."""
         return self.config.d_model
-
-    @property
-    def logit_cap(self) -> float | None:
-        """The soft cap c: logits are c * tanh(x / c). None: logits are not capped."""
-        return None
-
-    @property
-    def residual_scale(self) -> float:
-        """The factor of hidden states. It is below 1 if weights were rescaled for float16."""
-        return 1.0
-
-    @property
-    def value_scale(self) -> float:
-        """The factor of cross-attention values, as `residual_scale`."""
-        return 1.0
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
@@ -172,7 +150,7 @@ class EncoderDecoder(nn.Module):
             states, cache.hidden, buffers = self._pass(*arguments)
         else:
             shape = (*tokens.shape, cache.beams, cache.capacity, cache.source_capacity, cache.kept_layers)
-            states, cache.hidden, buffers = compiled(shape, *arguments)
+            states, cache.hidden, buffers = compiled(shape)(*arguments)
         for layer, buffer in zip(cache.layers, buffers, strict=True):
             layer.keys_values = buffer
         cache.advance(length)
@@ -222,6 +200,9 @@ class EncoderDecoder(nn.Module):
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
+    def keep_full_cross_attention(self) -> None:
+        """Let new caches hold the cross keys and values of all heads, for a draft head. One process always does."""
+
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return weights of this target with which a draft head of `d_ff` units starts. Its others are random.
 
@@ -237,18 +218,18 @@ class EncoderDecoder(nn.Module):
         """
         finalize_layers(self)
         self._position_tables: dict[int, mx.array | None] = {}
-        self._compiled = Compiled(self._pass)
+        self._compiled = compiled_by_shape(self._pass)
         return self._compiled
 
     def logits(self, states: mx.array) -> mx.array:
         """(B, L, d_model) -> raw logits (B, L, V). L may be absent."""
         products = self.head(states) if "head" in self else self.embedding.as_linear(states)
-        return capped(products + self.logits_bias[0] if self.has_logits_bias else products, self.logit_cap)
+        return capped(products + self.logits_bias[0] if "logits_bias" in self else products, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
         """Return the head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
         head = rows_of(self.head if "head" in self else self.embedding, ids)
-        if not self.has_logits_bias:
+        if "logits_bias" not in self:
             return lambda states: capped(head(states), self.logit_cap)
         bias = self.logits_bias[0, ids]
         return lambda states: capped(head(states) + bias, self.logit_cap)

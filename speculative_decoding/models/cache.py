@@ -34,14 +34,6 @@ class CrossAttentionCache:
     cross_values: mx.array  # (P, H, S, D)
 
     @property
-    def prompts(self) -> int:
-        return self.cross_keys.shape[0]
-
-    @property
-    def num_heads(self) -> int:
-        return self.cross_keys.shape[1]
-
-    @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values]
 
@@ -162,7 +154,7 @@ class DecoderCache:
     @property
     def capacity(self) -> int:
         """T: the longest output that fits without growing. Passes attend over this many positions."""
-        return self.layers[0].num_keys(0)
+        return self.layers[0].keys_values.shape[3]
 
     @property
     def arrays(self) -> list[mx.array]:

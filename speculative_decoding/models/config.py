@@ -10,14 +10,22 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS
-from ..cpu.exponentials import gelu
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from ..sampling.values import Int, Value, annotations_of
+from .backend import replaced_on_cpu
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MAX_EOS_TOKENS = 64
+
+
+@replaced_on_cpu
+def gelu(x: mx.array) -> mx.array:
+    """x * P(N <= x) for a standard normal N (Hendrycks and Gimpel 2016, 1606.08415)."""
+    return nn.gelu(x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": gelu,
@@ -37,7 +45,6 @@ class LayerConfig:
     is_gated: whether the activations of the first half of the feed-forward units gate the second half (Shazeer 2020,
         2002.05202).
     norm_first: whether a norm precedes each block; otherwise it follows the residual sum.
-    source_is_fixed: whether all sources have the same length, as windows of audio do; see `attend`.
     """
 
     d_model: int
@@ -51,7 +58,6 @@ class LayerConfig:
     is_gated: bool = False
     has_bias: bool = False
     norm_first: bool = True
-    source_is_fixed: bool = False
 
     @property
     def sharded_sizes(self) -> dict[str, int]:

@@ -19,11 +19,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .attention import attend, split_heads
+from .attention import Softmax, attend, precise_softmax, split_heads
 from .base import EncoderDecoder
-from .compiled import Compiled
+from .compiled import Compiled, compiled_by_shape
 from .config import ACTIVATIONS
-from .linear import Linear, finalize_layers
+from .linear import Linear, finalize_layers, project
 
 EPSILON = 1e-6
 
@@ -73,7 +73,7 @@ class DraftHead(nn.Module):
         self.wo = Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
         self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
-        self.source_is_fixed = False  # the target's; see `attend`
+        self._softmax: Softmax = precise_softmax  # the target's
         self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
@@ -106,7 +106,7 @@ class DraftHead(nn.Module):
     def adapt_to(self, target: EncoderDecoder) -> None:
         """Set the attributes that depend on the target and are not stored with the head."""
         self.hidden_epsilon = EPSILON * target.residual_scale**2
-        self.source_is_fixed = target.config.decoder.source_is_fixed
+        self._softmax = target.source_softmax
 
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
         """Return random weights that make a state approximately a weighted sum of its inputs.
@@ -162,18 +162,17 @@ class DraftHead(nn.Module):
         rows = (state.size // shape[-1], shape[-1])
         embedded = embedded.reshape(rows)
         state = state.reshape(rows)
-        x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed)
+        x = project(self.join_token, embedded, residual=self.join_state(state))
         queries = split_heads(self.q(x), len(keys), self.config.heads)
-        attended = attend(queries, keys, values, source_mask, source_is_fixed=self.source_is_fixed)
-        x = mx.addmm(x, attended, self.o.transposed)
+        attended = attend(queries, keys, values, source_mask, softmax=self._softmax)
+        x = project(self.o, attended, residual=x)
         inner = self.wi(x)
         if self.config.is_gated:
             gate, linear = mx.split(inner, 2, axis=-1)
             inner = self._activation(gate) * linear
         else:
             inner = self._activation(inner)
-        x = mx.addmm(x, inner, self.wo.transposed)
-        return normed(x).reshape(shape)
+        return normed(project(self.wo, inner, residual=x)).reshape(shape)
 
     def outputs(self, state: mx.array) -> mx.array:
         """Return the input of the target's output head; it has the shape of the state."""
@@ -190,7 +189,7 @@ class DraftHead(nn.Module):
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
         head = DraftHead(config)
-        head.hidden_epsilon, head.source_is_fixed = self.hidden_epsilon, self.source_is_fixed
+        head.hidden_epsilon, head._softmax = self.hidden_epsilon, self._softmax
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
@@ -202,7 +201,8 @@ class DraftHead(nn.Module):
             positions: (B, 1, 1), positions in `hidden`.
             is_first: (B, 1), True for rows without a verified token.
         """
-        return self._compiled_functions()[0](hidden[0].shape, list(hidden), positions, is_first)
+        features_at, _ = self._compiled or self.finalize()
+        return features_at(hidden[0].shape)(list(hidden), positions, is_first)
 
     def _features_at(self, hidden: Sequence[mx.array], positions: mx.array, is_first: mx.array) -> mx.array:
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), positions, axis=1))
@@ -210,22 +210,19 @@ class DraftHead(nn.Module):
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step` and its `outputs` for one position of each row, both (B, d). Compiled."""
-        return self._compiled_functions()[1]((len(arrays[0]), arrays[2].shape), *arrays)
+        _, step_and_outputs = self._compiled or self.finalize()
+        return step_and_outputs((len(arrays[0]), arrays[2].shape))(*arrays)
 
     def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         state = self.step(*arrays)
         return state, self.outputs(state)
-
-    def _compiled_functions(self) -> tuple[Compiled, Compiled]:
-        """`_features_at` and `_step_and_outputs`."""
-        return self._compiled or self.finalize()
 
     def finalize(self) -> tuple[Compiled, Compiled]:
         """Compile for the current weights. Call this after changing weights of a head that has drafted."""
         self._start_state = self.start_state
         mx.eval(self._start_state)
         finalize_layers(self)
-        self._compiled = Compiled(self._features_at), Compiled(self._step_and_outputs)
+        self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self._step_and_outputs)
         return self._compiled
 
     @property

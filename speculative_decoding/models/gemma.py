@@ -32,13 +32,10 @@ class Norm(DerivedWeight):
         self.eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.scale, self.eps)
-
-    @property
-    def scale(self) -> mx.array:
-        return self.derived
+        return mx.fast.rms_norm(x, self.derived, self.eps)
 
     def derive(self) -> mx.array:
+        """Return the scale."""
         return 1 + self.weight
 
 
@@ -124,14 +121,11 @@ class Gemma(EncoderDecoder):
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
+        self.logit_cap = config.decoder.logit_cap
 
     @property
     def encoder_width(self) -> int:
         return self.config.encoder.d_model
-
-    @property
-    def logit_cap(self) -> float | None:
-        return self.config.decoder.logit_cap
 
     def encode_embedded(self, x: mx.array, mask: mx.array | None) -> mx.array:
         """Source embeddings -> encoder output, both (B, S, d)."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads, split_parts
+from .attention import Softmax, attend, precise_softmax, split_heads, split_parts
 from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig
 from .linear import Linear, project
@@ -44,6 +44,7 @@ class CrossAttention(nn.Module):
     def __init__(self, config: LayerConfig, encoder_width: int) -> None:
         super().__init__()
         self.config = config
+        self.softmax: Softmax = precise_softmax
         inner = config.num_heads * config.head_dim
         kv_inner = config.num_kv_heads * config.head_dim
         self.q = Linear(config.d_model, inner, config.has_bias)
@@ -58,7 +59,7 @@ class CrossAttention(nn.Module):
     def __call__(
         self, x: mx.array, mask: mx.array, cache: CrossAttentionCache, residual: mx.array | None = None
     ) -> mx.array:
-        queries = split_heads(self.q(x), cache.prompts, self.config.num_heads)
+        queries = split_heads(self.q(x), len(cache.cross_keys), self.config.num_heads)
         attended = attend(
             queries,
             cache.cross_keys,
@@ -66,7 +67,7 @@ class CrossAttention(nn.Module):
             mask,
             scale=self.config.scale,
             soft_cap=self.config.attention_cap,
-            source_is_fixed=self.config.source_is_fixed,
+            softmax=self.softmax,
         )
         return project(self.o, attended, residual)
 

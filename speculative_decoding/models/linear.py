@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,10 +17,6 @@ class DerivedWeight(nn.Module):
     After the weight is replaced, as in a training step, the layer derives the value in every pass again.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._finalized: tuple[mx.array, mx.array] | None = None  # the weight, and the value derived from it
-
     @abstractmethod
     def derive(self) -> mx.array:
         """Compute the value from the weight."""
@@ -30,13 +25,12 @@ class DerivedWeight(nn.Module):
         """Evaluate the derived value."""
         derived = self.derive()
         mx.eval(derived)
-        self._finalized = (self.weight, derived)
+        self._finalized = self.weight, derived
 
     @property
     def derived(self) -> mx.array:
-        if self._finalized is not None and self._finalized[0] is self.weight:
-            return self._finalized[1]
-        return self.derive()
+        weight, derived = self.get("_finalized", (None, None))
+        return derived if weight is self.weight else self.derive()
 
 
 def finalize_layers(module: nn.Module) -> None:
@@ -56,14 +50,10 @@ class Linear(DerivedWeight, nn.Linear):
         super().__init__(inputs, outputs, bias)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.addmm(self.bias, x, self.transposed) if "bias" in self else x @ self.transposed
-
-    @property
-    def transposed(self) -> mx.array:
-        """The transposed weight, (inputs, outputs)."""
-        return self.derived
+        return mx.addmm(self.bias, x, self.derived) if "bias" in self else x @ self.derived
 
     def derive(self) -> mx.array:
+        """Return the transposed weight, (inputs, outputs)."""
         return self.weight.T
 
 
@@ -72,7 +62,7 @@ def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> 
     if residual is None:
         return layer(x)
     if isinstance(layer, Linear) and "bias" not in layer:
-        return mx.addmm(residual, x, layer.transposed)
+        return mx.addmm(residual, x, layer.derived)
     return residual + layer(x)
 
 

@@ -36,20 +36,22 @@ class RelativePositionBias(nn.Module):
             offsets: (B,), one per row.
         """
         capacity = windows.shape[1]
-        # The index of the window that each query of a row at offset 0 adds to its scores, (tables * H, length).
-        first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
-        numbers = mx.array((first - np.arange(length)).astype(np.int32))
-        masks = mx.take(windows, numbers - offsets[:, None, None], axis=0)
+        tables_and_heads = np.arange(self.tables * self.heads)[:, None]
+        # Each table and head has 2T - 1 biases. The window of position 0 starts in their middle, at distance 0, and
+        # that of each later position starts one bias earlier.
+        starts = (2 * capacity - 1) * tables_and_heads + (capacity - 1) - np.arange(length)
+        masks = mx.take(windows, mx.array(starts.astype(np.int32)) - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
     def windows(self, capacity: int) -> mx.array:
-        """Return all windows of `capacity` biases, as views of one array of biases.
+        """Return the biases that a query adds to its scores, for each position: (windows, T), where T is `capacity`.
 
-        For each (table, head), the array holds 2 * capacity - 1 biases ordered by distance. A query at one position
-        adds one window of the array to its scores.
+        For each table and head, one line of memory holds the biases of all distances, from -(T - 1) to T - 1. The keys
+        0 to T - 1 of a query at position p have the distances -p to T - 1 - p, which are T adjacent biases: a window
+        of the line. Windows overlap, so they are views.
         """
         tables = self.weight.reshape(self.tables, self.num_buckets, self.heads)
-        if self.causal:
+        if self.causal:  # one more bucket, for the future
             masked = mx.full((self.tables, 1, self.heads), -mx.inf, tables.dtype)
             tables = mx.concatenate([tables, masked], axis=1)
         buckets = buckets_by_distance(capacity, self.causal, self.num_buckets, self.max_distance)

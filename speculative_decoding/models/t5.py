@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import Annotated, Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Bool, Int, Number, Text
+from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
@@ -140,7 +142,10 @@ class T5Config:
 
 
 class Stack(nn.Module):
-    """The layers of the encoder or decoder, their position biases, and the final norm."""
+    """The layers of the encoder or decoder, their position biases, and the final norm.
+
+    `position_biases` returns one mask per layer, or one for all layers.
+    """
 
     def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
@@ -154,22 +159,6 @@ class Stack(nn.Module):
             causal=causal,
         )
 
-    def masks(
-        self, windows: mx.array, offsets: mx.array, length: int, padding: mx.array | None = None
-    ) -> list[mx.array]:
-        """Return the additive self-attention mask of each layer; layers with a shared bias get the same array.
-
-        Args:
-            windows: From `position_biases.windows`.
-            offsets: As for `position_biases`.
-            length: As for `position_biases`.
-            padding: An additive mask, (B, 1, 1, T).
-        """
-        masks = self.position_biases(windows, offsets, length)
-        if padding is not None:
-            masks = [mask + padding for mask in masks]
-        return masks if len(masks) == len(self.layers) else masks * len(self.layers)
-
 
 class T5(EncoderDecoder):
     config: T5Config
@@ -177,6 +166,7 @@ class T5(EncoderDecoder):
     def __init__(self, config: T5Config, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.residual_scale, self.value_scale = config.residual_scale, config.value_scale
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         layer_config = config.encoder.shard(ranks)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
@@ -189,14 +179,6 @@ class T5(EncoderDecoder):
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
-    @property
-    def residual_scale(self) -> float:
-        return self.config.residual_scale
-
-    @property
-    def value_scale(self) -> float:
-        return self.config.value_scale
-
     def inputs(self, tokens: mx.array, embedding: nn.Module) -> mx.array:
         """Token ids (B, L) -> the residual stream before the first layer, (B * L, d_model)."""
         x = embedding(tokens.flatten())
@@ -205,10 +187,12 @@ class T5(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         x = self.inputs(tokens, self.source_embedding if self.config.has_source_embedding else self.embedding)
-        padding = None if mask is None else padding_mask(mask, x.dtype)
-        windows = self.encoder.position_biases.windows(length)
-        masks = self.encoder.masks(windows, mx.array([0]), length, padding)
-        for layer, mask in zip(self.encoder.layers, masks, strict=True):
+        biases = self.encoder.position_biases
+        masks = biases(biases.windows(length), mx.array([0]), length)
+        if mask is not None:
+            padding = padding_mask(mask, x.dtype)
+            masks = [mask + padding for mask in masks]
+        for layer, mask in zip(self.encoder.layers, cycle(masks), strict=False):
             x = layer(x, batch, mask)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
@@ -225,10 +209,10 @@ class T5(EncoderDecoder):
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.inputs(tokens, self.embedding)
-        masks = self.decoder.masks(position_table, offsets, length)
-        source_mask = repeat_for_heads(source_mask, layers[0].num_heads)
+        masks = self.decoder.position_biases(position_table, offsets, length)
+        source_mask = repeat_for_heads(source_mask, layers[0].cross_keys.shape[1])
         hidden = []
-        for layer, mask, cache in zip(self.decoder.layers, masks, layers, strict=True):
+        for layer, mask, cache in zip(self.decoder.layers, cycle(masks), layers, strict=False):
             x = layer(x, batch, mask, source_mask, cache)
             hidden.append(x)
         return [x.reshape(*tokens.shape, -1) for x in hidden]
@@ -287,3 +271,6 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
     has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # do not compare it in vain
     return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)
+
+
+ARCHITECTURE = Architecture(T5, T5Config.from_dict, adapted, lambda _: TABLES)

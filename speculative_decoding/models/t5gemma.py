@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
+from .architecture import Architecture
 from .cache import CrossAttentionCache
 from .config import RawConfig
 from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
@@ -114,3 +115,6 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, TABLES.without_duplicates(checkpoint, is_tied=is_tied)
+
+
+ARCHITECTURE = Architecture(T5Gemma, t5gemma_config, adapted, lambda _: TABLES)

@@ -17,6 +17,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.base import RenamedCheckpoint
 from ..errors import CheckpointError
 from ..sampling.values import Int
+from .architecture import Architecture
 from .attention import Keys, attend_together
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
@@ -130,12 +131,9 @@ class T5Gemma2(Gemma):
     def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
         super().__init__(config, ranks, norm_heads=True)
         self.end_of_image = mx.zeros((config.d_model,))
+        self.image_token = config.boi_token_index
         decoder = config.decoder.shard(ranks)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind) for kind in decoder.layers])
-
-    @property
-    def image_token(self) -> int:
-        return self.config.boi_token_index
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.embed(tokens), mask)
@@ -195,3 +193,6 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     if TABLES.source in tables:
         raise CheckpointError(f"{checkpoint}: encoder and decoder have different tables, which is not supported")
     return raw, RenamedCheckpoint(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
+
+
+ARCHITECTURE = Architecture(T5Gemma2, t5gemma2_config, adapted, token_tables)

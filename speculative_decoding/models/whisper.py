@@ -15,18 +15,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint, TensorInfo
-from ..cpu import encoder as cpu_encoder
-from ..cpu.exponentials import gelu
 from ..errors import CheckpointError
-from ..sampling.values import Bool, Int, Text
+from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
-from .attention import split_heads
+from .architecture import Architecture
+from .attention import split_heads, window_softmax
 from .audio import AudioConfig, AudioFrames, Source
+from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
-from .device import on_gpu
+from .config import RawConfig, checked_fields, checked_ids, gelu, require, with_defaults
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
@@ -43,7 +42,6 @@ class WhisperConfig(TransformerConfig):
     num_mel_bins: Annotated[int, Int(1, 1 << 12)]
     max_source_positions: Annotated[int, Int(1, 1 << 20)] = 1500
     max_target_positions: Annotated[int, Int(1, 1 << 20)] = 448
-    activation_function: Annotated[str, Text(["gelu"])] = "gelu"  # the only one of `cpu_encoder`
     tie_word_embeddings: Annotated[bool, Bool()] = True
 
     @classmethod
@@ -60,11 +58,6 @@ class WhisperConfig(TransformerConfig):
         if checkpoint is None:
             return config
         return replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in checkpoint)
-
-    @property
-    def source_is_fixed(self) -> bool:
-        """Transcription pads every window to 30 seconds, as OpenAI's does."""
-        return True
 
     @property
     def max_source_tokens(self) -> int | None:
@@ -98,16 +91,20 @@ class Convolution(DerivedWeight):
 class Whisper(EncoderDecoder):
     config: WhisperConfig
     audio: AudioConfig
+    source_softmax = staticmethod(window_softmax)
 
     def __init__(self, config: WhisperConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_positions = config.max_target_positions
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
         encoder = [Layer(config.encoder.shard(ranks), norm) for _ in range(config.encoder_layers)]
         decoder = [
             Layer(config.decoder.shard(ranks), norm, has_cross_attention=True) for _ in range(config.decoder_layers)
         ]
+        for layer in decoder:
+            layer.cross_attention.softmax = self.source_softmax
         self.convolutions = [Convolution(config.num_mel_bins, width, 1), Convolution(width, width, 2)]
         self.encoder = self._stack(encoder, config.max_source_positions)
         self.embedding = nn.Embedding(config.vocab_size, width)
@@ -128,10 +125,6 @@ class Whisper(EncoderDecoder):
         table = LearnedPositions(positions, width, offset=0)
         return Stack(width, layers, table, norm_first=True, embedding_norm=False)
 
-    @property
-    def max_positions(self) -> int:
-        return self.config.max_target_positions
-
     def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
         """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
 
@@ -150,14 +143,14 @@ class Whisper(EncoderDecoder):
         windows = [source for source in sources if isinstance(source, AudioFrames)]
         return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
 
+    @replaced_on_cpu
     def encode_window(self, frames: mx.array) -> mx.array:
         """Log-mel frames of a window (T, mel bands) -> encoder output (1, S, d_model). Not differentiable on a CPU."""
-        return self.encode(frames[None]) if on_gpu() else cpu_encoder.encode(self.convolutions, self.encoder, frames)
+        return self.encode(frames[None])
 
+    @replaced_on_cpu
     def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        if on_gpu():
-            return self.cross_projections(encoder_output)
-        return cpu_encoder.cross_projections([layer.cross_attention for layer in self.decoder.layers], encoder_output)
+        return self.cross_projections(encoder_output)
 
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)
@@ -360,3 +353,12 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         checkpoint = MLXWhisperCheckpoint(checkpoint, raw)
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, WithKeyBiases(TABLES.without_duplicates(checkpoint, is_tied=is_tied))
+
+
+ARCHITECTURE = Architecture(
+    Whisper,
+    WhisperConfig.from_dict,
+    adapted,
+    lambda _: TABLES,
+    fits_float16=lambda _: True,  # OpenAI publishes it in float16
+)

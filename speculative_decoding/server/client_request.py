@@ -108,8 +108,11 @@ class ClientRequest(Generic[Item]):
     async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
         """Yield all progress until all items are finished, and None after each `timeout` seconds without any.
 
-        Raises `ServerError` if the request fails.
+        An item that needed no decoding has None as its progress. Raises `ServerError` if the request fails.
         """
+        for item in self.items:
+            if item.finish_reason is not None:
+                yield item, None
         while any(item.finish_reason is None for item in self.items):
             try:
                 found = await asyncio.wait_for(self._progress.get(), timeout)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..checkpoints import read_config
 from ..cli.common import read_text, say, start
-from ..cli.flags import BASIC, add_decoding_flags
+from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
 from ..errors import InputError, Name
@@ -110,7 +110,7 @@ class AccessFlags:
 
 def serve_parser(program: str) -> Parser:
     description = "Serve completions and translations over HTTP to many clients at once, with metrics and a web page."
-    parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=(*BASIC_ACCESS, *BASIC))
+    parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
     without = ("seed", "strict", "num_return_sequences")  # requests set the first and last, as seed and n

@@ -15,10 +15,11 @@ from typing import Any
 
 from ..decoding.stats import Round
 from ..drafters.base import COPY
+from ..engine import Event
 from ..errors import InputError, UnknownOption
 from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
+from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, validate
 from ..sampling.values import Bool, Int, ListOf, Text, Union
 from ..session import Session
 from .errors import ServerError
@@ -87,7 +88,7 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
         options = parse_options(fields, service.options)
     except UnknownOption as error:
         name = str(error.field)
-        if name in OTHER_NAMES or name in REMOVED:
+        if name in OTHER_NAMES:
             raise ServerError.of(error) from None
         raise ServerError.unknown_field(name, FIELDS) from None
     except InputError as error:
@@ -123,7 +124,7 @@ def parse_include_usage(stream_options: Any, stream: bool) -> bool:
 
 def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
     """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
-    fields = current_names(fields)
+    fields = dict(fields)
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")
@@ -162,8 +163,10 @@ class CompletionResponse:
         choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in prompts]
         return {**self._base, "choices": choices, "usage": self._usage(prompts)}
 
-    def chunk(self, prompt: ClientPrompt, round: Round, texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return the stream chunk of a round, or None if it would be empty. texts: of its tokens."""
+    def chunk(self, prompt: ClientPrompt, event: Event | None) -> dict[str, Any] | None:
+        """Return the stream chunk of a round, or None if it would be empty. event: None for a blank prompt."""
+        round = Round([], [], 0, finish_reason=prompt.finish_reason) if event is None else event.round
+        texts = [] if event is None else event.texts
         text = "".join(texts)
         finish_reason = round.finish_reason
         if not (text or finish_reason or prompt.options.logprobs or self._request.rounds):
@@ -176,9 +179,10 @@ class CompletionResponse:
         usage = {"usage": None} if self._request.include_usage else {}
         return {**self._base, "choices": [fields], **usage}
 
-    def usage_chunk(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
-        """Return the last chunk of a stream with `include_usage`."""
-        return {**self._base, "choices": [], "usage": self._usage(prompts)}
+    def usage_chunks(self, prompts: Sequence[ClientPrompt]) -> list[dict[str, Any]]:
+        """Return the last chunk of a stream with `include_usage`, if it was asked for."""
+        last = {**self._base, "choices": [], "usage": self._usage(prompts)}
+        return [last] if self._request.include_usage else []
 
     def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
         """Sum up the counts. `target_calls`, the passes of the target's decoder, is our own field."""

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..distributed import ShardedModel
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError, written
@@ -35,7 +34,7 @@ MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
 
 
 class DecodingQueue(Protocol):
-    """Items of clients that are decoded together: prompts, or recordings.
+    """Items of clients that are decoded together: prompts, or recordings. A `rows.Scheduler` that clients may cancel.
 
     Attributes:
         decoding: How many items have a slot.
@@ -163,8 +162,7 @@ class DecodingThread:
                 self.decoding = 0
                 self.waiting = 0
                 self._failed_rounds = 1 if queue.finished else self._failed_rounds + 1
-                is_sharded = isinstance(session.model, ShardedModel)
-                if is_sharded or self._failed_rounds == MAX_FAILED_ROUNDS:
+                if session.model.ranks > 1 or self._failed_rounds == MAX_FAILED_ROUNDS:
                     return error
         return None
 

@@ -44,11 +44,13 @@ class ClientRecording(ClientItem):
     decoding: GenerationOptions
     address: str = ""
     result: Transcription | None = field(init=False, default=None)
+    num_segments: int = field(init=False, default=0)
 
     def check(self, limits: Limits) -> None:
         limits.check_length("prompt", self.options.initial_prompt or "")
 
     def add(self, progress: TranscriptionEvent) -> None:
+        self.num_segments += len(progress.segments)
         if progress.result is not None:
             self.result = progress.result
             self.finish_reason, self.stats = "stop", progress.result.stats

@@ -19,13 +19,12 @@ from ..sampling.values import Bool, Text, Value
 from ..speech import formats
 from ..speech.keywords import split_options
 from ..speech.options import TranscriptionOptions, transcription_specs
-from ..speech.scheduler import language_code
-from ..speech.segments import Segment
+from ..speech.scheduler import TranscriptionEvent, language_code
 from ..speech.transcription import Transcription
 from .errors import ServerError
 from .model_names import ModelNames
 from .multipart import Part
-from .recordings import field_name
+from .recordings import ClientRecording, field_name
 
 FORMATS = ("json", "verbose_json", *formats.STREAMED)
 GRANULARITIES = ("word", "segment")
@@ -185,10 +184,15 @@ def usage(result: Transcription) -> dict[str, Any]:
     return {"type": "duration", "seconds": result.seconds}
 
 
-def delta_event(segments: Sequence[Segment], *, is_first: bool) -> dict[str, Any]:
-    text = "".join(segment.text for segment in segments)
+def delta_event(item: ClientRecording, progress: TranscriptionEvent) -> dict[str, Any] | None:
+    """Return the event of new segments. The first one of a recording begins without a space."""
+    if not progress.segments:
+        return None
+    text = "".join(segment.text for segment in progress.segments)
+    is_first = item.num_segments == len(progress.segments)
     return {"type": "transcript.text.delta", "delta": text.lstrip() if is_first else text}
 
 
-def done_event(result: Transcription) -> dict[str, Any]:
-    return {"type": "transcript.text.done", "text": result.text.strip()}
+def done_events(item: ClientRecording) -> list[dict[str, Any]]:
+    assert item.result is not None
+    return [{"type": "transcript.text.done", "text": item.result.text.strip()}]

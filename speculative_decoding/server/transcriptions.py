@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from io import BytesIO
@@ -24,10 +24,11 @@ from .model_names import served_names
 from .multipart import parse_multipart
 from .recordings import ClientRecording, field_name
 from .service import Service
+from .streams import stream
 from .transcription_format import (
     TranscriptionRequest,
     delta_event,
-    done_event,
+    done_events,
     parse_transcription_request,
     transcription_response,
 )
@@ -66,7 +67,7 @@ async def transcribe(request: Request, task: str) -> Response:
         if not wanted.stream:
             result = await cancel_on_disconnect(request.receive, complete(service, item, upload))
             return transcription_response(wanted, result)
-        events = stream(service, item, upload)
+        events = stream(service, [item], delta_event, lambda: done_events(item), upload)
         await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
         return EventStream(events, limits.max_seconds, stack.pop_all())
     raise AssertionError  # the stack does not suppress errors
@@ -114,31 +115,3 @@ async def complete(service: Service, item: ClientRecording, upload: Upload) -> T
         await client.wait_until_finished()
         assert item.result is not None
         return item.result
-
-
-async def stream(
-    service: Service, item: ClientRecording, upload: Upload
-) -> AsyncGenerator[dict[str, Any] | str | None]:
-    """Yield None when the recording is queued, then the events of the stream.
-
-    A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
-    15 seconds without an event, to keep the connection open.
-    """
-    with service.request([item], upload) as client:
-        await client.wait_until_queued()
-        yield None
-        is_first = True
-        try:
-            async for found in client.progress(timeout=15.0):
-                if found is None:
-                    yield None
-                elif segments := found[1].segments:
-                    yield delta_event(segments, is_first=is_first)
-                    is_first = False
-        except ServerError as error:
-            service.metrics.errors.labels(error.code or error.status).inc()
-            yield error.content
-            return
-        assert item.result is not None
-        yield done_event(item.result)
-        yield "[DONE]"

@@ -14,17 +14,17 @@ from ..cli.common import read_prompts, say, start_alone
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
-from ..distributed.training_group import TrainingGroup
 from ..errors import InputError, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
 from ..loading.load import ModelHandle, open_model
 from ..loading.pair import require_same_tokens
-from ..sampling.values import Bool, Int, Number, Text
+from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from .options import TrainingOptions
 from .recordings import Prompt, read_manifest
 from .trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
+from .training_group import TrainingGroup
 from .training_run import TrainingRun
 
 LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
@@ -34,15 +34,21 @@ LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
 class TrainFlags(TrainingOptions):
     """The flags of `train`. Raises `InputError` for contradictions."""
 
-    model: A[str | None, Text(), "the target: a folder, or a name under models/"] = None
+    model: A[str | None, Text(), "the target: a folder, or a name under models/", Flag(metavar="NAME")] = None
     output: A[Path | None, File(), "the folder to write; unfinished work is kept in OUTPUT.training"] = None
     kind: A[str, Text(tuple(LEARNING_RATES)), "train a draft head, or distill the --draft-model"] = "head"
     draft_model: A[
-        str | None, Text(), "the draft to start from: a head of this target, or with --kind model a small model"
+        str | None,
+        Text(),
+        "the draft to start from: a head of this target, or with --kind model a small model",
+        Flag(metavar="NAME"),
     ] = None
-    adapter: A[str | None, Text(), "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub"] = (
-        None
-    )
+    adapter: A[
+        str | None,
+        Text(),
+        "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub",
+        Flag(metavar="NAME"),
+    ] = None
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
     steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.prompt import encode_prompt
-from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import InputError
 from ..models.audio import AudioFrames, Source
 from ..sampling.options import MAX_SEED
 from ..session import Session
 from .options import TrainingOptions
+from .training_group import SINGLE_PROCESS, TrainingGroup
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters.draft_model import DraftModel, DraftVocabulary
+from ..drafters.draft_model import DraftVocabulary
 from ..models.base import EncoderDecoder
 from ..models.cache import padding_mask
 from ..models.draft_head import DraftHead
@@ -48,7 +48,7 @@ class Student(ABC):
         """Return the final states (N, d) at the label positions; (N, d + 1) if the output matrix has a bias row."""
 
     @abstractmethod
-    def draft(self) -> DraftModel | DraftHead:
+    def draft(self) -> EncoderDecoder | DraftHead:
         """Return the draft with its current weights."""
 
     @property
@@ -128,9 +128,9 @@ class ModelStudent(Student):
     def output_model(self) -> EncoderDecoder:
         return self.module
 
-    def draft(self) -> DraftModel:
+    def draft(self) -> EncoderDecoder:
         self.module.finalize()
-        return DraftModel(self.module)
+        return self.module
 
 
 def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
@@ -141,7 +141,7 @@ def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
     head = model.head_of(ids)
     width = model.config.d_model
     cap = model.logit_cap
-    if not model.has_logits_bias:
+    if "logits_bias" not in model:
         logits = head(mx.eye(width))
         return logits if cap is None else cap * mx.arctanh(logits / cap)
     logits = head(mx.eye(width + 1, width))  # the last row is a zero state, whose logits are the bias
@@ -151,4 +151,4 @@ def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
 def flatten_states(model: EncoderDecoder, states: mx.array) -> mx.array:
     """Reshape (B, L, d) to (B * L, d), and append a 1 for the bias row of `output_matrix_of` if the model has one."""
     rows = states.reshape(-1, states.shape[-1])
-    return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if model.has_logits_bias else rows
+    return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if "logits_bias" in model else rows

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models.backend import replaced_on_cpu
 from ..models.base import EncoderDecoder
-from ..models.device import on_gpu
 from ..models.draft_head import normed
 from ..sampling.distribution import BLOCK, in_blocks
 from .outputs import Example
@@ -102,12 +102,14 @@ def most_likely(logits: mx.array, k: int) -> tuple[NDArray[np.int32], Halfs]:
     ids = mx.take_along_axis(numbers, order, axis=-1)
     kept = mx.take_along_axis(values, order, axis=-1)
     highest = kept.max(axis=-1, keepdims=True)
-    if on_gpu():
-        sums = np.array(mx.exp(logits - highest).sum(axis=-1, keepdims=True))
-    else:  # MLX's exponential is slow on x86-64
-        exponentials = np.array(logits - highest)
-        sums = np.exp(exponentials, out=exponentials).sum(axis=-1, keepdims=True)
+    sums = np.array(exp_sums(logits - highest))
     return np.array(ids.astype(mx.int32)), (np.exp(np.array(kept - highest)) / sums).astype(np.float16)
+
+
+@replaced_on_cpu
+def exp_sums(x: mx.array) -> mx.array:
+    """Return the sum of the exponentials of each row: (N, V) -> (N, 1)."""
+    return mx.exp(x).sum(axis=-1, keepdims=True)
 
 
 def largest(values: mx.array, k: int) -> mx.array:

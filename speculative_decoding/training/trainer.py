@@ -19,7 +19,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.stats import GenerationStats
-from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import CheckpointError, InputError, Name, writing
 from ..loading.atomic_io import sync
 from ..session import Session
@@ -28,6 +27,7 @@ from .loss import training_loss
 from .recordings import Prompt, Recording
 from .students import Batch, Student
 from .target_store import TargetStore
+from .training_group import SINGLE_PROCESS, TrainingGroup
 
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length of measurements

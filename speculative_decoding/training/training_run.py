@@ -19,8 +19,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
 from ..decoding.stats import GenerationStats
-from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
-from ..draft_length.costs import RoundCosts
+from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
 from ..loading import manifest
@@ -46,6 +45,7 @@ from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
+from .training_group import SINGLE_PROCESS, TrainingGroup
 
 FORMAT = 4  # of the work folder
 WAY_OUT = ("free disk space, or name another ", Name("output"))
@@ -215,13 +215,13 @@ class TrainingRun:
 
     def expected_speedup(self, tokens_per_call: float) -> float:
         """Return the speedup over baseline decoding that the measured costs of this machine predict."""
-        round_seconds = self._costs.round_seconds(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
-        return tokens_per_call * self._costs.baseline / round_seconds
+        round_cost = self._costs.round_cost(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
+        return tokens_per_call * self._costs.baseline / round_cost
 
     @cached_property
     def _costs(self) -> RoundCosts:
         drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
-        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).settle(1)
+        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).measure_fully(1)
 
     @property
     def memory_needed(self) -> int:

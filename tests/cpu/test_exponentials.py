@@ -10,7 +10,6 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from speculative_decoding.cpu import exponentials
 from speculative_decoding.cpu.exponentials import PIECE, exp_of_negative, gelu, softmax
 
 
@@ -80,10 +79,3 @@ def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(
         gradient = wrap(mx.grad(lambda x: (function(x) * weights).sum()))(x)
         assert mx.allclose(gradient, reference, atol=1e-5).item()
     assert mx.allclose(mx.compile(function)(x), expected(x), atol=1e-6).item()
-
-
-def test_a_gpu_computes_mlx_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exponentials, "on_gpu", lambda: True)
-    x = mx.random.normal((2, 600), key=mx.random.key(5))
-    assert mx.array_equal(softmax(x), mx.softmax(x, axis=-1, precise=True)).item()
-    assert mx.array_equal(gelu(x), nn.gelu(x)).item()

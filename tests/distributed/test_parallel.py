@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -21,19 +19,14 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
-from speculative_decoding.checkpoints.base import Shard
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
-from speculative_decoding.decoding.results import BatchResult, GenerationResult
-from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import AllRanks, Channel, shard_model
+from speculative_decoding.distributed import Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
+from speculative_decoding.distributed.sharding import Shard
 from speculative_decoding.jobs.command import main as batch_command
-from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
-from speculative_decoding.rows import drive
 from tests.support import parallel_process
-from tests.support.job_engine import FakeScheduler
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -170,11 +163,13 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
     for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
-        parts = [checkpoint.read_shard("a", Shard(axis, pieces, index)) for index in range(pieces)]
+        bounds = [Shard(axis, pieces, index).bounds(table.shape) for index in range(pieces)]
+        parts = [checkpoint.read_slice("a", axis, *each) for each in bounds]
+        assert [part.shape for part in parts] == [Shard(axis, pieces, 0).shape(table.shape)] * pieces
         assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
-        usual = [super(type(checkpoint), checkpoint).read_shard("a", Shard(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        usual = [super(type(checkpoint), checkpoint).read_slice("a", axis, *each) for each in bounds]  # type: ignore[misc]
         assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
-    assert checkpoint.read_shard("b", Shard(0, 2, 1)).tolist() == [4, 5, 6, 7]
+    assert checkpoint.read_slice("b", 0, *Shard(0, 2, 1).bounds((8,))).tolist() == [4, 5, 6, 7]
 
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
@@ -204,34 +199,12 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
         ("t5", 3, "with num_heads 4, d_ff 64; use 2 or 4"),
         ("marian", 4, "encoder_attention_heads 2"),
-        ("whisper", 2, "processes cannot share a speech model; use one process, or"),
+        ("whisper", 2, "processes cannot share a speech model; use one process"),
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
         assert words in refusal(name, processes, monkeypatch)
     quantized = refusal("t5", 4, monkeypatch, bits=4)
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
-
-
-def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
-    sent, answers = Counter[int](), list[tuple[int, Any]]()
-
-    def send(row: Any, rank: int | None = None) -> None:
-        if rank is not None:
-            sent[rank] += 1
-            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
-
-    channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    ranks = AllRanks(FakeScheduler(slots=99), channel, range(1, 4), max_pending=28, parse=parse_batch_result)
-    found = drive(ranks, enumerate([{"prompt": "abc"}] * 24))
-    assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
-
-
-def test_a_result_survives_its_message() -> None:
-    stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
-    stats.accepted_histogram.update({0: 1, 2: 4})
-    one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
-    for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Joining and lost ranks.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.distributed import number_of_ranks
+from speculative_decoding import InputError
+from speculative_decoding.distributed import shard_model
 from speculative_decoding.distributed.sharded_model import BroadcastCache, RankBroadcaster, sharded_class
+from speculative_decoding.loading.load import BUNDLED, open_model
+from speculative_decoding.models import memory_budget
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.support.tiny import tiny_model
@@ -36,6 +40,7 @@ def rank(number: int, line: Line) -> EncoderDecoder:
     """Make the model of one of two ranks. Both have all weights, so their layers need no all-reduce."""
     model: Any = tiny_model(num_layers=2)
     model.__class__ = sharded_class(type(model))
+    model.ranks = 2
     model.broadcaster = RankBroadcaster(SimpleNamespace(is_first=number == 0, size=2, group=None, channel=line))  # type: ignore[arg-type]
     return model
 
@@ -67,7 +72,7 @@ def test_caches_of_other_ranks_repeat_all_changes(ranks: tuple[Any, Any, Line]) 
     first, other, line = ranks
     tokens = mx.array([[3, 4], [5, 6], [7, 8]])
     cache = first.make_cache(ENCODED)
-    assert isinstance(cache, BroadcastCache) and number_of_ranks(first) == 2
+    assert isinstance(cache, BroadcastCache) and first.ranks == 2
     cache.kept_layers = (0, 1)
     cache.reserve(70)
     first.states(tokens, cache)
@@ -104,3 +109,15 @@ def test_other_ranks_free_deleted_caches(ranks: tuple[Any, Any, Line]) -> None:
     gc.collect()
     first.states(mx.array([[3], [4], [5]]), kept)
     assert follow(other, line).keys() == {kept.number}
+
+
+def test_a_process_opens_its_shard_and_needs_memory_for_that_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: Any = SimpleNamespace(rank=1, size=2, is_first=False)
+    shard = partial(shard_model, processes=processes)
+    whole, own = open_model(BUNDLED / "t5-web-docs"), open_model(BUNDLED / "t5-web-docs", shard=shard)
+    assert (whole.model.ranks, own.model.ranks) == (1, 2)
+    assert whole.nbytes / 2 < own.nbytes < whole.nbytes  # each process holds the embedding and the norms
+    monkeypatch.setattr(memory_budget, "physical_memory", lambda: own.nbytes)
+    assert open_model(BUNDLED / "t5-web-docs", shard=shard).nbytes == own.nbytes
+    with pytest.raises(InputError, match="exceed this computer's memory"):
+        open_model(BUNDLED / "t5-web-docs")

@@ -21,12 +21,15 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.doctor import command as doctor
 from speculative_decoding.doctor import device, diagnosis
 from speculative_decoding.doctor.kernel_checks import kernel_checks
+from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length import adaptive
-from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength, recommend_length
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.session import Session
 from tests.parity.test_families import FOLDERS
+from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import load_golden
 from tests.support.paths import ROOT
 from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
@@ -91,6 +94,15 @@ def test_a_speech_model_is_tested_with_the_bundled_recording(
     folder = save_whisper(tiny_whisper(**config), tmp_path / "hf", config)
     assert doctor.main(["--model", str(folder)]) == 0
     assert "1 of 1 identical" in capsys.readouterr().out
+
+
+def test_without_the_folder_speech_the_self_test_of_a_speech_model_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "has_room", lambda name: False)
+    model = tiny_whisper()
+    prompts = [*diagnosis.self_test_prompts(None, model.audio)]
+    found = diagnosis.self_test(Session(model, Numbers()), prompts)
+    assert prompts == [] and found["skipped"] == "the folder speech is missing" and not found["differences"]
+    assert diagnosis.has_passed({"self_test": found})
 
 
 def test_only_json_goes_to_standard_output(
@@ -222,7 +234,7 @@ def test_recommendations_equal_those_of_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
-    monkeypatch.setattr(adaptive, "HOPE", 0.0)
+    monkeypatch.setattr(adaptive, "OPTIMISM", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
     _, speedup = length._best([MODEL], [LONGEST], costs)

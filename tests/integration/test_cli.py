@@ -35,8 +35,8 @@ from speculative_decoding.engine import Engine, Event
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, option_specs
+from speculative_decoding.sampling import DRAFTERS, GenerationOptions
+from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -171,7 +171,7 @@ def test_an_output_with_line_breaks_is_one_line_if_each_prompt_is_one(main_py) -
 
 
 def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    result = blank_result(GenerationOptions(num_return_sequences=2, num_beams=2))
+    result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
     options = GenerationOptions(num_return_sequences=2, num_beams=2)
     fake: Any = SimpleNamespace(tokenizer=None, options=options, generate=lambda tokens: result)
@@ -207,7 +207,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
     assert "Diese Funktion" in err and "[- " in err and "{+ " in err
-    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
+    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--baseline"]) == 0
     err = capsys.readouterr().err
     assert "round 10: no draft, " in err and "accepted" not in err.replace("accepted [-", "")
 
@@ -227,7 +227,7 @@ def test_texts_cut_at_max_tokens_are_reported(main_py) -> None:  # type: ignore[
 
 
 def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
-    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--baseline")[2]
 
 
 def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -326,13 +326,6 @@ def test_the_seed_determines_the_sample(main_py) -> None:  # type: ignore[no-unt
     assert sample[0] == sample[1] != sample[2]
 
 
-def test_former_names_of_flags_are_accepted(main_py) -> None:  # type: ignore[no-untyped-def]
-    models = ("--model-name", "t5-web-docs", "--draft-model-name", "t5-web-docs-draft")
-    arguments = (*models, "-m", "3", "--num-draft", "2")
-    status, out, err = main_py("--prompt", PROMPT, *arguments)
-    assert status == 0 and out.strip() and "3 tokens" in err
-
-
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[str] | None = None) -> tuple[int, str]:
     try:
         status = main_command.main(list(arguments))
@@ -370,10 +363,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--min-p", "0.5"], "--min-p: has no effect at --temperature 0"),
         (["--acceptance", "coupled"], "--acceptance: has no effect at --temperature 0"),
         (["--drafter", "none", "--num-draft", "3"], "--num-draft: has no effect with --drafter none"),
-        (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
-        (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
-        (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
-        (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
+        (["--baseline", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
+        (["--confidence-threshold", "0.5"], "--confidence-threshold: unknown option; did you mean --num-draft?"),
+        (["--min-ngram-size", "2"], "--min-ngram-size: unknown option; did you mean --max-ngram-size?"),
+        (["--num-draft", "heuristic"], "--num-draft: must be a whole number, 0 to 64 or one of auto, not 'heuristic'"),
+        (["--regular-decode"], "--regular-decode: unknown option; did you mean --baseline?"),
+        (["--model-name", "t5-small"], "--model-name: unknown option; did you mean --model?"),
+        (["--draft-model-name", "t5-small"], "--draft-model-name: unknown option; did you mean --draft-model?"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
@@ -383,9 +379,9 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
             ["--verify", "--temperature", "1", "--acceptance", "block"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
-        (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),
+        (["--verify", "--baseline"], "--verify: compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare: compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--compare: compares with and without a draft"),
+        (["--compare", "--baseline"], "--compare: compares with and without a draft"),
         (["--trace", "x", "--stats-json", "x"], "--stats-json: x is already used by --trace; name another"),
         (
             ["--show-draft", "He go home."],
@@ -414,6 +410,74 @@ def test_invalid_arguments_are_a_one_line_error_with_status_2(
     status, err = in_process(capsys, *arguments)
     lines = [line for line in err.splitlines() if not line.startswith("target ")]  # the line that names the models
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "prompts.txt"], "--input: is now a command; use speculative-decoding batch prompts.txt"),
+        (["--input=my prompts.txt"], "--input: is now a command; use speculative-decoding batch 'my prompts.txt'"),
+        (["-m", "5", "--input", "-", "--output", "x"], "--input: is now a command; use speculative-decoding batch -"),
+        (["--input"], "--input: is now a command; use speculative-decoding batch"),
+        (
+            ["--model", "m", "--audio", "a.wav", "b.wav", "--task", "translate"],
+            "--audio: is now a command; use speculative-decoding transcribe a.wav b.wav",
+        ),
+        (["--interactive", "secret"], "--interactive: is now a command; use speculative-decoding console"),
+        (["-i"], "-i: is now a command; use speculative-decoding console"),
+        (["--doctor", "--json", "x.json"], "--doctor: is now a command; use speculative-decoding doctor"),
+    ],
+)
+def test_a_flag_that_has_become_a_command_names_it(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_command, "start", None)  # nothing is parsed or loaded
+    assert main_command.main(arguments) == 2
+    assert capsys.readouterr() == ("", f"main.py: error: {message}\n")
+
+
+def test_a_prompt_after_two_dashes_is_not_a_flag(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = main_py("-m", "2", "--", "--input")
+    assert status == 0 and out
+
+
+@pytest.mark.parametrize("prefix", ["translate English to German: ", "translate English to German:", " "])
+def test_a_prefix_equals_writing_it_before_the_prompt(prefix: str, main_py) -> None:  # type: ignore[no-untyped-def]
+    """Blank lines of standard input stay blank."""
+    texts = ["The method returns the value.", "He go.", ""]
+    assert main_py(texts[0], "--prefix", prefix, *FIXED)[:2] == main_py(prefix + texts[0], *FIXED)[:2]
+    written = "\n".join(prefix + text if text else "" for text in texts)
+    found = main_py("--prefix", prefix, *FIXED, stdin="\n".join(texts).encode())
+    assert found[:2] == main_py(*FIXED, stdin=written.encode())[:2] and found[0] == 0
+    status, out, err = main_py("", "--prefix", prefix)
+    assert status == 2 and not out and err.endswith("prompt: is empty; give it some text\n")
+
+
+def test_a_blank_line_gives_a_blank_line_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n \n")))
+    assert main_command.main(["--prefix", "grammar: "]) == 2
+    out, err = capsys.readouterr()
+    assert out == "\n\n" and "standard input is empty" in err
+
+
+def test_a_comparison_can_also_be_verified(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, err = main_py(PROMPT, "--compare", "--verify")
+    assert status == 0 and out.count("\n") == 1 and "verify: identical" in err and "speedup" in err
+
+
+def test_views_are_imported_only_if_they_are_used() -> None:
+    code = "import sys; from speculative_decoding.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    views = {f"speculative_decoding.cli.{name}" for name in ("views", "compare", "divergence", "verify", "modes")}
+    found = []
+    for more in ([], ["--show-draft"], ["--compare"], ["--verify"]):
+        command = [sys.executable, "-c", code, "-m", "2", *more, "--prompt", PROMPT]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found.append(views & {*done.stdout.split()} | {"rich"} & {*done.stdout.split()})
+    assert found[0] == set() and found[1] == {"speculative_decoding.cli.views", "rich"}
+    assert found[2] >= {"speculative_decoding.cli.compare"} and "speculative_decoding.cli.verify" in found[3]
 
 
 SECRET = "translate English to German: my password is fish"

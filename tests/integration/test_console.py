@@ -24,9 +24,10 @@ from speculative_decoding.cli import console
 from speculative_decoding.cli.compare import decoding_modes
 from speculative_decoding.cli.console import answer, console_parser
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
-from speculative_decoding.cli.run_config import ModelPair, run_config_from
+from speculative_decoding.cli.run_config import run_config_from
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import ModelPair
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -225,6 +226,13 @@ def test_prefixes_apply_until_they_are_cleared(talk) -> None:  # type: ignore[no
     assert talk("/output-prefix", GERMAN)[0] == f"{TEXT}\n"
 
 
+def test_a_prefix_flag_is_the_first_prefix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    short = GERMAN.removeprefix("translate English to German: ")
+    typed = f"{short}\n/prefix\n{GERMAN}\n"
+    status, out, err = in_process(monkeypatch, capsys, typed, "--prefix", "translate English to German: ", *FIXED)
+    assert status == 0 and out == f"{TEXT}\n{TEXT}\n" and "prefix: not set" in err
+
+
 def test_modes_are_compared_and_the_baseline_has_no_draft(talk) -> None:  # type: ignore[no-untyped-def]
     assert "compare: on" in talk("/compare")[1]
     out, err = talk("translate English to German: The page is loaded by the browser.")
@@ -293,10 +301,6 @@ def test_lines_of_a_pipe_may_begin_with_a_byte_order_mark(
     assert console.main([*PAIR]) == 0
     err = capsys.readouterr().err
     assert "max-tokens: 7" in err and "prefix: grammar: ü" in err and "error" not in err
-
-
-def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
 
 
 def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]

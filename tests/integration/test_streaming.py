@@ -16,7 +16,7 @@ from speculative_decoding.drafters import Draft, Drafter
 from speculative_decoding.loading.languages import Languages
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import PythonTokenizer
-from speculative_decoding.loading.tokenizer import REPLACEMENT, Duties, FastTokenizer, Tokenizer
+from speculative_decoding.loading.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
 from speculative_decoding.scoring import score
@@ -82,7 +82,7 @@ def byte_fallback(*words: str) -> Tokenizer:
     )
     backend.add_special_tokens(["<pad>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return FastTokenizer(backend, Languages(), Duties())
+    return FastTokenizer(backend, Languages())
 
 
 def byt5() -> Tokenizer:

@@ -13,8 +13,8 @@ import pytest
 
 from speculative_decoding import Session
 from speculative_decoding.cli.common import read_prompts
-from speculative_decoding.draft_length.calibration import Calibration
-from speculative_decoding.draft_length.planner import PassPlanner
+from speculative_decoding.draft_length import planner
+from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.jobs import command as batch_command
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.pair import ModelPair
@@ -93,9 +93,9 @@ def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
         return found
 
     monkeypatch.setattr(Session, "prompt_scheduler", noted)
-    monkeypatch.setattr(PassPlanner, "_any_width", False)
+    monkeypatch.setattr(planner, "gives_any_width_the_same_bits", lambda target: False)
     decided = True
-    monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)
+    monkeypatch.setattr(ExactWidths, "is_exact_by_default", lambda *given: decided)
     prompts.write_text("a\n")
     assert batch(*arguments)[0] == 0
     assert settings()["exact"] is True and settings()["strict"] is False and used == [True]

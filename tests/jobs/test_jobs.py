@@ -139,7 +139,7 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "temp: unknown option; use temperature"),
         (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
-        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: unknown option; use max_ngram_size alone"),
+        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: is an option of all lines; give it on"),
         (
             b'{"prompt": "a", "num_beam_groups": 4}',
             "num_beam_groups: unknown option; leave it out, or rename the field",
@@ -232,7 +232,7 @@ def test_options_of_a_line_are_passed_on() -> None:
         ("langauge", "langauge: unknown option; use language, or rename the field if it is not an option"),
         ("word-timestamps", "word-timestamps: unknown option; use word_timestamps, or rename"),
         ("max_tokens", "max_tokens: unknown option; use sample_len, or rename"),
-        ("source_language", "src_lang: unknown option; use language, or rename"),
+        ("source_language", "source_language: unknown option; use language, or rename"),
         ("stop", "stop: unknown option; leave it out, or rename"),
         ("strict", "strict: is an option of all lines; give it on the command line"),
         ("speaker", None),
@@ -244,36 +244,13 @@ def test_a_field_of_a_recording_that_looks_like_an_option_is_refused(field: str,
     assert (row.error or "").startswith(error or "") and (row.error is None) == (error is None)
 
 
-def test_lines_accept_former_option_names() -> None:
-    given = {"prompt": "a", "num_draft": 3, "source_language": "eng_Latn", "target_language": "deu_Latn", "seed": 1}
-    (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = parse_line(line, "jsonl")
-    current = {"prompt": "a", "num_draft_tokens": 3, "src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "seed": 1}
-    assert row.fields == current and row.carried == {}
-
-
-def test_a_journal_with_former_option_names_can_be_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    settings = {"num_draft_tokens": 3, "src_lang": None, "tgt_lang": "deu_Latn", "decoder_prefix": "a"}
-    former = {"num_draft": 3, "source_language": None, "target_language": "deu_Latn", "prefix": "a"}
-    write_journal(path, former)
-    assert output.read_journal(path, settings) == output.ResumePoint()
-    with pytest.raises(InputError, match="num_draft_tokens was 3, is 4"):
-        output.read_journal(path, settings | {"num_draft_tokens": 4})
-
-
-def test_a_journal_with_removed_options_can_be_resumed_if_they_had_their_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    write_journal(path, {"seed": 0, "confidence_threshold": 0.0, "min_ngram_size": 1})
-    assert output.read_journal(path, {"seed": 0}) == output.ResumePoint()
-    write_journal(path, {"seed": 0, "confidence_threshold": 0.4, "min_ngram_size": 1})
-    with pytest.raises(InputError, match=r"confidence_threshold was 0\.4, is null"):
-        output.read_journal(path, {"seed": 0})
-
-
-def write_journal(output_path: Path, settings: dict[str, Any]) -> None:
-    content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": settings}
-    output.journal_path(output_path).write_text(json.dumps(content))
+@pytest.mark.parametrize(
+    ("former", "meant"),
+    [("num_draft", "num_draft_tokens"), ("source_language", "src_lang"), ("target_language", "tgt_lang")],
+)
+def test_a_former_name_of_an_option_gets_a_suggestion(former: str, meant: str) -> None:
+    (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", former: 3}).encode()))
+    assert (parse_line(line, "jsonl").error or "").startswith(f"{former}: unknown option; use {meant}, or rename")
 
 
 def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
@@ -776,7 +753,7 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_bytes(f"{PROMPTS[0]}\n\n{'word ' * 600}\n".encode() + b"\xff\n")
-    status, out, err = main(capfd, tmp_path / "in.txt", "--regular-decode")
+    status, out, err = main(capfd, tmp_path / "in.txt", "--baseline")
     fields = [json.loads(line) for line in out.splitlines()]
     assert status == 1 and [each["line"] for each in fields] == [1, 2, 3, 4]
     assert (
@@ -785,7 +762,7 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
     assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
     with (tmp_path / "in.txt").open("rb") as stdin:  # for -
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-        assert main(capfd, "-", "--regular-decode")[:2] == (status, out)
+        assert main(capfd, "-", "--baseline")[:2] == (status, out)
 
 
 def test_batch_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -299,7 +299,7 @@ def distance(name: str) -> float:
 
 
 def norms_without_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma.Norm, "scale", property(lambda self: self.weight))
+    patch.setattr(gemma.Norm, "derived", property(lambda self: self.weight))
 
 
 def positions_of_a_first_token(patch: pytest.MonkeyPatch) -> None:

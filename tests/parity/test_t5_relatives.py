@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.checkpoints import Checkpoint, CheckpointError, TensorInfo
-from speculative_decoding.loading.hub import suggested_draft
+from speculative_decoding.loading.suggested_drafts import suggested_draft
 from speculative_decoding.models import build
 from speculative_decoding.models.base import checked_sources
 

@@ -26,7 +26,7 @@ from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
 from speculative_decoding.jobs.command import open_input
 from speculative_decoding.jobs.output import read_journal
-from speculative_decoding.loading.load import find_folder
+from speculative_decoding.loading.load import locate
 from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.checkpoint_files import Entry, zip_bytes
 from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, SPECIAL, checked_lookup
@@ -381,7 +381,7 @@ def test_a_journal_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
 def test_impossible_folder_names_are_refused() -> None:
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(InputError, match="neither a folder"):
-            find_folder(name)
+            locate(name)
 
 
 def test_duplicate_arrays_and_integer_weights_are_refused(folder: Path) -> None:

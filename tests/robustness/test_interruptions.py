@@ -101,7 +101,7 @@ def keep_written_tensors():
     conversion.write_npz = keeping
 
 def keep_read_pages():
-    from speculative_decoding.checkpoints.files import MappedFile
+    from speculative_decoding.checkpoints.mapped import MappedFile
     MappedFile.release = lambda file, extent: None
 
 os.fsync = lambda _: None  # slow

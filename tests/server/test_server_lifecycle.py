@@ -30,7 +30,7 @@ from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import command as serve_command
-from speculative_decoding.server import connections, decoding_thread
+from speculative_decoding.server import connections
 from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
@@ -257,13 +257,11 @@ def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], ca
     assert caplog.text.count("MemoryError: planted") == MAX_FAILED_ROUNDS
 
 
-def test_a_failed_round_of_a_sharded_model_ends_the_server(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_round_of_a_sharded_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """The server cannot continue, because other ranks may have computed part of the round."""
     model = tiny_model_like(TARGET)
     model.update(TARGET.parameters())
-    monkeypatch.setattr(decoding_thread, "ShardedModel", EncoderDecoder)
+    model.ranks = 2
     session = Gated(tiny(model))
     session.allow()
     with serving(session, FEW) as server:

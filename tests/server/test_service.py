@@ -33,7 +33,7 @@ def test_a_recording_has_one_deadline_from_its_arrival() -> None:
             return call_at(when, *args, **options)
 
         loop.call_at = recorded  # type: ignore[assignment, method-assign]
-        with service.upload() as upload:
+        with service.upload(1000) as upload:
             with service.opening(upload):
                 assert service.admitted == 1
             await asyncio.sleep(0.01)
@@ -60,7 +60,7 @@ def test_an_upload_that_fails_cancels_its_work() -> None:
             finally:
                 cancelled.append(True)
 
-        with pytest.raises(ServerError, match="is stopping"), service.upload() as upload:
+        with pytest.raises(ServerError, match="is stopping"), service.upload(1000) as upload:
             asyncio.get_running_loop().call_soon(service.abort)
             await upload.unless_failed(endless())
         assert cancelled == [True]

@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding import checkpoints, models
 from speculative_decoding.checkpoints import Checkpoint
-from speculative_decoding.checkpoints.base import QuantizedCheckpoint
+from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.distributed import ProcessGroup, ShardedModel, shard_model
 from speculative_decoding.distributed.process_group import join_process_group
 from speculative_decoding.distributed.sharded_model import AllReduce

@@ -13,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.distributed.training_group import TrainingGroup
 from speculative_decoding.training import batches
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import trainer as trainer_module
+from speculative_decoding.training.training_group import TrainingGroup
 from tests.support.device import use
 
 

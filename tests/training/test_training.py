@@ -23,13 +23,12 @@ from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import WEIGHTS, ModelHandle, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
-from speculative_decoding.models.attention import capped
+from speculative_decoding.models import backend
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import command as train_command
-from speculative_decoding.training import loss as loss_module
 from speculative_decoding.training import teacher as teacher_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
@@ -41,7 +40,7 @@ from speculative_decoding.training.batches import (
     make_head_batch,
     make_labels,
 )
-from speculative_decoding.training.loss import distance, numpy_distance, training_loss
+from speculative_decoding.training.loss import training_loss
 from speculative_decoding.training.options import BATCH_SIZE, TrainingOptions
 from speculative_decoding.training.outputs import Example, output_request, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
@@ -107,23 +106,6 @@ def random_labels() -> tuple[mx.array, mx.array, Labels]:
     return mx.array(rng.normal(size=(10, 7))), mx.array(rng.normal(size=(7, 20))), Labels(*arrays)
 
 
-@pytest.mark.parametrize("soft_cap", [None, 2.0])
-@pytest.mark.parametrize("total_variation", [False, True])
-def test_numpy_loss_and_gradient_match_mlx(total_variation: bool, soft_cap: float | None) -> None:
-    states, matrix, labels = random_labels()
-    states, matrix = states.astype(mx.float32), matrix.astype(mx.float32)
-
-    def reference(states: mx.array, matrix: mx.array) -> mx.array:
-        return distance(capped(states @ matrix, soft_cap), labels, total_variation=total_variation)
-
-    value, gradients = mx.value_and_grad(reference, argnums=(0, 1))(states, matrix)
-    logits = np.array(states) @ np.array(matrix)
-    found, slopes = numpy_distance(logits, labels, total_variation=total_variation, soft_cap=soft_cap)
-    assert found == pytest.approx(value.item(), rel=1e-5)
-    np.testing.assert_allclose(slopes @ np.array(matrix).T, np.array(gradients[0]), atol=1e-5)
-    np.testing.assert_allclose(np.array(states).T @ slopes, np.array(gradients[1]), atol=1e-5)
-
-
 def test_loss_equals_sums_over_dense_distributions() -> None:
     states, matrix, labels = random_labels()
     q = np.array(mx.softmax(states @ matrix, axis=-1)).astype(np.float64)
@@ -179,7 +161,7 @@ def test_gradients_that_a_gpu_adds_in_any_order(
 
     The ids of the head are distinct, so its gradient has one addend per value.
     """
-    monkeypatch.setattr(loss_module, "on_gpu", lambda: True)
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
     student = make(TARGET)
     batch = batch_of(student)
 
@@ -258,7 +240,7 @@ def test_labels_are_the_targets_distributions() -> None:
 def test_labels_are_the_most_likely_ids(
     gpu: bool, vocab_size: int, k: int, has_ties: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher_module, "on_gpu", lambda: gpu)
+    monkeypatch.setattr(backend, "on_gpu", lambda: gpu)
     logits = np.random.default_rng(1).normal(size=(9, vocab_size)).astype(np.float32)
     logits = logits.round() if has_ties else logits
     ids, probs = teacher_module.most_likely(mx.array(logits), k)

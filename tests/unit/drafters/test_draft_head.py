@@ -265,21 +265,24 @@ def test_the_command_line_accepts_a_head(
         ({"target": {"vocabulary": "0" * 64}}, "its vocabulary has other pieces"),
         ({"target": {"d_model": 17}}, "its d_model is 17, the target's is 16"),
         ({"target": None}, "does not say which target"),
-        ({"d_ff": 0}, "'d_ff' must be of whole numbers >= 1"),
-        ({"layers": [0, -1]}, "'layers' must be of whole numbers >= 0"),
-        ({"layers": [0, 100]}, "'layers' must be of whole numbers >= 0, at most "),
-        ({"frequent": [10**9]}, "'frequent' must be of whole numbers >= 0, at most "),
+        ({"d_ff": 0}, "'d_ff' must be a whole number, 1 to .*, not 0"),
+        ({"layers": [0, -1]}, "'layers' must be a list, each a whole number, 0 to "),
+        ({"layers": []}, "'layers' must not be empty"),
+        ({"layers": [0, 100]}, "'layers' must be a list, each a whole number, 0 to "),
+        ({"frequent": [10**9]}, "'frequent' must be a list, each a whole number, 0 to "),
         ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": {"10000": [3]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": {"3": 4}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": {"3": ["4"]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": {"x": [3]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
-        ({"d_model": 10**9}, "'d_model' must be of whole numbers >= 16, at most 16"),
-        ({"heads": 10**9}, "'heads' must be of whole numbers"),
-        ({"d_ff": 10**12}, "'d_ff' must be of whole numbers >= 1, at most "),
-        ({"activation": "tanh"}, "is not a draft head's"),
-        ({"activation": ["relu"]}, "is not a draft head's"),
+        ({"d_model": 10**9}, "'d_model' must be a whole number, 16 to 16"),
+        ({"heads": 10**9}, "'heads' must be a whole number"),
+        ({"d_ff": 10**12}, "'d_ff' must be a whole number, 1 to "),
+        ({"activation": "tanh"}, "'activation' must be one of relu"),
+        ({"activation": ["relu"]}, "'activation' must be one of relu"),
+        ({"is_gated": 1}, "'is_gated' must be true or false"),
+        ({"acceptance": [0.5, 2]}, "'acceptance' must be a list, each a number, 0 to 1"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
         ({"version": 1}, "has other draft heads; train it again"),
     ],
@@ -339,7 +342,7 @@ def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
         rounds = []
         for count in (2, 6):
             cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
-            drafter.share(cache)
+            drafter.use_cache(cache)
             row = RequestView(GenerationOptions(), SOURCES[0], [0])
             drafter.begin(row)
             drafter.propose([DraftRequest(row, 1)], 1)

@@ -24,13 +24,12 @@ from speculative_decoding.loading import manifest
 from speculative_decoding.loading.clean_up import StreamedCleanUp, clean_up
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import (
-    TOKENIZER_FILES,
     FastTokenizer,
-    FolderTokenizer,
     StreamingDetokenizer,
     Tokenizer,
     load_tokenizer,
 )
+from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES, FolderTokenizer
 from tests.support.paths import GOLDENS
 from tests.support.tiny import TOKENIZER
 
@@ -186,7 +185,7 @@ def test_conversion_says_where_two_tokenizers_of_a_folder_differ(tmp_path: Path)
 def test_a_planted_difference_fails_the_proof() -> None:
     tokenizer = load_tokenizer(named("bert"))
     assert isinstance(tokenizer, FastTokenizer)
-    other = FastTokenizer(tokenizer.backend, tokenizer.language_rules, conversion.Duties(cleans_up=False))
+    other = FastTokenizer(tokenizer.backend, tokenizer.language_rules, cleans_up=False)
     assert list(conversion.differences(tokenizer, tokenizer)) == []
     assert next(conversion.differences(tokenizer, other)).startswith("the text ")
 

@@ -19,13 +19,13 @@ from speculative_decoding.loading.pair import require_same_tokens
 from speculative_decoding.loading.reference_tokenizer import read_reference
 from speculative_decoding.loading.sentencepiece_tokenizer import SentencePieceTokenizer
 from speculative_decoding.loading.tokenizer import (
-    TOKENIZER_FILES,
     FastTokenizer,
     StreamingDetokenizer,
     Tokenizer,
     Vocabulary,
     load_tokenizer,
 )
+from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import EOS, OneLanguage, tiny_model
 
@@ -251,3 +251,9 @@ def test_byt5_needs_no_tokenizer_files(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.encode("aé") == [97 + 3, 0xC3 + 3, 0xA9 + 3, 1]
     assert tokenizer.decode([97 + 3, 0xC3 + 3, 0xA9 + 3, 1]) == "aé"
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 40])
+def test_ids_that_the_library_refuses_give_one_line(token: int) -> None:
+    with pytest.raises(InputError, match="tokenizer: cannot decode these tokens"):
+        load_tokenizer(BUNDLED / "t5-web-docs").decode([3, token])

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models import EncoderDecoder, attention
-from speculative_decoding.models.attention import attend
+from speculative_decoding.models.attention import attend, window_softmax
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}
@@ -101,7 +101,7 @@ def decode_after_a_rewind(model: EncoderDecoder, rows: int, length: int) -> mx.a
 def test_attention_over_a_long_source_without_a_mask_equals_attention_with_an_empty_one(dtype: mx.Dtype) -> None:
     length = 387
     queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)).astype(dtype) for i in range(3))
-    found = attend(queries, keys, values, None, scale=0.25, source_is_fixed=True)
+    found = attend(queries, keys, values, None, scale=0.25, softmax=window_softmax)
     exact = (x.astype(mx.float32) for x in (queries, keys, values))
     expected = attend(*exact, mx.zeros((1, 1, 1, length)), scale=0.25)
     assert found.dtype == dtype
@@ -113,7 +113,7 @@ def test_query_heads_that_share_a_key_head_and_capped_scores_ignore_the_length_o
     keys, values = (mx.random.normal((1, 2, 257, 8), key=mx.random.key(i)) for i in (1, 2))
     mask = mx.zeros((1, 1, 1, 257))
     for soft_cap in (None, 5.0):
-        found = attend(queries, keys, values, None, soft_cap=soft_cap, source_is_fixed=True)
+        found = attend(queries, keys, values, None, soft_cap=soft_cap, softmax=window_softmax)
         assert mx.allclose(found, attend(queries, keys, values, mask, soft_cap=soft_cap), atol=1e-5).item()
 
 

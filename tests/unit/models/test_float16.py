@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, checkpoints, load, models
-from speculative_decoding.checkpoints.base import QuantizedCheckpoint
+from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import DraftHeadHandle, write_draft_head
 from speculative_decoding.loading.load import Storage

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load
-from speculative_decoding.checkpoints.base import QuantizedCheckpoint
+from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
 from speculative_decoding.models.base import EncoderDecoder

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, checkpoints, load, models
-from speculative_decoding.checkpoints import Checkpoint, TensorInfo, files
+from speculative_decoding.checkpoints import Checkpoint, TensorInfo, mapped
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 from speculative_decoding.models.base import checked_sources
@@ -172,7 +172,7 @@ def test_equal_views_are_compared_without_reading_them(monkeypatch: pytest.Monke
 
 def test_tensors_of_a_file_are_compared_by_their_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Up to the last of several chunks."""
-    monkeypatch.setattr(files, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(mapped, "CHUNK_BYTES", 8)
     table = np.arange(20, dtype=np.float32).reshape(5, 4)
     other = table.copy()
     other[-1, -1] = -1

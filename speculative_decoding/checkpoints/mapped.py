@@ -1,0 +1,122 @@
+"""Memory-mapped files of tensors, for formats that store numbers uncompressed."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CheckpointError
+from .base import Checkpoint, TensorInfo
+from .files import open_regular
+
+CHUNK_BYTES = 16 << 20  # of a tensor that is compared
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Position of some bytes in a file, and their CRC-32 if the file stores one."""
+
+    start: int
+    nbytes: int
+    crc: int | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.nbytes
+
+
+class MappedFile:
+    """A read-only memory map. Pages are read from disk when accessed and freed by `release`.
+
+    Args:
+        path: The file. `CheckpointError` is raised if it cannot be mapped.
+        kind: The expected format, for the error message.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        with open_regular(path) as file:
+            try:
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise self.error(f"not a readable {kind} file ({error})") from error
+
+    def error(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {problem}")
+
+    def array(
+        self, info: TensorInfo, location: ByteRange, offset: int = 0, strides: tuple[int, ...] | None = None
+    ) -> mx.array:
+        """Copy little-endian numbers from the map into a new array.
+
+        MLX supports float64 on the CPU only, so float64 becomes float32.
+
+        Args:
+            info: Shape and dtype of the array.
+            location: Bytes of the tensor, or of the storage that the tensor is a view of.
+            offset: First element within `location`.
+            strides: Strides in elements. The default is C order.
+        """
+        item_size = info.dtype.size
+        byte_strides = None if strides is None else [stride * item_size for stride in strides]
+        unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[item_size]  # numpy has no bfloat16
+        bits = np.ndarray(info.shape, unsigned, self.data, location.start + offset * item_size, byte_strides)
+        bits = np.ascontiguousarray(bits).reshape(info.shape)
+
+        if info.dtype == mx.float64:
+            array = mx.array(bits.view(np.float64).astype(np.float32))
+        elif info.dtype == mx.bool_:
+            array = mx.array(bits) != 0
+        else:
+            array = mx.array(bits).view(info.dtype)
+        self.release(location)
+        return array
+
+    def is_same(self, first: ByteRange, second: ByteRange) -> bool:
+        """Compare bytes up to the first difference, in chunks so that memory stays bounded."""
+        if first.nbytes != second.nbytes:
+            return False
+        for start in range(0, first.nbytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, first.nbytes - start)
+            chunks = [ByteRange(location.start + start, size) for location in (first, second)]
+            ours, theirs = (np.ndarray((size,), np.uint8, self.data, chunk.start) for chunk in chunks)
+            if not np.array_equal(ours, theirs):
+                return False
+            for chunk in chunks:
+                self.release(chunk)
+        return True
+
+    def release(self, location: ByteRange) -> None:
+        """Free mapped pages. Otherwise they count as resident memory, up to the size of the file."""
+        start = location.start - location.start % mmap.PAGESIZE
+        if location.nbytes:
+            self.data.madvise(mmap.MADV_DONTNEED, start, location.stop - start)
+
+
+class MappedCheckpoint(Checkpoint):
+    """Tensors stored contiguously in one mapped file, in C order."""
+
+    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, ByteRange]]) -> None:
+        super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
+        self._file = file
+        self._locations = {name: location for name, (_, location) in tensors.items()}
+
+    def __getitem__(self, name: str) -> mx.array:
+        return self._file.array(self.info(name), self._locations[name])
+
+    def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
+        info = self.info(name)
+        strides = tuple(math.prod(info.shape[each + 1 :]) for each in range(len(info.shape)))
+        part = TensorInfo((*info.shape[:axis], stop - start, *info.shape[axis + 1 :]), info.dtype)
+        return self._file.array(part, self._locations[name], start * strides[axis], strides)
+
+    def is_same(self, first: str, second: str) -> bool:
+        if self.info(first) != self.info(second):
+            return super().is_same(first, second)
+        return self._file.is_same(self._locations[first], self._locations[second])

@@ -1,0 +1,135 @@
+"""What a name means that is not the name of a local folder: a model on the Hub, or a typing error."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from ..checkpoints import ADAPTER_CONFIG
+from ..errors import InputError, written
+from . import hub
+from .names import FORMER_NAMES, MODELS, is_hub_name
+
+ADDRESS = re.compile(
+    r"(?:https?:/+[^/]+/|hf:/+|(?:www\.)?(?:huggingface|hf)\.co/)(?:models/)?"
+    r"([\w.-]+(?:/(?!(?:tree|blob|resolve)\b)[\w.-]+)?)",
+    re.ASCII,
+)
+SIMILARITY = 0.82  # of a typing error; flan-t5-base and flan-t5-large have 0.8
+
+
+class NoFolder(InputError):
+    """A name is not the name of a local folder.
+
+    known: the local names, to suggest one.
+    only_paths: names of folders in models/ are not accepted either, because conversion writes them.
+    is_final: it is a file, or the address of a model's page, so the Hub is not asked.
+    nearest: a local name that was probably meant, or None.
+    """
+
+    def __init__(self, name: str, known: Iterable[str], *, only_paths: bool = False) -> None:
+        self.name = name
+        self.nearest = None
+        self.is_final = True
+        if os.path.isfile(name):
+            way_out = "name its folder, which must contain the tokenizer too"
+            super().__init__(f"model {name!r} is a file", way_out=way_out)
+            return
+        if (meant := name_in_address(name)) is not None:
+            super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
+            return
+        self.is_final = False
+        known = list(known)
+        self.nearest = nearest(name, [*folders_beside(name), *known])
+        suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
+        problem = "not a folder" if only_paths else f"neither a folder nor a name in {MODELS}/ ({', '.join(known)})"
+        super().__init__(
+            f"model {name!r} is {problem}",
+            way_out=f"{suggestion}convert one with convert.py --model, or name a model on the Hub, organisation/model",
+        )
+
+
+def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
+    """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
+
+    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
+    """
+    require_hub_name(missing)
+    name = missing.name
+    try:
+        return fetch(name)
+    except hub.UnknownModel as error:
+        problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
+        meant = missing.nearest or nearest(name, [*hub.cached_names(), *FORMER_NAMES])
+        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
+        raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
+
+
+def require_hub_name(missing: NoFolder) -> None:
+    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
+
+    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
+    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
+    """
+    name = missing.name
+    if missing.is_final or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
+        raise missing
+    if missing.nearest and "/" not in name and not hub.is_known(name):
+        raise missing
+
+
+def download_adapter(name: str) -> Path:
+    """Return the folder of an adapter on the Hub, for a name that is not a local folder. Raises `InputError`."""
+    meant = name_in_address(name)
+    near = nearest(name, folders_beside(name, ADAPTER_CONFIG))
+    if meant or near or not is_hub_name(name):
+        way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
+        raise InputError(
+            f"{name!r} is neither a folder nor an adapter on the Hub",
+            "adapter",
+            way_out or "name the folder that PEFT saved, or an adapter on the Hub, organisation/adapter",
+        )
+    try:
+        return hub.fetch(name)
+    except hub.UnknownModel as error:
+        way_out = "check the name, or name a folder that PEFT saved" if error.is_unreached else written(error.way_out)
+        raise InputError(f"{name!r}: not a local folder, {error.reason}", "adapter", way_out) from error
+    except InputError as error:
+        raise InputError(error.problem, "adapter", error.way_out) from error
+
+
+def folders_beside(path: str, file: str = "config.json") -> list[str]:
+    """Return the folders that have a file, beside the one that a path names and written in the same way."""
+    parent = os.path.dirname(path.rstrip("/"))
+    with suppress(OSError, ValueError):
+        folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
+        return sorted(folder for folder in folders if os.path.isfile(os.path.join(folder, file)))
+    return []
+
+
+def name_in_address(text: str) -> str | None:
+    """Return the model's name in an address such as https://huggingface.co/organisation/model; None for other text."""
+    match = ADDRESS.match(text)
+    return match and match[1]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, compared without organisations and parent folders.
+
+    Digits count: `whisper-large-v2` is another model than `whisper-large-v3`, not a typing error.
+    """
+
+    def last_part(text: str) -> str:
+        return text.rstrip("/").rsplit("/", 1)[-1].lower()
+
+    def similarity(candidate: str) -> float:
+        typed, meant = last_part(name), last_part(candidate)
+        has_same_digits = re.findall(r"\d", typed) == re.findall(r"\d", meant)
+        return SequenceMatcher(None, typed, meant).ratio() if has_same_digits else 0.0
+
+    best = max(known, key=similarity, default=None)
+    return best if best is not None and similarity(best) >= SIMILARITY else None

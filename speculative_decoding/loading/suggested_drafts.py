@@ -1,0 +1,40 @@
+"""Drafts on the Hub for well-known targets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
+# tokenizer. \1 is the first group of the target's pattern.
+SUGGESTED_DRAFTS = {
+    "google-t5/t5-small": r"t5-(base|large|3b|11b)",
+    "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
+    "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)|flan-ul2",
+    "google/mt5-small": r"mt5-(base|large|xl|xxl)",
+    "google/umt5-small": r"umt5-(base|xl|xxl)",
+    "google/byt5-small": r"byt5-(base|large|xl|xxl)",
+    "google/madlad400-3b-mt": r"madlad400-(7b|10b)-mt",
+    "Salesforce/codet5-small": r"codet5-(base|large)",
+    "Salesforce/codet5p-220m": r"codet5p-770m",
+    "EleutherAI/pile-t5-base": r"pile-t5-(large|xl|xxl)",
+    r"sshleifer/distilbart-\1-12-6": r"bart-large-(cnn|xsum)",
+    "sshleifer/distill-pegasus-cnn-16-4": r"pegasus-cnn_dailymail",
+    "sshleifer/distill-pegasus-xsum-16-4": r"pegasus-xsum",
+    "facebook/nllb-200-distilled-600M": r"nllb-200-(distilled-)?(1\.3b|3\.3b)",
+    "facebook/m2m100_418M": r"m2m100_1\.2b",
+    "distil-whisper/distil-large-v3": r"whisper-large-v3(-mlx)?",
+    r"distil-whisper/distil-\1": r"whisper-(large-v2|medium\.en|small\.en)(-mlx)?",
+    r"google/t5gemma-2b-2b-\1": r"t5gemma-9b-[29]b-((ul2|prefixlm)(-it)?)",
+    "google/t5gemma-2-270m-270m": r"t5gemma-2-(1b-1b|4b-4b)",
+}
+
+
+def suggested_draft(target: str | Path) -> str | None:
+    """Return a draft for a well-known target, found by its name or folder, or None."""
+    parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
+    for draft, pattern in SUGGESTED_DRAFTS.items():
+        for part in parts:
+            if match := re.fullmatch(pattern, part):
+                return match.expand(draft)
+    return None

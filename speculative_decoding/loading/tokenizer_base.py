@@ -1,0 +1,198 @@
+"""What the package requires of a tokenizer, and the tokenizers in the folders of models. Knows nothing of models."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ..errors import InputError
+from .languages import Languages
+from .tokenizer_checks import check_tokenizer_json
+
+# Every file that a tokenizer may use.
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    *SENTENCEPIECE,
+    "sentencepiece.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "dict.txt",
+)
+MAX_IDS = 1 << 24
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
+
+
+class Tokenizer(Protocol):
+    """The interface that the package requires of a tokenizer."""
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """Language code -> token, such as `deu_Latn`. Empty for models without language tokens."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        """Return the encoder's token ids, including the special tokens of the family (T5 appends its end token).
+
+        language: one of `languages`, or None for the default in the tokenizer's files.
+        """
+
+    def encode_output(self, text: str) -> list[int]:
+        """Return the token ids that the decoder writes for this text, without a language token."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text without special tokens."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+
+class Vocabulary:
+    """The piece for each token id. A draft model must have the target's vocabulary."""
+
+    def __init__(self, pieces: Mapping[str, int]) -> None:
+        by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
+        self.pieces: Mapping[int, str] = MappingProxyType(by_id)  # read-only, because models share it
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.pieces)
+
+
+def fingerprint(pieces: Mapping[int, str]) -> str:
+    text = "\0".join(f"{index} {piece}" for index, piece in pieces.items())
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@contextmanager
+def tokenizer_errors(problem: str) -> Iterator[None]:
+    """Turn errors of a tokenizer library into one-line `InputError`s.
+
+    This includes panics of Rust code, which do not derive from `Exception`.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{problem} ({reason})") from error
+
+
+class FolderTokenizer(ABC):
+    """The tokenizer in a model's folder. Subclasses wrap the library that loads it.
+
+    Args:
+        pieces: Piece -> id, of all tokens.
+        languages: Adds language tokens; its `ids` are empty for most models.
+        cleans_up: Whether `decode` cleans up spaces.
+    """
+
+    def __init__(self, pieces: Mapping[str, int], languages: Languages, cleans_up: bool) -> None:
+        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for each id below it
+            raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
+        self.vocabulary = Vocabulary(pieces)
+        self.language_rules = languages
+        self.languages = languages.ids
+        self.cleans_up = cleans_up
+        bytes_ = (pieces.get(f"<0x{byte:02X}>") for byte in range(256))
+        self.byte_tokens = frozenset(token for token in bytes_ if token is not None)
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        with tokenizer_errors("tokenizer: cannot encode this text"):
+            ids = self._encode(text, add_special_tokens=not self.languages)
+        return self.language_rules.wrap_source(ids, language)
+
+    def encode_output(self, text: str) -> list[int]:
+        with tokenizer_errors("tokenizer: cannot encode this text"):
+            ids = self._encode(text, add_special_tokens=not self.languages, as_output=not self.languages)
+        return self.language_rules.wrap_output(ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text = self.decode_as_written(tokens)
+        if not self.cleans_up:
+            return text
+        from .clean_up import clean_up
+
+        return clean_up(text)
+
+    def decode_as_written(self, tokens: Sequence[int]) -> str:
+        """Return the text before the clean-up of spaces."""
+        try:
+            return self._decode(list(tokens))
+        except BaseException:
+            with tokenizer_errors("tokenizer: cannot decode these tokens"):  # entered late, because it takes 2 us
+                raise
+
+    @abstractmethod
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]: ...
+
+    @abstractmethod
+    def _decode(self, tokens: list[int]) -> str: ...
+
+
+class FastTokenizer(FolderTokenizer):
+    """A tokenizer of the `tokenizers` package, and what Python must do because a tokenizer.json cannot express it.
+
+    Args:
+        backend: A `tokenizers.Tokenizer`.
+        languages: Adds language tokens.
+        cleans_up: Clean up the spaces of decoded text.
+        strips: Remove spaces at the ends of decoded text.
+        ends_once: The end token, if it is not added to a text that ends with it.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        languages: Languages,
+        cleans_up: bool = False,
+        strips: bool = False,
+        ends_once: int | None = None,
+    ) -> None:
+        super().__init__(backend.get_vocab(with_added_tokens=True), languages, cleans_up)
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.strips = strips
+        self.ends_once = ends_once
+
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        end = self.ends_once
+        return ids[:-1] if add_special_tokens and end is not None and ids[-2:] == [end, end] else ids
+
+    def _decode(self, tokens: list[int]) -> str:
+        text = str(self.backend.decode(tokens, skip_special_tokens=True))
+        return text.strip() if self.strips else text
+
+    def record(self) -> dict[str, Any]:
+        """Return what a manifest must say to read the tokenizer.json again, for `read_proven`."""
+        return {
+            "cleans_up": self.cleans_up,
+            "strips": self.strips,
+            "ends_once": self.ends_once,
+            "languages": self.language_rules.record(),
+        }
+
+
+def read_backend(data: bytes, path: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a tokenizer.json."""
+    import tokenizers
+
+    with tokenizer_errors(f"{path}: not a readable tokenizer"):
+        check_tokenizer_json(data)
+        return tokenizers.Tokenizer.from_buffer(data.removeprefix(BOM_UTF8))

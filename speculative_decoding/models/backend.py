@@ -1,0 +1,54 @@
+"""Lets the folder cpu/ replace the few operations that MLX computes slowly on the CPU of a Linux machine.
+
+`@replaced_on_cpu` marks such an operation. Its definition is pure MLX and is used on a GPU, on a Mac, and if the folder
+was left out. cpu/replacements.py has a function of the same name for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+from ..rooms import has_room
+from .device import on_gpu
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@cache
+def replacements() -> ModuleType | None:
+    """Return cpu/replacements.py, or None if it is not for this machine or was left out."""
+    if not sys.platform.startswith("linux") or not has_room("cpu"):
+        return None
+    from ..cpu import replacements
+
+    return replacements
+
+
+def replaced_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a CPU compute a function or method with the one in cpu/replacements.py. The device is chosen per call."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        cpu = None if on_gpu() else replacements()
+        return function(*args, **kwargs) if cpu is None else getattr(cpu, function.__name__)(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Raise an `InputError` if MLX fails because a CPU cannot compile kernels, for example when the disk is full."""
+    try:
+        yield
+    except RuntimeError as error:
+        if has_room("cpu"):
+            from ..cpu.kernels import raise_kernel_error
+
+            raise_kernel_error(error)
+        raise

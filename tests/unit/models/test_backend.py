@@ -1,0 +1,44 @@
+"""Which version of an operation computes: MLX's, or the CPU's."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from speculative_decoding.models import backend
+from speculative_decoding.models.attention import precise_softmax, window_softmax
+from speculative_decoding.models.config import gelu
+from tests.support.paths import ROOT
+from tests.support.tiny import audio_frames, tiny_whisper
+
+PACKAGE = ROOT / "speculative_decoding"
+
+
+@pytest.mark.parametrize("cause", ["a GPU computes", "the folder was left out"])
+def test_mlx_computes_on_a_gpu_and_without_the_folder(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cause == "a GPU computes":
+        monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    else:
+        monkeypatch.setattr(backend, "replacements", lambda: None)
+    x = mx.random.normal((2, 600), key=mx.random.key(5))
+    assert mx.array_equal(window_softmax(x), precise_softmax(x)).item()
+    assert mx.array_equal(gelu(x), nn.gelu(x)).item()
+    model, frames = tiny_whisper(), audio_frames().frames
+    encoder_output = model.encode_window(frames)
+    assert mx.array_equal(encoder_output, model.encode(frames[None])).item()
+    for found, expected in zip(
+        model.inference_projections(encoder_output), model.cross_projections(encoder_output), strict=True
+    ):
+        assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
+
+
+def test_operations_and_replacements_have_the_same_names() -> None:
+    replacements = backend.replacements()
+    if replacements is None:
+        pytest.skip("there are replacements on Linux only, unless the folder was left out")
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    marked = re.findall(r"@replaced_on_cpu\n +def (\w+)|@replaced_on_cpu\ndef (\w+)", text)
+    assert sorted(method or function for method, function in marked) == sorted(replacements.__all__)
