@@ -22,7 +22,7 @@ from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
-from speculative_decoding.loading.pair import ModelPair, require_same_tokens
+from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
 from speculative_decoding.rooms import has_room
@@ -74,16 +74,16 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     given = vars(chosen)
     if "random" not in given:
         folders = flags_from(ModelFlags, chosen).find()
-        if folders.draft is None and "model" in given.get("drafter", ()):
+        if folders.draft_model is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; name one, or omit model")
-        pair = folders.open()
+        pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
-        say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
+        say(f"target {folders.model}, " + ("no draft" if pair.draft is None else f"draft {folders.draft_model}"))
         limit = given.get("limit", FILE_LIMIT)
         tasks = tasks_from_files(chosen.prompts, limit, chosen.max_tokens, pair.target.model, pair.target.tokenizer)
         pair.load_weights()
         yield (
-            folders.target.name,
+            Path(folders.model).name,
             Models(pair.target.model, None if pair.draft is None else pair.draft.model, assistant),
             at_slots(tasks, given.get("slots", ())),
         )

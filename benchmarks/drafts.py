@@ -21,6 +21,7 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
+from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.models.draft_head import DraftHead
 
 from .machine import environment
@@ -82,11 +83,11 @@ def lines(models: Models, tasks: Sequence[Task], repeats: int) -> Iterator[str]:
 
 def measure(chosen: argparse.Namespace) -> int:
     folders = flags_from(ModelFlags, chosen).find()
-    if folders.draft is None:
+    if folders.draft_model is None:
         raise InputError("--draft-model: this target has no default draft; name one")
-    pair = folders.open()
+    pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
     assert pair.draft is not None
-    say(f"target {folders.target}, draft {folders.draft}; {environment()}")
+    say(f"target {folders.model}, draft {folders.draft_model}; {environment()}")
     tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target.model, pair.target.tokenizer)
     pair.load_weights()
     for line in lines(Models(pair.target.model, pair.draft.model), tasks, chosen.repeats):

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from speculative_decoding.cli.common import run
+from speculative_decoding.cli.main import EXAMPLE
 from speculative_decoding.cli.parser import Parser, argument_type
-from speculative_decoding.cli.prompts import EXAMPLE
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.values import Int

@@ -28,7 +28,6 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import run
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding import round as round_module
-from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.drafters.draft_model import OutputHead
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
@@ -60,8 +59,8 @@ TIMED = (
     (DraftHead, "step_and_outputs", "graph"),
     (OutputHead, "__call__", "graph"),
     (OutputHead, "likeliest", "graph"),
-    (Batch, "target_inputs", "graph"),
-    (round_module, "verify_draft", "graph"),
+    (round_module, "target_inputs", "graph"),
+    (round_module, "verify", "graph"),
 )
 WARM_UP_ROUNDS = 5
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative_decoding.draft_length.calibration import device_name
+from speculative_decoding.draft_length.key import device_name
 from speculative_decoding.models.device import on_gpu
 from speculative_decoding.version import __version__, native_libraries
 

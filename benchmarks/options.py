@@ -8,7 +8,8 @@ from pathlib import Path
 from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
-from speculative_decoding.sampling.options import DRAFTERS, option_specs
+from speculative_decoding.sampling import DRAFTERS
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.values import Int, Number
 
 from .acceptance import read

@@ -85,7 +85,7 @@ def ours(task: Task, modes: Sequence[DecodingMode], temperatures: Sequence[float
 
 def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, BatchDrafter, int]:
     """Return the arguments with which a session creates an `AutoDrafter`."""
-    assert isinstance(draft, EncoderDecoder | DraftModel | DraftHead)
+    assert isinstance(draft, EncoderDecoder | DraftHead)
     if isinstance(draft, EncoderDecoder):
         model = model_drafter(DraftModel(draft), target, shares_encoder(target, draft))
     else:

@@ -61,7 +61,7 @@ class ReplayDrafter(AutoDrafter):
         (one,) = draft_requests
         place = len(one.request.decoder_tokens) - 1
         if one.kind == COPY:
-            return Draft.certain([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
+            return Draft.of_ids([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
         draft = super().propose([replace(one, request=self._seen)], slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
         return Draft(

@@ -1,6 +1,6 @@
 """`python -m benchmarks.serve`: compares many clients of a server with a single client and with a file job, in turns.
 
-Requests are bundled prompts with mixed options. Every text must equal the output of `main.py` for the same prompt.
+Requests are bundled prompts with mixed options. Every text must equal the output of `batch` for the same prompt.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def requests_of(count: int) -> list[dict[str, Any]]:
 
 
 def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
-    """Decode requests with main.py. Returns the texts, the seconds excluding loading, and the number of tokens."""
+    """Decode requests with `batch`. Returns the texts, the seconds excluding loading, and the number of tokens."""
     rows = folder / "in.jsonl"
     out = folder / "out.jsonl"
     stats = folder / "stats.json"
     rows.write_text("".join(json.dumps(each) + "\n" for each in requests), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "main.py"), "--input", str(rows), "--output", str(out), "--force"]
+    command = [sys.executable, "-m", "speculative_decoding", "batch", str(rows), "--output", str(out), "--force"]
     command += ["--slots", str(slots), "--stats-json", str(stats)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     found = json.loads(stats.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[lis
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    """Measure and print. Returns the exit status: 1 if a text differs from main.py's."""
+    """Measure and print. Returns the exit status: 1 if a text differs from batch's."""
     requests = requests_of(chosen.prompts)
     others = used_by_others()
     where = environment()
@@ -111,7 +111,7 @@ def measure(chosen: argparse.Namespace) -> int:
         modes: dict[str, Callable[[], tuple[list[str], float, int]]] = {
             f"{clients} clients": lambda: ask(url, requests, clients),
             "1 client": lambda: ask(url, requests, 1),
-            f"main.py --input --slots {clients}": lambda: job(requests, clients, folder),
+            f"batch --slots {clients}": lambda: job(requests, clients, folder),
         }
         for repeat in range(-1, chosen.repeats):
             say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}")
@@ -120,7 +120,7 @@ def measure(chosen: argparse.Namespace) -> int:
                 differ = sum(one != other for one, other in zip(texts, expected, strict=True))
                 wrong += differ
                 if differ:
-                    say(f"{mode}: {differ} of {len(texts)} texts differ from main.py's")
+                    say(f"{mode}: {differ} of {len(texts)} texts differ from batch's")
                 if repeat >= 0:
                     speeds.setdefault(mode, []).append(tokens / seconds)
     base = statistics.median(speeds["1 client"])
@@ -128,7 +128,7 @@ def measure(chosen: argparse.Namespace) -> int:
     for mode, values in speeds.items():
         median = statistics.median(values)
         print(f"| {mode} | {median:.1f} | {min(values):.1f} to {max(values):.1f} | {median / base:.2f} |")
-    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from main.py's; " + json.dumps(where))
+    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from batch's; " + json.dumps(where))
     print(*notes(where, others, used_by_others(), chosen.repeats), sep="\n")
     return 1 if wrong else 0
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
-from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import RoundCosts, measure_widths
-from speculative_decoding.draft_length.passes import SpeedMonitor
+from speculative_decoding.draft_length.costs import measure_widths
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
@@ -161,7 +162,7 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
             (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, longest)])
         drafted = min(asked, longest)
         accepted = min(drafted, right)
-        length.observe([DraftOutcome(kind if asked else "", drafted, accepted)])
+        length.observe([Round([], [0] * drafted, accepted, kind=kind if asked else "")])
         rounds.append(SimulatedRound(drafted, drafted if kind == MODEL else 0))
         done += accepted + 1
     return rounds
@@ -176,33 +177,22 @@ class SimulatedSession:
         self._rng = random.Random(seed)
         self._seed = seed
         self._slowdown = 1.0
-        self._guard = SpeedMonitor()
         self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start)
         self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
         self.seconds = 0.0
-        self.remeasured = 0
 
     def decode(self, output: Sequence[Position]) -> None:
         for each in play(self._length, output):
             seconds = self._round_seconds(each) * self._rng.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
             self.seconds += seconds
-            predicted = self._costs.round_seconds(each.drafted, each.steps)
-            if each.drafted and self._guard.observe(predicted, seconds):
-                self._measure_again(self._costs.width(each.drafted + 1))
 
     def slow_down(self) -> None:
         self._slowdown = SLOWDOWN
 
-    def _measure_again(self, width: int) -> None:
-        self.remeasured += 1
-        self._seed += " again"
-        factors = {each: self._measure(each) / self._costs.passes[each] for each in (min(self._costs.passes), width)}
-        self._costs = self._costs.scaled(factors)
-
     def _measure(self, width: int) -> float:
-        """Return the cost with an error that is fixed for each width until the device is measured again."""
+        """Return the cost with an error that is fixed for each width."""
         error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
-        return self._slowdown * self._device.cost(width) * (1.0 + error)
+        return self._device.cost(width) * (1.0 + error)
 
     def _round_seconds(self, each: SimulatedRound) -> float:
         drafting = self._drafts.start + each.steps * self._drafts.step if each.steps else 0.0

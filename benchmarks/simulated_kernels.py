@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.draft_length.store import CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
@@ -71,13 +72,12 @@ class CountedProbe(Probe):
 def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Session:
     """Return a session with a separate calibration, which is not stored."""
     session = Session(model, Ids(SOURCES), draft)
-    for asks_model in (False, True):
-        store = CalibrationStore({})
-        store.clear()
-        store.path = None
-        store.is_read_only = False
-        session.planner._any_width = False  # although this machine's kernels give all widths the same bits
-        session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
+    store = CalibrationStore({})
+    store.clear()
+    store.path = None
+    store.is_read_only = False
+    # Compares, although this machine's kernels give all widths the same bits
+    session.planner.exact_widths = ExactWidths(cache(partial(CountedProbe, model)), lambda: store)
     return session
 
 

@@ -120,7 +120,7 @@ def run(name: str, commands: Sequence[str], columns: int, rows: int, **environme
 
 def console() -> None:
     terminal = Terminal(92, 34, **python())
-    terminal.type("python main.py --interactive", "/quit to exit.")
+    terminal.type("python -m speculative_decoding console", "/quit to exit.")
     terminal.type("/prefix translate English to German:", "prefix: ")
     terminal.type("The method returns the value of the property.", "tokens/s")
     terminal.type("/show-draft", "show-draft: text")
@@ -128,14 +128,14 @@ def console() -> None:
     terminal.type("/compare", "compare: on")
     terminal.type("The method returns the value of the property.", "identical")
     terminal.type("/num-draft", "usage: /num-draft")
-    terminal.picture("console", "main.py --interactive")
+    terminal.picture("console", "speculative-decoding console")
 
 
 def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
     pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # for /compare: a head cannot write without its target
-    terminal.type(f"python main.py --interactive {pair}", "/quit to exit.")
+    terminal.type(f"python -m speculative_decoding console {pair}", "/quit to exit.")
     for line, *then in (
         ("/help", "type //."),
         ("/model", "model: target models"),

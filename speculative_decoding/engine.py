@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from .beam_search.round import beam_search_step
-from .decoding.batch import Batch, prefill_prefix
 from .decoding.prompt import DecoderPrompt, make_request
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult
-from .decoding.round import speculate
+from .decoding.round import Batch, speculate
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
-from .drafters import BatchDrafter, Draft
-from .drafters.base import MODEL
+from .drafters import BatchDrafter
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
@@ -38,7 +36,11 @@ from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
+DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
+
+# Runs one round for all requests of a batch, as `speculate` does.
+Strategy = Callable[[Batch, Callable[[], None] | None], dict[Request, Round]]
 
 
 class Event(NamedTuple):
@@ -50,6 +52,11 @@ class Event(NamedTuple):
     request: Request
     round: Round
     texts: list[str]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return self.round.finish_reason is not None
 
 
 def responses(event: Event) -> Iterator[GenerationResponse]:
@@ -113,11 +120,16 @@ class Engine:
         self._slots = slots
         self._widths = widths
         self._num_beams = num_beams
+        self._run_round: Strategy = speculate
+        if num_beams > 1:
+            from .beam_search.round import beam_search_step
+
+            self._run_round = beam_search_step
         self._runs_ahead = on_gpu() and model.ranks == 1  # ranks need the tokens on the host
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)
-        self._requests: list[Request | None] = []  # by slot; the same list as the batch's
+        self._requests: list[Request | None] = []  # by slot; the same list as the batch's `slots`
         self._batch: Batch | None = None
 
     @property
@@ -195,49 +207,30 @@ class Engine:
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
         use_mlx()
-        if self._widths.refine is not None and not self.waiting and self._has_delivered:
-            self._widths.refine(len(self._requests))
+        if self._widths.refine is not None and not self.waiting:
+            decoding = [request for request in self._requests if request is not None]
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token waits
+                self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
         batch = self._batch
-        if batch is None or not batch.active:
+        if batch is None or not batch.requests:
             return []
 
-        self._widths.costs(len(batch.requests))  # measures the device if necessary, before the round is timed
-        batch.runs_ahead = self._runs_ahead and not self.waiting  # a waiting request would need another pass
-        rounds = self._round(batch)
+        self._widths.costs(len(batch.slots))  # measures the device if necessary, before the round is timed
+        batch.starts_next_pass = self._runs_ahead and not self.waiting  # a waiting request would need another pass
         events = []
-        for slot, round in rounds.items():
-            request = self._requests[slot]
-            assert request is not None
+        for request, round in self._round(batch).items():
             self._count(request, round)
             events.append(Event(request, round, request.new_texts if round.tokens else []))
-            if request.finish_reason:
-                self._requests[slot] = None
         return events
 
-    @property
-    def _has_delivered(self) -> bool:
-        """Whether each request that is decoded has tokens, so that no first token waits."""
-        decoding = [request for request in self._requests if request is not None]
-        return all(request.stats.generated_tokens for request in decoding) and bool(decoding)
-
-    def _round(self, batch: Batch) -> dict[int, Round]:
-        """Run a round and time it. For `timed` requests, draft and verification are timed with a second host sync."""
-        started = time.perf_counter()
+    def _round(self, batch: Batch) -> dict[Request, Round]:
+        """Run a round and time it, and for `timed` requests its phases."""
         phase_ends: list[float] = []  # of the draft, and of the verification
-
-        def on_phase(draft: Draft) -> None:
-            if not phase_ends:
-                mx.eval(draft.tokens)
-            phase_ends.append(time.perf_counter())
-
-        if self._num_beams > 1:
-            rounds = beam_search_step(batch)
-        elif any(request.options.timed for request in batch.active):
-            rounds = speculate(batch, on_phase)
-        else:
-            rounds = speculate(batch)
+        is_timed = any(request.options.timed for request in batch.requests)
+        started = time.perf_counter()
+        rounds = self._run_round(batch, (lambda: phase_ends.append(time.perf_counter())) if is_timed else None)
         seconds = time.perf_counter() - started
         for round in rounds.values():
             round.seconds = seconds
@@ -245,10 +238,6 @@ class Engine:
                 drafted_at, verified_at = phase_ends
                 round.draft_seconds = drafted_at - started
                 round.verify_seconds = verified_at - drafted_at
-
-        drafted = max(round.drafted for round in rounds.values())
-        steps = max(round.drafted * (round.kind == MODEL) for round in rounds.values())
-        self._widths.observe(len(batch.requests), drafted, steps, seconds)
         return rounds
 
     def _count(self, request: Request, round: Round) -> None:
@@ -312,19 +301,34 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        longest = request.prefix_length + request.options.max_tokens
-
-        def prefill(fresh: DecoderCache) -> None:
-            if self._widths.reserved is not None:
-                fresh.reserve(longest + self._widths.reserved)
-            prefill_prefix(self._model, fresh, request, self._widths)
-
+        reserved = self._widths.reserved
+        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
+        prefill = partial(self._prefill, request, capacity)
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        if self._widths.reserved is not None:
-            cache.reserve(longest + self._widths.reserved)
+        cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
+
+    def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
+        """Feed a forced prefix except its last token, which the first round feeds. Lazy.
+
+        Args:
+            request: Its output begins with the prefix.
+            capacity: The least capacity of the cache.
+            cache: Of this request alone, so that other rows are not computed.
+        """
+        cache.reserve(capacity)
+        cached = request.prefix_length - 1
+        observer = request.observer
+        prefix = request.decoder_tokens[: max(cached, 0 if observer is None else observer.position)]
+        for start, count, width in self._widths.chunks(1, len(prefix)):
+            ids = prefix[start : start + count] + [self._model.config.pad_token_id] * (width - count)
+            states = self._model.states(mx.array([ids] * cache.rows), cache)
+            cache.trim_to([start + count] * cache.rows)
+            if observer is not None and start < observer.position <= start + count:
+                observer.prefilled(self._model.logits(states[0, observer.position - 1 - start]))
+        cache.trim_to([cached] * cache.rows)
 
     def _resize(self, wanted: int) -> None:
         """Change the number of slots to about `wanted`, by a factor of two or more: a pass computes every slot."""
@@ -343,7 +347,7 @@ class Engine:
         self._batch.cache.select(order)
         self._drafter.select(order)
         self._requests = [self._requests[slot] if i < len(kept) else None for i, slot in enumerate(order)]
-        self._batch.requests = self._requests
+        self._batch.slots = self._requests
         for slot, request in enumerate(self._requests):
             if request is not None:
                 request.slot = slot

@@ -13,23 +13,6 @@ MAX_CHARACTERS = 1000
 PACKAGE = os.path.dirname(__file__) + os.sep
 
 
-class Note(UserWarning):
-    """A note about a request or a file, which is used nevertheless."""
-
-
-def note(message: str) -> None:
-    """Warn, naming the line outside this package that made the call.
-
-    Python shows a message once for each such line. The command line shows it each time.
-    """
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-        level += 1
-    warnings.warn(message, Note, stacklevel=level)
-
-
 class Name(str):
     """The name of an option or parameter in Python, as a part of `Words`. Each front end shows its own name for it."""
 
@@ -45,6 +28,27 @@ def words(text: Words) -> tuple[str, ...]:
 def written(text: Words, name: Callable[[str], str] = str) -> str:
     """Join the parts of a text. name: returns what a front end calls an option, such as its flag."""
     return "".join(name(str(part)) if isinstance(part, Name) else part for part in words(text))
+
+
+class Note(UserWarning):
+    """A note about a request or a file, which is used nevertheless. text: with a `Name` for each option."""
+
+    def __init__(self, text: Words) -> None:
+        super().__init__(written(text))
+        self.text = text
+
+
+def note(text: Words) -> None:
+    """Warn, naming the line outside this package that made the call.
+
+    Python shows a message once for each such line. The command line shows it each time.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(Note(text), stacklevel=level)
 
 
 class InputError(ValueError):

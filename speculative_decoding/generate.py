@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
-from .drafters import DraftHead, DraftModel, NgramDrafter
+from .drafters import DraftHead, NgramDrafter
+from .drafters.draft_model import DraftVocabulary
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames
 from .models.base import EncoderDecoder
-from .sampling.keywords import OptionKeywords, shows_options
+from .sampling.options import shows_options
 from .session import Prompt, Session
 
-Draft = EncoderDecoder | DraftModel | DraftHead
+if TYPE_CHECKING:
+    from .sampling.keywords import OptionKeywords
+
+Draft = EncoderDecoder | DraftHead
 
 
 @shows_options
@@ -26,6 +30,7 @@ def stream_generate(
     on_round: Callable[[Round], None] | None = None,
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Iterator[GenerationResponse]:
     """Yield a response for each token as soon as it is accepted: `Session.stream`.
@@ -37,9 +42,11 @@ def stream_generate(
         on_round: Called with each `Round`.
         draft_model: A smaller model of the same family, or a draft head of the target.
         ngram: Looks up copies, and may have seen earlier texts.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
         options: See `GenerationOptions`.
     """
-    return Session(model, tokenizer, draft_model, ngram=ngram).stream(prompt, on_round=on_round, **options)
+    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
+    return session.stream(prompt, on_round=on_round, **options)
 
 
 @shows_options
@@ -51,10 +58,12 @@ def generate(
     on_round: Callable[[Round], None] | None = None,
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
 ) -> GenerationResult:
     """Decode a prompt: `Session.generate`. The arguments are those of `stream_generate`."""
-    return Session(model, tokenizer, draft_model, ngram=ngram).generate(prompt, on_round=on_round, **options)
+    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
+    return session.generate(prompt, on_round=on_round, **options)
 
 
 @shows_options
@@ -67,19 +76,9 @@ def batch_generate(
     max_memory_gb: float | None = None,
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
-) -> Iterator[BatchResult]:
-    """Yield the results of many prompts, in the order of the prompts: `Session.batch`.
-
-    Args:
-        model: The target.
-        tokenizer: The target's.
-        prompts: Texts, or mappings with "prompt" and options for this prompt.
-        slots: How many prompts are decoded together.
-        max_memory_gb: Use fewer slots if caches and weights would need more memory.
-        draft_model: A smaller model of the same family, or a draft head of the target.
-        ngram: Looks up copies, and may have seen earlier texts.
-        options: See `GenerationOptions`.
-    """
-    session = Session(model, tokenizer, draft_model, ngram=ngram)
+) -> Iterator[BatchResult[GenerationResult]]:
+    """Yield the results of many prompts: `Session.batch`. The other arguments are those of `stream_generate`."""
+    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
     return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

@@ -2,7 +2,7 @@
 
 import sys
 
-from .server.command import main
+from .cli.programs import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("serve"))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult, blank_result
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
@@ -23,13 +25,14 @@ from .drafters import (
     NgramDrafter,
     check_drafter,
     choose_drafter,
-    default_drafter,
     model_drafter,
     new_ngram,
+    with_default_drafter,
 )
-from .engine import Engine, Event, responses, result_of
+from .drafters.draft_model import DraftVocabulary
+from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
-from .loading.pair import open_pair, require_same_tokens
+from .loading.pair import ModelPair, open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -37,17 +40,18 @@ from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .models.threads import use_mlx
+from .rooms import require_room
 from .sampling import GenerationOptions
-from .sampling.keywords import OptionKeywords, shows_options
-from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
+from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
-from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
-from .speech.options import TranscriptionOptions
 
-if TYPE_CHECKING:  # imported when something is transcribed, so that text does not wait for it
+if TYPE_CHECKING:
+    from .rows import PromptScheduler
+    from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
-    from .speech.scheduler import Scheduler, Task, TranscriptionEvent
+    from .speech.keywords import TranscriptionKeywords
+    from .speech.scheduler import TranscriptionEvent
     from .speech.transcription import Transcription
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
@@ -66,39 +70,55 @@ class Session:
         options: Defaults for all requests.
         ngram: Looks up copies; a new one by default.
         slots: How many prompts of a batch are decoded together.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
     """
 
     model: EncoderDecoder
     tokenizer: Tokenizer
-    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
+    draft_model: EncoderDecoder | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
-    slots: int = 8
+    slots: int = DEFAULT_SLOTS
+    draft_vocabulary: DraftVocabulary | None = None
 
     def __post_init__(self) -> None:
         use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         self._require_type("model", EncoderDecoder, "a model, as load gives")
-        self._require_type("draft_model", EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives")
+        self._require_type("draft_model", EncoderDecoder | DraftHead | None, "a model, as load gives")
         self._require_type("options", GenerationOptions, "GenerationOptions(...)")
         self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
+        self._require_type("draft_vocabulary", DraftVocabulary | None, "a DraftVocabulary")
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
-        if isinstance(self._draft, DraftModel):
-            require_same_tokens(self.model, self._draft.model)
-        check_drafter(self.options_with({}).drafter, self._draft)
-        make_drafter = None
-        if self._draft is not None:
-            make_drafter = partial(model_drafter, self._draft, self.model, self._shares_encoder)
-        self.planner = PassPlanner(self.model, self._draft_network, make_drafter, shares_encoder=self._shares_encoder)
+        check_drafter(self.options.drafter, self.draft_model)
+        shares = isinstance(self.draft_model, EncoderDecoder) and shares_encoder(self.model, self.draft_model)
+        self._make_model_drafter: Callable[[], BatchDrafter] | None = None
+        if self.draft_model is not None:
+            self._make_model_drafter = partial(model_drafter, self._checked_draft(), self.model, shares)
+        elif self.draft_vocabulary is not None:
+            raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
+        self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
+
+    def _checked_draft(self) -> DraftModel | DraftHead:
+        """The draft, which may propose only `draft_vocabulary`. Raises `InputError` for a model with other tokens."""
+        draft, vocabulary = self.draft_model, self.draft_vocabulary
+        if isinstance(draft, EncoderDecoder):
+            require_same_tokens(self.model, draft)
+            return DraftModel(draft, vocabulary)
+        assert draft is not None
+        if vocabulary is not None:
+            draft = self.draft_model = draft.with_frequent(vocabulary.ids)
+        return draft
 
     def _require_type(self, name: str, types: Any, expected: str) -> None:
         if not isinstance(value := getattr(self, name), types):
             raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
-        changed = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        draft = "no draft model" if self._draft is None else f"draft {type(self._draft_network).__name__}"
+        specs = option_specs()
+        changed = {name: value for name, value in vars(self.options).items() if value != specs[name].default}
+        draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -201,7 +221,7 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Yield the results of many prompts, in the order of the prompts.
 
         Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
@@ -217,8 +237,10 @@ class Session:
         Raises:
             InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
+        from .rows import in_order
+
         results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
-        return in_order(results)
+        return in_order(results, attrgetter("index"))
 
     @shows_options
     def batch_as_completed(
@@ -228,14 +250,25 @@ class Session:
         slots: int | None = None,
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
-    ) -> Iterator[BatchResult]:
+    ) -> Iterator[BatchResult[GenerationResult]]:
         """Like `batch`, but yield each result as soon as it is complete; its `index` tells the prompt.
 
         At most a few times `slots` prompts are read ahead.
         """
-        slots = validate("slots", Int(1), self.slots if slots is None else slots)
+        from .rows import drive
+
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"must be a list of texts, not {short_repr(prompts)}", "prompts")
+        return drive(self.prompt_scheduler(slots, max_memory_gb, **options), enumerate(prompts))
+
+    @shows_options
+    def prompt_scheduler(
+        self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
+    ) -> PromptScheduler:
+        """The scheduler of a batch; see `rows.drive` and `batch`."""
+        from .rows import PromptScheduler
+
+        slots = validate("slots", Int(1), self.slots if slots is None else slots)
         chosen = self.options_with(options)
         if chosen.drafter is not None and not isinstance(chosen.drafter, str):
             raise InputError(
@@ -243,35 +276,29 @@ class Session:
             )
         if max_memory_gb is not None:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
-            slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
+            slots = slots_within(limit, slots, self.model, self.draft_model, chosen.max_tokens, chosen.num_beams)
         self._drafter(chosen)  # raises if the drafter cannot be used
-        return self._batch(prompts, chosen, slots)
 
-    @shows_transcription_options
+        def options_of(own: Mapping[str, Any]) -> GenerationOptions:
+            row = chosen.override_for_row(own)
+            warn_without_effect(row, own)
+            return row
+
+        return PromptScheduler(
+            options_of,
+            new_engine=partial(self.engine, chosen, slots),
+            draft_length=partial(self.planner.draft_length, slots=slots),
+            reads_text=self.model.audio is None,
+        )
+
     def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
-        """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
+        """Transcribe a recording; see `speech.api.transcribe`, whose help lists all options."""
+        return speech_api().transcribe(self, audio, **options)
 
-        Args:
-            audio: A file: its path, its content as bytes, or an open binary file. Or samples of one channel at 16 kHz
-                in an array of NumPy or MLX or a tensor of PyTorch: float from -1 to 1, or integers.
-            options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        result = None
-        for event in self.transcribe_stream(audio, **options):
-            result = event.result
-        assert result is not None
-        return result
-
-    @shows_transcription_options
     def transcribe_stream(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Iterator[TranscriptionEvent]:
-        """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
-        events = self.transcribe_batch([audio], slots=1, **options)
-        return (raise_error(event) for event in events)
+        """Yield segments as soon as they are finished; see `speech.api.transcribe_stream`."""
+        return speech_api().transcribe_stream(self, audio, **options)
 
-    @shows_transcription_options
     def transcribe_batch(
         self,
         recordings: Iterable[Audio | Mapping[str, Any]],
@@ -279,82 +306,14 @@ class Session:
         slots: int | None = None,
         **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe several recordings together: yield the segments of each as soon as they are finished.
+        """Transcribe several recordings together; see `speech.api.transcribe_batch`."""
+        return speech_api().transcribe_batch(self, recordings, slots=slots, **options)
 
-        Each result equals that of `transcribe` for the same recording.
-
-        Args:
-            recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for this recording.
-            slots: How many recordings are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
-        """
-        from .speech.mel import open_audio
-
-        scheduler = self.scheduler(*split_options(options, self.model.audio), slots)
-
-        def opened(recording: Audio | Mapping[str, Any]) -> Task:
-            own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-            if "audio" not in own:
-                raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-            return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
-
-        return scheduler.run(partial(opened, each) for each in recordings)
-
-    @shows_transcription_options
     def transcribe_chunks(
         self, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
     ) -> Iterator[TranscriptionEvent]:
-        """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
-
-        Args:
-            audio: See `transcribe`.
-            slots: How many windows are transcribed together (default: the session's).
-            options: See `transcribe`.
-
-        Raises:
-            InputError: The recording or an option cannot be used.
-        """
-        from .speech.chunks import transcribe_chunks
-        from .speech.mel import open_audio
-
-        own, decoding = split_options(options, self.model.audio)
-        config = self.scheduler(own, decoding, slots).audio
-
-        def scheduler(language: str | None) -> Scheduler:
-            return self.scheduler(replace(own, language=language or own.language), decoding, slots)
-
-        recording = open_audio(audio, config.num_mel_bins)
-        return map(raise_error, transcribe_chunks(recording, config.window_frames, scheduler))
-
-    def scheduler(
-        self, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
-    ) -> Scheduler:
-        """A scheduler of recordings with its own engines.
-
-        Args:
-            options: How to transcribe.
-            decoding: Options of decoding that differ from the session's.
-            slots: How many recordings are transcribed together (default: the session's).
-
-        Raises:
-            InputError: This model cannot transcribe with these options.
-        """
-        from .speech.scheduler import Scheduler
-
-        if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
-            decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
-        return Scheduler(
-            self.model,
-            self.tokenizer,
-            options,
-            self.options_with(decoding),
-            validate("slots", Int(1), self.slots if slots is None else slots),
-            new_engine=self.engine,
-            draft_length=self.planner.draft_length,
-        )
+        """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
+        return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
@@ -381,12 +340,9 @@ class Session:
         Raises:
             InputError: There is no such option, or it does not accept the value.
         """
-        overrides = current_names(overrides)
-        options = self.options.override(overrides)
-        if options.drafter is None:
-            overrides.pop("drafter", None)
-            options = options.with_values(drafter=default_drafter(self._draft, options.num_beams))
-        warn_without_effect(options, overrides)
+        chosen = self.options.override(overrides)
+        options = with_default_drafter(chosen, self.draft_model)
+        warn_without_effect(options, (name for name in overrides if name != "drafter" or chosen.drafter is not None))
         return options
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
@@ -405,29 +361,15 @@ class Session:
         use_mlx()
         self.planner.calibrate(self.options_with({}), slots, again=again)
 
-    @cached_property
-    def _draft(self) -> DraftModel | DraftHead | None:
-        draft = self.draft_model
-        return DraftModel(draft) if isinstance(draft, EncoderDecoder) else draft
-
-    @property
-    def _draft_network(self) -> EncoderDecoder | DraftHead | None:
-        return self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
-        if options.drafter in ("ngram", "auto"):
+        if options.looks_up_ngrams:
             size = options.max_ngram_size
             if ngram is None:
                 ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
-        return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
-
-    @cached_property
-    def _shares_encoder(self) -> bool:
-        """Compared once per session, because comparing all weights takes longer than a round's work on the host."""
-        return isinstance(self._draft, DraftModel) and shares_encoder(self.model, self._draft.model)
+        return choose_drafter(options, self.model, self._make_model_drafter, ngram)
 
     def _submit(
         self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
@@ -441,82 +383,18 @@ class Session:
         requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
 
-    def _batch(
-        self,
-        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
-        options: GenerationOptions,
-        slots: int,
-    ) -> Iterator[BatchResult]:
-        numbered = enumerate(prompts)
-        first = next(numbered, None)
-        if first is None:  # an engine may measure the device
-            return
-        waiting = chain([first], numbered)
-        engine = self.engine(options, slots)
-        samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
-        has_more = True
-        while True:
-            while has_more and engine.wants_more:
-                index, prompt = next(waiting, (-1, ""))
-                has_more = index >= 0
-                if has_more:
-                    try:
-                        requests = self._submit_row(engine, prompt, options, slots)
-                    except InputError as error:
-                        yield BatchResult(index, None, str(error))
-                        continue
-                    if isinstance(requests, GenerationResult):
-                        yield BatchResult(index, requests)
-                    else:
-                        samples |= {request: (index, requests) for request in requests}
-            if engine.is_idle:
-                return
-            for event in engine.step():
-                if event.request.finish_reason:
-                    index, requests = samples.pop(event.request)
-                    if not any(request in samples for request in requests):  # several may end in the same round
-                        error_message = next((request.error for request in requests if request.error), None)
-                        result = None if error_message else result_of(requests)
-                        yield BatchResult(index, result, error_message)
 
-    def _submit_row(
-        self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
-    ) -> list[Request] | GenerationResult:
-        """One request per sample of the prompt, or the result if it is blank."""
-        overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        if "audio" in overrides:
-            raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
-        if "prompt" not in overrides:
-            raise InputError("is missing", "prompt", "give each row a prompt")
-        text = overrides.pop("prompt")
-        row = options.override_for_row(overrides)
-        warn_without_effect(row, overrides)
-        if isinstance(text, str) and not text.strip() and self.model.audio is None:
-            return blank_result(row)
-        return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
+def speech_api() -> ModuleType:
+    """The functions that transcribe, imported when the first one is called."""
+    require_room("speech", "audio")
+    from .speech import api
 
-
-def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
-    """Raise `InputError` for a recording that cannot be transcribed."""
-    if event.error is not None:
-        raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
-    return event
+    return api
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
     if error := options.without_effect(names):
         note(str(error))
-
-
-def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:
-    """Yield the results in the order of their prompts."""
-    waiting: dict[int, BatchResult] = {}
-    index = 0
-    for result in results:
-        waiting[result.index] = result
-        while index in waiting:
-            yield waiting.pop(index)
-            index += 1
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:
@@ -530,7 +408,6 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
             raise InputError(request.error)
 
 
-@accepts_aliases
 def load(
     path_or_name: str | os.PathLike[str],
     *,
@@ -542,6 +419,8 @@ def load(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
 ) -> Session:
     """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
 
@@ -559,6 +438,9 @@ def load(
             folder's. Without a config.json, the file's metadata are used.
         adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
             weights, and its tokenizer is used if it has one.
+        store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
+            from each request, and its method `save` writes the file.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
 
     Raises:
         InputError: An argument cannot be used.
@@ -575,7 +457,40 @@ def load(
         gguf_file=gguf_file,
         adapter=adapter,
     )
-    draft_model = None if pair.draft is None else pair.draft.model
-    check_drafter(options.drafter, draft_model)
-    pair.load_weights()
-    return Session(pair.target.model, pair.target.tokenizer, draft_model, options)
+    check_drafter(options.drafter, pair.draft)
+    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+
+
+def load_session(
+    pair: ModelPair,
+    options: GenerationOptions,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+    given: Collection[str] = (),
+) -> Session:
+    """Read the weights of opened models: the second half of `load`, after checks that need no weights.
+
+    Args:
+        pair: From `open_pair`.
+        options: Defaults for all requests.
+        store: A file with texts to copy drafts from, which need not exist.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
+        given: Options that the user chose, which replace unsupported fields of generation_config.json.
+    """
+    target = pair.target
+    ngram = None
+    if store is not None:
+        from .drafters.text_store import TextStore
+
+        size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
+        is_new = not Path(store).exists()
+        texts = (
+            TextStore(size, vocabulary=vocabulary.fingerprint)
+            if is_new
+            else TextStore.load(Path(store), vocabulary.fingerprint)
+        )
+        ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
+    pair.load_weights(given)
+    draft = None if pair.draft is None else pair.draft.model
+    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file
-from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import CODECS, sound, write_audio
 
 SHAPES = [(16000, 1), (48000, 2), (16000, 8)]  # rate, channels
@@ -68,7 +68,7 @@ def read(path: Path) -> str:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         try:
-            mel = open_audio(path, 80)
+            mel = open_audio(path, [80])
             mel.frames(0, mel.num_frames)
         except InputError as error:
             return "refused" if str(error).count("\n") == 0 else f"FAILED: several lines: {error!r}"

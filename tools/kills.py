@@ -35,7 +35,7 @@ from speculative_decoding.training import command as train
 from speculative_decoding.training import trainer
 from tests.support.processes import write_hosts
 
-JOB = "generate --model target --input letters.txt --output made -m 16 --slots 4 --resume"
+JOB = "batch letters.txt --model target --output made -m 16 --slots 4 --resume"
 TRAIN = (
     "train --model target --prompts letters.txt --output made --steps 60 --max-tokens 16 --held-out 8 --dtype float32 "
     "--sampled-share 0.5 --resume --force"

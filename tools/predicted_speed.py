@@ -1,6 +1,6 @@
 """Prints the predicted speed of published models on Macs, without a Mac: `python -m tools.predicted_speed`.
 
-The formula is speculative_decoding/draft_length/predicted_costs.py. Bytes come from the models' configurations, kernels
+The formula is speculative_decoding/doctor/predicted_costs.py. Bytes come from the models' configurations, kernels
 from tools/dispatches.py, and draft lengths from `recommend_length`. Drafts come from a draft head of the target, or
 from a small model of the family. Encoders, the attention's keys and values, and text are not counted, except for the
 cross-attention's keys and values of a speech model's window.
@@ -17,8 +17,8 @@ from functools import lru_cache
 from benchmarks.models import bytes_per_pass
 from benchmarks.simulated_devices import CURVES
 from speculative_decoding.doctor.predicted_costs import CHIPS, Chip, Work, predicted_costs, relative_costs
-from speculative_decoding.draft_length.adaptive import recommend_length
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.doctor.recommendation import recommend_length
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.models import EncoderDecoder
 
 from . import dispatches

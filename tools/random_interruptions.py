@@ -19,11 +19,11 @@ PROMPT = "translate English to German: The method returns the value of the prope
 def texts_stopped(rounds: int) -> int:
     """Interrupt texts of a console with one or two signals. Returns the number of incomplete texts."""
     from speculative_decoding.cli.console import answer as answer_line
+    from speculative_decoding.cli.console import console_parser
     from speculative_decoding.cli.console_commands import ConsoleState
-    from speculative_decoding.cli.flags import main_parser
     from speculative_decoding.cli.run_config import run_config_from
 
-    config = run_config_from(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
+    config = run_config_from(console_parser("console").parse_args(["--drafter", "auto"]))
     state = ConsoleState(config)
     state.open(config)
 

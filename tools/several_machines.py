@@ -2,7 +2,7 @@
 
     python -m tools.several_machines [--processes 2] [--quantize 4] [--model t5-web-docs t5 bart ...]
 
-main.py decodes a few prompts in all modes below. The output files must be byte-identical, except for beam scores.
+`batch` decodes a few prompts in all modes below. The output files must be byte-identical, except for beam scores.
 --model names the bundled model or golden models. Golden models get a tokenizer of numbers, a noisy copy as draft model
 and a random draft head.
 """
@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from speculative_decoding import checkpoints, load
-from speculative_decoding.cli.main import main as main_command
 
 import mlx.core as mx  # isort: skip
+from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.loading.draft_head import write_draft_head
 from tests.support.paths import ROOT
 from tests.support.processes import start
@@ -46,7 +46,7 @@ NOISE = 0.05  # in standard deviations of a tensor
 
 def run_all(jobs: Path) -> None:
     """Run all modes in this process."""
-    statuses = map(main_command, json.loads(jobs.read_text()))
+    statuses = map(batch_command, json.loads(jobs.read_text()))
     sys.exit(next(filter(None, statuses), 0))
 
 
@@ -57,7 +57,7 @@ def modes(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dic
         # The default draft length depends on timings, and rejection sampling depends on it. Beams have no draft.
         if {"rejection": kind is not None, "beams": kind is None}.get(rule, True):
             own = [] if rule == "beams" else ["--draft-model", draft if drafter in ("model", "auto") else head]
-            job = ["--input", str(prompts), "-m", str(tokens), "--slots", slots]
+            job = [str(prompts), "-m", str(tokens), "--slots", slots]
             chosen = [] if kind is None else ["--drafter", kind, "--num-draft", "4"]
             found[f"{rule}-{drafter}-{slots}"] = ["--model", target, *own, *job, *RULES[rule], *chosen]
     return found

@@ -2,7 +2,7 @@
 
 Clients stream, disconnect, send invalid requests and exceed limits. At the end, this tool checks that
 
-- every request was answered once, and equal requests got equal texts, which are those of `main.py`,
+- every request was answered once, and equal requests got equal texts, which are those of `batch`,
 - all slots are free, and the text of a probe is unchanged,
 - memory and open files have not grown since the first quarter,
 - the log has no traceback, and the server exits with status 0.
@@ -227,23 +227,23 @@ def soak_process(
     assert usages[-1][1] <= files + CLIENTS, usages
     process.send_signal(signal.SIGTERM)
     assert process.wait(600) == 0 and "Traceback" not in text_of(log), text_of(log)[-4000:]
-    compared = check_with_main(trial.texts)
+    compared = check_with_batch(trial.texts)
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(trial.outcomes.items()))
     shown = ", ".join(f"{memory / 1e6:.0f} MB and {files} files" for memory, files in usages[quarter - 1 :: quarter])
     return (
         f"{sent} requests: {outcomes}\nafter each quarter: {shown}; all slots free, text of the probe unchanged, "
-        f"{compared} texts equal to main.py's"
+        f"{compared} texts equal to batch's"
     )
 
 
-def check_with_main(texts: dict[str, list[str]]) -> int:
-    """Decode the same prompts with `main.py`. Returns their number. Raises AssertionError for another text."""
+def check_with_batch(texts: dict[str, list[str]]) -> int:
+    """Decode the same prompts with `batch`. Returns their number. Raises AssertionError for another text."""
     fields = [json.loads(key) for key in texts]
     prompts = [[each["prompt"]] if isinstance(each["prompt"], str) else each["prompt"] for each in fields]
     lines = [
         json.dumps({**each, "prompt": prompt}) for each, own in zip(fields, prompts, strict=True) for prompt in own
     ]
-    command = [sys.executable, str(BUNDLED.parent / "main.py"), "--input", "-", "--input-format", "jsonl"]
+    command = [sys.executable, "-m", "speculative_decoding", "batch", "-", "--input-format", "jsonl"]
     output = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True).stdout
     expected = [json.loads(line)["text"] for line in output.splitlines()]
     found = [text for own in texts.values() for text in own]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 
@@ -67,6 +67,8 @@ class BeamSearch:
         scores: Of the beams.
         finished: Up to N finished outputs, in the order in which they ended.
     """
+
+    normalizes_after_constraints: ClassVar[bool] = False  # scores count the probability of forbidden tokens, too
 
     num_beams: int
     length_penalty: float
@@ -153,44 +155,6 @@ class BeamSearch:
             return True
         longest = self.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
         return self._worst.score >= best / longest**self.length_penalty
-
-
-class TranscriptBeamSearch(BeamSearch):
-    """Beam search as in openai-whisper 20250625 (`BeamSearchDecoder` and `MaximumLikelihoodRanker` in decoding.py).
-
-    The first N outputs that end are kept, and the search stops. Scores are log-probabilities per token; the end token
-    counts in the log-probability, but not in the length.
-    """
-
-    def step(self, continuations: Sequence[Continuation]) -> list[int]:
-        followed = []
-        for each in continuations:
-            if each.token not in self.ends:
-                followed.append(each)
-                if len(followed) == self.num_beams:
-                    break
-            else:
-                self._finish(each.score, [*self.beams[each.beam], each.token])
-        self.is_done = len(self.finished) == self.num_beams
-        followed = in_parent_order(followed)
-        self.beams = [[*self.beams[each.beam], each.token] for each in followed]
-        self.scores = [each.score for each in followed]
-        if self.length == self.max_tokens:
-            for score, tokens in sorted(zip(self.scores, self.beams, strict=True), reverse=True):
-                self._finish(score, tokens)
-        return [each.beam for each in followed]
-
-    def best(self, count: int) -> list[Hypothesis]:
-        """Best first; of equal scores the earlier one."""
-        return sorted(self.finished, key=lambda each: -each.score)[:count]
-
-    def _finish(self, score: float, tokens: Sequence[int]) -> None:
-        own = list(tokens[len(self.prefix) :])
-        if len(self.finished) < self.num_beams:
-            self.finished.append(Hypothesis(score / self.length_of(own), own))
-
-    def length_of(self, tokens: Sequence[int]) -> int:
-        return len(tokens) - (tokens[-1] in self.ends)
 
 
 def in_parent_order(followed: Sequence[Continuation]) -> list[Continuation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import json
 import os
@@ -17,26 +18,20 @@ from typing import Any
 
 from ..checkpoints.files import open_if_regular
 from ..checkpoints.text import decode_text
-from ..distributed import launched_rank
-from ..errors import InputError, Name, Note, one_line, writing
-from ..loading.tokenizer import Tokenizer, unknown_characters
+from ..errors import InputError, Name, Note, one_line, writing, written
 from ..models.backend import computing
-from .parser import flag
+from ..rooms import require_room
+from .parser import Parser, flag
+
+PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, in the repository only
+
+# A command: takes the parsed arguments and the group of processes that share the work, or None, and returns its status.
+Command = Callable[[argparse.Namespace, Any], int]
 
 
 def say(text: str) -> None:
     """Print to standard error, with control characters escaped."""
     print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
-
-
-def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: set[str]) -> None:
-    """Report characters of a prompt that are missing from the vocabulary, except those in `said`.
-
-    tokens: the source tokens of the prompt.
-    """
-    if found := [each for each in unknown_characters(tokenizer, text, tokens) if each not in said]:
-        said.update(found)
-        say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
 
 
 def read_text(path: Path, what: str) -> str:
@@ -75,7 +70,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        say(f"{program}: note: {message}")
+        say(f"{program}: note: {written(message.text, name) if isinstance(message, Note) else message}")
 
     warnings.showwarning = show
     warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
@@ -96,6 +91,46 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     except BrokenPipeError:
         drop_output()
         return 1
+
+
+def launched_rank() -> int | None:
+    """Return this process's rank if `mlx.launch` or MPI started it, otherwise None."""
+    rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))
+    return int(rank) if rank.isdecimal() else None
+
+
+def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None = None) -> int:
+    """Parse the arguments, run a command, and return its exit status.
+
+    If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
+
+    follow: None executes the passes of a sharded target that rank 0 sends.
+    """
+
+    def start_processes() -> int:
+        require_room("distributed")
+        from ..distributed.command import run_in_processes
+
+        return run_in_processes(parser, argv, command, follow)
+
+    if launched_rank() is not None:
+        return run(parser.prog, start_processes, name=parser.name_of)
+    chosen = parser.parse_args(argv)
+    return run(parser.prog, lambda: command(chosen, None), name=parser.name_of)
+
+
+def start_alone(
+    parser: Parser, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int], when_interrupted: str = ""
+) -> int:
+    """Parse the arguments, run a command in this process only, and return its exit status."""
+    chosen = parser.parse_args(argv)
+    return run(parser.prog, lambda: command(chosen), when_interrupted, parser.name_of)
+
+
+def require_one_process() -> None:
+    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same."""
+    if launched_rank() is not None:
+        raise InputError("this command runs in one process; start it without mlx.launch")
 
 
 @contextmanager

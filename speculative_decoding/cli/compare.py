@@ -1,53 +1,53 @@
-"""Decodes prompts in one or several modes, shows each text as it is generated, and compares speed and output."""
+"""Decodes prompts in several modes, and compares speed and output: --compare, and the console."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
-from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
-from ..drafters import DraftHead, DraftModel
 from ..engine import Event
-from ..errors import written
 from ..models.base import EncoderDecoder
 from ..session import Session
-from .common import note_unknown, printing, say
 from .divergence import first_divergence
-from .flags import Views
-from .parser import flag
-from .summary import comparison_table
-from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_text, watch
+from .runner import (
+    BASELINE,
+    INTERRUPTED,
+    OPTIONS,
+    SPECULATIVE,
+    IsStopped,
+    PromptRunner,
+    answer_mode,
+    plain_text,
+    watch,
+)
+from .summary import tokens_per_second
 
-SPECULATIVE, BASELINE, DRAFT = "speculative", "baseline", "draft"  # DRAFT: the draft model without the target
+DRAFT = "draft"  # the draft model without the target
 IDENTICAL = "identical"
-SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
 
 
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
-    modes = [BASELINE] if session.options_with({}).drafter == "none" else [SPECULATIVE, BASELINE]
-    if session.draft_model is not None and not isinstance(session.draft_model, DraftHead):  # a head needs the target
+    modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
+    if isinstance(session.draft_model, EncoderDecoder):  # a head needs the target
         modes.append(DRAFT)
     return modes
 
 
-def decode(session: Session, mode: str, prompt: str | Sequence[int], *, timed: bool = False) -> Iterator[Event]:
+def decode(session: Session, mode: str, prompt: str | Sequence[int]) -> Iterator[Event]:
     """Decode the prompt in this mode."""
-    if mode == SPECULATIVE:
-        return session.rounds(prompt, timed=timed)
     if mode == DRAFT:
-        draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
-        assert isinstance(draft, EncoderDecoder)
-        session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
-    # The baseline uses the fastest passes, even if speculative decoding uses exact ones.
-    return session.rounds(prompt, timed=timed, drafter="none", strict=False)
+        assert isinstance(session.draft_model, EncoderDecoder)
+        session = Session(session.draft_model, session.tokenizer, options=replace(session.options, drafter="none"))
+        mode = BASELINE
+    return session.rounds(prompt, **OPTIONS[mode])
 
 
 def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
@@ -58,152 +58,66 @@ def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
         list(decode(session, mode, prompt))
 
 
-def note_exactness(session: Session, slots: int = 1) -> None:
-    """Print a note if drafting or batching may change the output."""
-    if note := session.planner.exactness_note(session.options_with({}), slots):
-        say(f"note: {written(note, flag)}")
+class Comparison(PromptRunner):
+    """Decodes each prompt in all modes, and prints a comparison.
 
-
-@dataclass
-class PromptRunner:
-    """Decodes prompts, displays the texts, and accumulates statistics for each mode.
-
-    Args:
-        console: Writes to standard error.
-        show_draft: None, "text" or "rounds".
-        traces: Additional watchers of the answer.
-        in_one_line: Print an answer in one line: write a space for each of its line breaks.
+    Attributes:
+        is_on: Whether to compare; otherwise only the answer is decoded.
+        num_identical: By mode, the number of texts identical to the baseline's.
     """
 
-    console: Console
-    show_draft: str | None = None
-    traces: Sequence[Watcher] = ()
-    in_one_line: bool = False
+    def __init__(self, *arguments: Any, is_on: bool = True, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.is_on = is_on
+        self.num_identical: Counter[str] = Counter()
 
-    totals: dict[str, GenerationStats] = field(default_factory=dict)  # by mode
-    num_prompts: int = 0
-    num_cut: int = 0  # answers that ended at max_tokens
-    num_identical: Counter[str] = field(default_factory=Counter)  # by mode: texts identical to the baseline's
-    _explained: str | None = None  # the show_draft value whose legend was printed last
-    _unknown: set[str] = field(default_factory=set)  # unknown characters reported so far
-    _joined: bool = False  # whether a note about line breaks was printed
-
-    @classmethod
-    def from_views(cls, views: Views) -> PromptRunner:
-        return cls(make_console(), views.show_draft, [] if views.trace is None else [Trace(views.trace)])
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        super().begin(session, tokens)
+        warm_up(session, tokens)
 
     def run(
-        self,
-        session: Session,
-        modes: Sequence[str],
-        prompt: str,
-        is_stopped: Callable[[], bool] = lambda: False,
-        *,
-        tokens: Sequence[int] | None = None,
-    ) -> dict[str, GenerationResult]:
-        """Decode the prompt in each mode, and print a comparison if there are several.
+        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
+    ) -> GenerationResult | None:
+        """Decode the prompt in each mode. The answer comes last, and only its text goes to standard output."""
+        answer, *others = decoding_modes(session)
+        if not (self.is_on and others):
+            return super().run(session, prompt, is_stopped, tokens=tokens)
+        tokens = self.read(session, prompt, tokens)
+        results: dict[str, GenerationResult] = {}
+        for mode in (*reversed(others), answer):
+            self.console.print(f"{mode}:", style="bold")
+            if mode == answer:
+                results[mode] = self.answer(session, tokens, is_stopped)
+            else:
+                results[mode] = watch(decode(session, mode, tokens), [plain_text(sys.stderr)], is_stopped)
+                if is_stopped is not None and is_stopped():
+                    self.console.print("stopped")
+                    break
+        results = {mode: results[mode] for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results}
+        self._print_comparison(session, tokens, results)
+        self.count(results, results.get(answer))
+        return results.get(answer)
 
-        The first mode produces the answer: it runs last, and only its text goes to standard output.
-
-        Args:
-            session: The session to decode with.
-            modes: From `decoding_modes`.
-            prompt: The source text.
-            is_stopped: Checked after each round.
-            tokens: The source tokens, if the prompt is already tokenized.
-        """
-        if tokens is None:
-            tokens = source_tokens(session, prompt)
-        note_unknown(session.tokenizer, prompt, tokens, self._unknown)
-        if self.show_draft not in (None, self._explained):
-            DraftView(self.console, session.tokenizer).legend()
-        self._explained = self.show_draft
-
-        results = {}
-        for mode in reversed(modes):
-            if len(modes) > 1:
-                self.console.print(f"{mode}:", style="bold")
-            results[mode] = self._run_mode(session, mode, tokens, is_stopped, is_answer=mode == modes[0])
-            if is_stopped():
-                self.console.print("stopped")
-                break
-
-        rows = {}
-        for mode in (mode for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results):
-            agreement = agreement_with_baseline(mode, session, tokens, results)
-            rows[mode] = (results[mode].stats, agreement)
-            self.num_identical[mode] += agreement == IDENTICAL
-            self.totals.setdefault(mode, GenerationStats()).add(results[mode].stats)
-        self.num_prompts += 1
-        self.num_cut += modes[0] in results and results[modes[0]].finish_reason == "length"
-        if len(rows) > 1:
-            self.console.print(comparison_table(rows, BASELINE))
-        return results
-
-    def run_several(self, session: Session, prompt: str, *, tokens: Sequence[int] | None = None) -> None:
-        """Print all requested outputs to standard output, one per line, best first. tokens: see `run`."""
-        if tokens is None:
-            tokens = source_tokens(session, prompt)
-        note_unknown(session.tokenizer, prompt, tokens, self._unknown)
-        result = session.generate(tokens)
-        for sequence in result.sequences:
-            with printing():
-                print(self._printed(sequence.text), flush=True)
-        if result.score is not None:
-            say("scores " + ", ".join(f"{sequence.score:.4f}" for sequence in result.sequences))
-        self.totals.setdefault(decoding_modes(session)[0], GenerationStats()).add(result.stats)
-        self.num_prompts += 1
-        self.num_cut += any(sequence.finish_reason == "length" for sequence in result.sequences)
-
-    def print_totals(self) -> None:
-        """Print a comparison of all prompts, if there was more than one."""
+    def finish(self, session: Session) -> GenerationStats:
         if self.num_prompts > 1:
-            rows = {
-                mode: (
-                    stats,
-                    "" if mode == BASELINE else f"{self.num_identical[mode]} of {self.num_prompts} {IDENTICAL}",
-                )
-                for mode, stats in self.totals.items()
-            }
+            rows = {}
+            for mode, stats in self.totals.items():
+                agreement = f"{self.num_identical[mode]} of {self.num_prompts} {IDENTICAL}"
+                rows[mode] = (stats, "" if mode == BASELINE else agreement)
             self.console.print(f"{self.num_prompts} prompts:", style="bold")
             self.console.print(comparison_table(rows, BASELINE))
+        return super().finish(session)
 
-    def _printed(self, text: str) -> str:
-        """Return the text as it is printed. Says once if it changes the line breaks of an output."""
-        if not self.in_one_line:
-            return text
-        line = text.translate(SPACES)
-        if line != text and not self._joined:
-            self._joined = True
-            say("note: an output has line breaks, which are written as spaces; the records of --input keep them")
-        return line
-
-    def _run_mode(
-        self, session: Session, mode: str, tokens: Sequence[int], is_stopped: Callable[[], bool], *, is_answer: bool
-    ) -> GenerationResult:
-        watchers: list[Watcher] = []
-        shows_draft = self.show_draft is not None and (is_answer or mode == SPECULATIVE)
-        if shows_draft:
-            watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
-        if not shows_draft or (is_answer and not have_same_destination()):
-            watchers.append(plain_text(sys.stdout, self._printed) if is_answer else plain_text(sys.stderr))
-        traces = self.traces if is_answer else ()
-        timed = shows_draft or bool(traces)
-        return watch(decode(session, mode, tokens, timed=timed), [*watchers, *traces], is_stopped)
-
-
-def source_tokens(session: Session, prompt: str) -> list[int]:
-    """Tokenize a prompt with the session's options. Raises `InputError` for an unsuitable prompt."""
-    options = session.options
-    return encode_prompt(session.model, session.tokenizer, prompt, options.allow_long_prompt, options.src_lang)
-
-
-def have_same_destination() -> bool:
-    """Return whether standard output and standard error are the same terminal, pipe or file."""
-    try:
-        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except OSError:  # a replaced stream may have no file descriptor
-        return False
+    def _print_comparison(
+        self, session: Session, tokens: Sequence[int], results: Mapping[str, GenerationResult]
+    ) -> None:
+        rows = {}
+        for mode, result in results.items():
+            agreement = agreement_with_baseline(mode, session, tokens, results)
+            self.num_identical[mode] += agreement == IDENTICAL
+            rows[mode] = (result.stats, agreement)
+        if len(rows) > 1:
+            self.console.print(comparison_table(rows, BASELINE))
 
 
 def agreement_with_baseline(
@@ -225,3 +139,29 @@ def agreement_with_baseline(
     )
     assert difference is not None
     return f"differs at token {difference.position}"
+
+
+def comparison_table(rows: Mapping[str, tuple[GenerationStats, str]], baseline: str | None = None) -> Table:
+    """Compare decoding modes.
+
+    rows: for each mode, its statistics and a comparison of its text with the baseline's.
+    baseline: the reference mode for speedups; None if the modes decoded different prompts.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("", "tokens", "calls", "tokens/s", "speedup", "accepted", "text"):
+        table.add_column(heading, justify="left" if heading in ("", "text") else "right")
+    baseline_speed = tokens_per_second(rows[baseline][0]) if baseline is not None and baseline in rows else None
+    for mode, (stats, agreement) in rows.items():
+        speedup = ""
+        if baseline_speed is not None and mode != baseline:
+            speedup = f"{tokens_per_second(stats) / baseline_speed:.2f}x"
+        table.add_row(
+            mode,
+            str(stats.generated_tokens),
+            str(stats.target_calls),
+            f"{tokens_per_second(stats):.1f}",
+            speedup,
+            f"{stats.acceptance_rate:.1%}" if stats.drafted_tokens else "",
+            agreement,
+        )
+    return table

@@ -1,30 +1,59 @@
-"""main.py --interactive: each line is a prompt or a command that begins with /."""
+"""The console: each line is a prompt or a command that begins with /."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..checkpoints.text import as_utf8, require_no_nul
 from ..errors import InputError
-from .common import say
-from .compare import PromptRunner, note_exactness
+from .common import say, start
+from .compare import Comparison
 from .console_commands import ConsoleState, Quit, completions, find, name_of
-from .flags import Views
-from .run_config import RunConfig
+from .flags import add_decoding_flags, all_but, require_different_files
+from .main import PromptFlags
+from .parser import Parser, add_flags, flags_from, require_writable
+from .run_config import run_config_from
+from .runner import note_exactness
 from .summary import summary_notes, tokens_per_second
 from .views import has_color
 
+PROMPT_FLAGS = ("prefix", "baseline", "show_draft", "trace")  # of the flags of main.py
 
-def interact(config: RunConfig, views: Views) -> int:
-    """Open the models, run the console, and return the exit status."""
-    with ConsoleState(config, PromptRunner.from_views(views)) as state:
+
+def console_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s [options]",
+        description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
+        "options are commands, too.",
+        basic=PROMPT_FLAGS,
+    )
+    add_flags(parser, "prompt and output", PromptFlags, without=all_but(PromptFlags, *PROMPT_FLAGS))
+    add_decoding_flags(parser, without=("num_return_sequences",))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding console") -> int:
+    return start(console_parser(program), argv, interact)
+
+
+def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
+    """Open the models, run the console, and return the exit status. processes: see `decode_prompts`."""
+    flags = flags_from(PromptFlags, chosen)
+    require_writable("trace", flags.trace)
+    require_different_files(vars(chosen))
+    config = run_config_from(chosen, processes=processes)
+    runner = Comparison(flags.show_draft, flags.trace, is_on=False)
+    with ConsoleState(config, runner, flags.prefix) as state:
         state.open(config)
         note_exactness(state.session)
         if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
@@ -62,12 +91,12 @@ def decode_prompt(state: ConsoleState, text: str) -> None:
     gap = "" if not state.prefix or state.prefix[-1].isspace() else " "
     try:
         with interrupts() as is_stopped:
-            results = state.runner.run(state.session, state.modes, f"{state.prefix}{gap}{text}", is_stopped)
+            result = state.runner.run(state.session, f"{state.prefix}{gap}{text}", is_stopped)
     except KeyboardInterrupt:
         state.recover()
         state.console.print("\nstopped immediately")
         return
-    if (result := results.get(state.modes[0])) is not None:
+    if result is not None:
         notes = summary_notes(result.stats, state.options, 1, result.finish_reason == "length")
         speed = f"{len(result.tokens)} tokens at {tokens_per_second(result.stats):.1f} tokens/s"
         state.console.print("; ".join([speed, *notes]), style="dim" if has_color(state.console) else "")

@@ -1,12 +1,12 @@
 """Commands and state of the console.
 
-A command with the name of a main.py flag has the flag's meaning.
+A command with the name of a flag has the flag's meaning.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -16,25 +16,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
-from ..errors import InputError, one_line, written
+from ..drafters import with_default_drafter
+from ..errors import InputError, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
-from ..sampling.options import default, option_specs
-from ..sampling.values import Bool, ListOf, Text, Value
+from ..sampling.options import option_specs
+from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
 from ..session import Session
-from .compare import PromptRunner, decoding_modes
-from .flags import PYTHON_ONLY
-from .parser import argument_type, flag
+from .compare import Comparison, comparison_table, decoding_modes
+from .parser import argument_type, as_typed, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
-from .summary import comparison_table
-from .views import make_console
 
 WITHOUT_COMMAND = (
     "max_ngram_size",  # fixed when the n-gram drafter is created
     "num_return_sequences",  # the console shows a single output
 )
-FORMER_NAMES = {"/regular-decode": "/baseline"}
 
 
 class Quit(Exception):
@@ -47,14 +44,13 @@ class ConsoleState:
 
     Args:
         config: The models to open, and the options at the start.
+        runner: Decodes the prompts, in all modes if it `is_on`.
         prefix: Text prepended to every prompt.
-        compare: Decode each prompt in all modes.
     """
 
     config: RunConfig
-    runner: PromptRunner = field(default_factory=lambda: PromptRunner(make_console()))
+    runner: Comparison = field(default_factory=lambda: Comparison(is_on=False))
     prefix: str = ""
-    compare: bool = False
     session: Session = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
@@ -72,14 +68,9 @@ class ConsoleState:
     def options(self) -> GenerationOptions:
         return self.session.options
 
-    @property
-    def modes(self) -> list[str]:
-        """The modes in which prompts are decoded. The first one gives the answer."""
-        return decoding_modes(self.session)[: None if self.compare else 1]
-
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
-        self.session.options.override(changes).require_effect(changes, self.config.drafter)
+        with_default_drafter(self.options.override(changes), self.session.draft_model).require_effect(changes)
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options
@@ -94,14 +85,18 @@ class ConsoleState:
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.config.models.shard is not None:
+        if self.config.shard is not None:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
-        if paths.target == models.target:  # another model has another adapter, or none
+        if paths.model == models.model:  # another model has another adapter, or none
             paths = replace(paths, adapter=models.adapter)
-        changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
-        previous = replace(self.config, options=self.options)
+        changed = {
+            name: value
+            for name, spec in option_specs().items()
+            if (value := getattr(self.options, name)) != spec.default
+        }
+        previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
         config = make_run_config(paths, changed, self.config.flags)
         pair = config.open(use_draft=True)
         self._opened.close()
@@ -164,7 +159,6 @@ COMMANDS: dict[str, Command] = {}  # in the order of /help
 
 def find(name: str) -> Command:
     """Return the command. Raises `InputError` that suggests a command with a similar name."""
-    name = FORMER_NAMES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
     words = [command.removeprefix("/") for command in COMMANDS]
@@ -187,19 +181,6 @@ def parse(value: Value, text: str) -> Any:
         return argument_type(value)(text)
     except argparse.ArgumentTypeError as error:
         raise InputError(str(error)) from error
-
-
-def as_typed(value: Any) -> str:
-    """Return a value as the user would type it."""
-    if value is None or value in ("", ()):
-        return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(as_typed, value))
-    return one_line(str(value))
 
 
 def on_off(is_on: bool) -> str:
@@ -238,11 +219,12 @@ def name_of(field: str) -> str:
 
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
-    value, meaning, _ = option_specs()[option]
+    spec = option_specs()[option]
+    value = spec.type
     placeholder = value.metavar
     usage = command_name(option)
     if not isinstance(value, Bool):
-        usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
+        usage += f" [{placeholder}]" if spec.default in ("", ()) else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
         options = state.session.options_with({})  # includes the default drafter
@@ -253,7 +235,7 @@ def add_setting(option: str) -> None:
 
     words = [word for word in placeholder.split("|") if word.islower()]
 
-    @Command(usage, written(meaning, command_name), current, lambda: words)
+    @Command(usage, written(spec.help, command_name), current, lambda: words)
     def change(state: ConsoleState, text: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()
@@ -265,8 +247,8 @@ def add_setting(option: str) -> None:
             state.change({option: parse(value, text)})
 
 
-for option in option_specs():
-    if option not in (*PYTHON_ONLY, *WITHOUT_COMMAND):
+for option, spec in option_specs().items():
+    if PYTHON_ONLY not in spec.marks and option not in WITHOUT_COMMAND:
         add_setting(option)
 
 
@@ -275,11 +257,13 @@ def toggle_baseline(state: ConsoleState, text: str) -> None:
     state.change({"drafter": None if state.options.drafter == "none" else "none"})
 
 
-@Command("/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.compare))
+@Command(
+    "/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.runner.is_on)
+)
 def toggle_compare(state: ConsoleState, text: str) -> None:
     if len(decoding_modes(state.session)) == 1:
         raise InputError("no draft to compare; turn /baseline off, or choose a /draft-model")
-    state.compare = not state.compare
+    state.runner.is_on = not state.runner.is_on
 
 
 @Command(
@@ -294,7 +278,7 @@ def toggle_draft(state: ConsoleState, text: str) -> None:
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.config, options=state.options).describe()
+    return replace(state.config, options=state.session.options_with({})).describe()
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)
@@ -308,7 +292,7 @@ def set_model(state: ConsoleState, text: str) -> None:
 
 @Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.config.models.target), parse(Text(), text.strip()))
+    state.open_other_models(str(state.config.models.model), parse(Text(), text.strip()))
 
 
 @Command("/stats", "show the statistics of this session")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ..errors import InputError, Name
 from ..loading.load import BITS, DTYPES, GROUP_SIZES
-from . import common
-from .common import say
+from .common import say, start_alone
 from .parser import Parser
 from .progress import progress
 
@@ -20,6 +19,7 @@ from .progress import progress
 def convert_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
+        usage="%(prog)s [options] --model NAME | --verify DIR",
         argument_default=argparse.SUPPRESS,
         description="Convert an encoder-decoder model to MLX .npz weights in bounded memory.",
     )
@@ -44,9 +44,7 @@ def convert_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "convert.py") -> int:
-    parser = convert_parser(program)
-    chosen = parser.parse_args(argv)
-    return common.run(program, lambda: convert(chosen), name=parser.name_of)
+    return start_alone(convert_parser(program), argv, convert)
 
 
 def convert(chosen: argparse.Namespace) -> int:

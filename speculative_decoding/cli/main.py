@@ -1,63 +1,211 @@
-"""main.py: parses the flags and runs the console, a job, the doctor, or prompts."""
+"""main.py: decodes a prompt, or each line of standard input."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import chain, takewhile
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
 
-from ..distributed import ProcessGroup, shard_model
-from ..distributed import command as parallel
-from ..errors import InputError
-from .flags import Doctor, Files, Together, Views, main_parser, require_consistent, take_prompt
-from .parser import flags_from, require_writable
-from .run_config import run_config_from
+from ..decoding.prompt import build_decoder_prompt, encode_prompt
+from ..errors import InputError, Name, one_line
+from ..loading.pair import ModelPair
+from ..sampling import GenerationOptions
+from ..sampling.values import BASIC, Bool, Flag, Text
+from .common import PROMPTS, read_prompts, say, start, write_stats
+from .flags import RunFlags, add_decoding_flags, require_different_files
+from .parser import File, Parser, add_flags, flags_from, require_writable
+from .run_config import RunConfig, run_config_from
+from .runner import PromptRunner
+
+EXAMPLE = "translate English to German: The method returns the value of the property."
+PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
+COMPARE = "also decode without a draft and with only the draft model, and compare"
+VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
+SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
+COMMANDS_OF_FLAGS = {  # former flags of this program, and the commands that they have become
+    "--input": "batch",
+    "--audio": "transcribe",
+    "--interactive": "console",
+    "-i": "console",
+    "--doctor": "doctor",
+}
+
+
+@dataclass(frozen=True)
+class PromptFlags(RunFlags):
+    """How prompts are given, and what is shown besides the text."""
+
+    prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
+    compare: A[bool, Bool(), COMPARE, BASIC] = False
+    verify: A[bool, Bool(), VERIFY, BASIC] = False
+    show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT, BASIC, Flag(bare="text")] = None
+    trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
+
+
+def prompt_parser(program: str = "main.py") -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s [options] [PROMPT]",
+        description="Decode prompts: a draft proposes tokens, and the target verifies them. The text goes to standard "
+        "output, everything else to standard error.",
+        epilog="python -m speculative_decoding --help lists the other commands, such as console and convert.",
+        basic=("prompt",),
+    )
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("prompt", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
+    prompt.add_argument("--prompt", default=argparse.SUPPRESS, metavar="TEXT", help="another way to give the prompt")
+    add_flags(parser, "prompt and output", PromptFlags, without=("prompt",))
+    add_decoding_flags(parser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    return parallel.run(main_parser(program), argv, decode)
+    arguments = sys.argv[1:] if argv is None else argv
+    if answer := former_flag(arguments):
+        say(f"{program}: error: {answer}")
+        return 2
+    return start(prompt_parser(program), arguments, decode_prompts)
 
 
-def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """Run the mode that the flags select, and return the exit status.
+def former_flag(arguments: Sequence[str]) -> str | None:
+    """Return a line that names the command which a former flag has become, with the files that follow the flag."""
+    given = list(takewhile(lambda each: each != "--", arguments))
+    for number, argument in enumerate(given, start=1):
+        flag, _, value = argument.partition("=")
+        if flag in COMMANDS_OF_FLAGS:
+            command = COMMANDS_OF_FLAGS[flag]
+            files = [value] if value else list(takewhile(lambda each: each == "-" or each[:1] != "-", given[number:]))
+            files = files[: {"batch": 1, "transcribe": None}.get(command, 0)]
+            return one_line(f"{flag}: is now a command; use {shlex.join(['speculative-decoding', command, *files])}")
+    return None
 
-    processes: the process group, in which this process is rank 0.
+
+def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
+    """Decode each prompt and return the exit status: 1 if --verify finds a difference.
+
+    processes: the processes that share the target, if there are several.
     """
-    take_prompt(chosen)
-    require_consistent(vars(chosen))
-    share = flags_from(Together, chosen).parallel
-    if processes is None and share is not None:
-        raise InputError(
-            f"{share} has no effect on one process", "parallel", "start several with mlx.launch, or leave it out"
+    flags = flags_from(PromptFlags, chosen)
+    require_writable("stats_json", flags.stats_json)
+    require_writable("trace", flags.trace)
+    require_different_files(vars(chosen))
+    config = run_config_from(chosen, processes=processes)
+    require_suitable(config, flags)
+    prompts = given_prompts(flags)
+    first = next(prompts)
+    pair = config.open()
+    say(config.describe())
+    first_tokens = checked_tokens(pair, config.options, first)
+    runner = make_runner(flags, config.options)
+    note = config.demonstration_note()
+    is_same = True
+    tokens: list[int] | None = first_tokens
+    with config.session(pair) as session:
+        runner.begin(session, first_tokens)
+        for prompt in chain([first], prompts):
+            if note and prompt not in demonstration_prompts():
+                say(note)
+                note = None
+            result = runner.run(session, prompt, tokens=tokens)
+            if flags.verify:
+                assert result is not None
+                from .verify import verify_output
+
+                is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
+            tokens = None  # known for the first prompt only
+        stats = runner.finish(session)
+    if flags.stats_json is not None:
+        settings = asdict(config.options) | {"drafter": config.options.drafter, "acceptance": config.options.rule}
+        write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
+    return 0 if is_same else 1
+
+
+def require_suitable(config: RunConfig, flags: PromptFlags) -> None:
+    """Raise `InputError` for views that cannot be combined with the options."""
+    if flags.verify:
+        from .verify import require_comparable
+
+        require_comparable(config.options, "verify")
+    for name in ("verify", "compare"):
+        if getattr(flags, name) and config.is_baseline:
+            raise InputError(
+                "compares with and without a draft",
+                name,
+                ("choose a ", Name("drafter"), ", or name a ", Name("draft_model")),
+            )
+    count = config.options.num_return_sequences
+    for name in ("verify", "compare", "show_draft", "trace"):
+        if count > 1 and getattr(flags, name):
+            raise InputError(
+                ("needs a single output, not ", Name("num_return_sequences"), f" {count}"), name, "leave one out"
+            )
+
+
+def given_prompts(flags: PromptFlags) -> Iterator[str]:
+    """Yield the prompt, the lines of standard input, or at a terminal an example, after the prefix.
+
+    A blank line of standard input gives a blank line of output.
+    """
+    if flags.prompt is not None:
+        if not flags.prompt.strip():
+            raise InputError("is empty", "prompt", "give it some text")
+        note_name_of_file(flags.prompt)
+        yield flags.prefix + flags.prompt
+        return
+    if sys.stdin.isatty():
+        say(f"no prompt given; decoding an example: {EXAMPLE}")
+        yield EXAMPLE
+        return
+    from .lines import decode_line, read_lines
+
+    is_empty = True
+    for line in read_lines(sys.stdin.buffer):
+        try:
+            text = decode_line(line)
+        except InputError as error:
+            raise error.at(f"standard input, line {line.number}") from error
+        if text.strip():
+            is_empty = False
+            yield flags.prefix + text
+        else:
+            print(flush=True)
+    if is_empty:
+        raise InputError("standard input is empty; write one prompt per line, or give the prompt as an argument")
+
+
+def note_name_of_file(prompt: str) -> None:
+    if os.path.isfile(prompt):
+        say(
+            f"note: the prompt is the name of a file; did you mean its content? For its lines, use < {prompt} or "
+            f"speculative-decoding batch {prompt}; for a recording, speculative-decoding transcribe {prompt}"
         )
-    if processes is not None and "doctor" in chosen:
-        raise InputError("runs in one process", "doctor", "start it without mlx.launch")
-    if "audio" in chosen:
-        if processes is not None:
-            raise InputError("runs in one process", "audio", "start it without mlx.launch")
-        from ..speech.command import transcribe
 
-        return transcribe(chosen)
-    views = flags_from(Views, chosen)
-    require_writable("stats_json", views.stats_json)
-    require_writable("trace", views.trace)
-    config = run_config_from(chosen)
-    if share == "tensor" and processes is not None:
-        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
-    # Import late, so that --help and argument errors are fast.
-    if "doctor" in chosen:
-        from ..doctor.command import examine
 
-        return examine(config, flags_from(Doctor, chosen).json)
-    if views.interactive:
-        from .console import interact
+def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> list[int]:
+    """Return the tokens of a prompt. Raises `InputError` for a prompt or options that the model cannot use."""
+    model, tokenizer = pair.target.model, pair.target.tokenizer
+    build_decoder_prompt(model, tokenizer, options)
+    return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
 
-        return interact(config, views)
-    if "input" in chosen:
-        from ..jobs.command import decode_file
 
-        return decode_file(config, flags_from(Files, chosen), views.stats_json, processes if share == "data" else None)
-    from .prompts import decode_prompts
+def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:
+    in_one_line = flags.prompt is None or options.num_return_sequences > 1
+    if flags.compare:
+        from .compare import Comparison
 
-    return decode_prompts(config, views)
+        return Comparison(flags.show_draft, flags.trace, in_one_line=in_one_line)
+    return PromptRunner(flags.show_draft, flags.trace, in_one_line=in_one_line)
+
+
+@cache
+def demonstration_prompts() -> set[str]:
+    """Return the prompts of the repository's data and the example, which the bundled target can answer."""
+    return {EXAMPLE}.union(*(read_prompts(path) for path in PROMPTS.glob("*.txt")))

@@ -1,61 +1,90 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. Its help may be `Words`. A flag that
-is not given sets no attribute in the parsed namespace.
+A field `name: Annotated[type, Value, "help", *marks] = default` becomes the flag --name, unless a `Flag` says
+otherwise (sampling/values.py). Its help may be `Words`. A flag that is not given sets no attribute in the parsed
+namespace.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar
 
-from ..errors import InputError, one_line, written
-from ..sampling.options import ALIASES, OTHER_NAMES, REMOVED, option_specs, refusal
-from ..sampling.values import Bool, ListOf, Text, Value, annotations_of
+from ..errors import InputError, Name, one_line, written
+from ..sampling.options import OTHER_NAMES, option_specs, refusal
+from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
 
-FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
-    **{name: former for former, name in ALIASES.items()},
-    "decoder_prefix": "output_prefix",
-    "eos_token_ids": "eos_token_id",
-    "language": "source_language",
-    "sample_len": "max_tokens",
-}
-FLAGS_OF_PARAMETERS = {"draft": "draft_model", "max_memory_gb": "max_memory"}  # of `load` and `Session.batch`
 WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
-SHORT_FLAGS = {"max_tokens": "-m", "sample_len": "-m", "interactive": "-i"}
-FORMER_FLAGS = {
-    "model": "--model-name",
-    "draft_model": "--draft-model-name",
-    "baseline": "--regular-decode",
-}
-DEFAULT_VALUES = {"show_draft": "text"}  # for flags that may be given without a value
-METAVARS = {
-    "model": "NAME",
-    "draft_model": "NAME",
-    "adapter": "NAME",
-    "input": "FILE",
-    "audio": "FILE",
-    "json": "FILE",
-    "max_memory": "GB",
-}
 
 Flags = TypeVar("Flags")
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports an error in one line that names the flag and its value, and exits with status 2."""
+class HelpFormatter(argparse.HelpFormatter):
+    """Writes --[no-]strict for a flag that can be turned off, and never breaks a line within a flag."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27)
+
+    def _format_usage(self, *arguments: Any) -> str:
+        usage = super()._format_usage(*arguments)
+        return textwrap.fill(usage, self._width, subsequent_indent="       ", break_on_hyphens=False) + "\n\n"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return super()._format_action_invocation(action)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs == "+" and isinstance(action.metavar, str):
+            return f"{action.metavar} ..."
+        return super()._format_args(action, default_metavar)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line that names the flag and its value, and exits with status 2.
+
+    basic: the fields that --help lists besides those marked `BASIC`, or () for all. --help-all lists the others too.
+    """
+
+    def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
+        self._basic = {"help", "help_all", *basic} if basic else set()
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
+        if basic:
+            self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
+        self.flags: dict[str, str] = {}  # by field, and by the parameter in Python that is called differently
+
+    def add_basic(self, field: str) -> None:
+        """Let --help list a field, if it does not list all of them."""
+        if self._basic:
+            self._basic.add(field)
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        shows_all = not self._basic or "--help-all" in self._given
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(each for each in group._group_actions if shows_all or each.dest in self._basic)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def parse_args(  # type: ignore[override]  # its overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -74,15 +103,18 @@ class Parser(argparse.ArgumentParser):
             return "unexpected argument; put a text with spaces in quotes, and give each argument once"
         known = {each.strip("-"): each for each in self._option_string_actions}
         name = given.strip("-").replace("-", "_")
-        same = [flag(each).strip("-") for each in (name, ALIASES.get(name, name), *OTHER_NAMES.get(name, ()))]
+        same = [flag(each).strip("-") for each in (name, *OTHER_NAMES.get(name, ()))]
         meant = [each for each in same if each in known] or get_close_matches(given.strip("-"), known, 1)
         hint = f"; did you mean {known[meant[0]]}?" if meant else ""
         return f"{one_line(given[:60])}: unknown option{hint}"
 
     def name_of(self, field: str) -> str:
         """Return how a field is written on this command line: its flag, or its name if it has none."""
-        name = flag(FLAGS_OF_PARAMETERS.get(field, field))
-        return name if name in self._option_string_actions and field not in WITHOUT_NAME else field
+        name = self.flags.get(field, flag(field))
+        if name in self._option_string_actions and field not in WITHOUT_NAME:
+            return name
+        positional = (each.metavar for each in self._get_positional_actions() if each.dest == field)
+        return next((each for each in positional if isinstance(each, str) and field not in WITHOUT_NAME), field)
 
     def error(self, message: str) -> NoReturn:
         """Print an error and exit. A mistyped flag comes first: argparse would say that the right one is missing."""
@@ -90,10 +122,10 @@ class Parser(argparse.ArgumentParser):
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
         if unknown := [name for name in names if name not in self._option_string_actions]:
             message = self._unknown(unknown)
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        list_all = "--help-all" if self._basic else "--help"
+        self.exit(2, f"{self.prog}: error: {message} ({list_all} lists the options)\n")
 
 
-@dataclass(frozen=True)
 class File(Value):
     """The path of a file, which need not exist."""
 
@@ -106,9 +138,23 @@ class File(Value):
         return Path(value)
 
 
-def flag(name: str) -> str:
-    """Return the flag of a field."""
-    return "--" + FLAG_NAMES.get(name, name).replace("_", "-")
+def flag(name: str, spec: OptionSpec | None = None) -> str:
+    """Return the flag of a field. spec: of the field, unless it is a decoding option or its flag has its name."""
+    spec = spec or option_specs().get(name)
+    return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as the user would type it."""
+    if value is None or value in ("", ()):
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(as_typed, value))
+    return one_line(str(value))
 
 
 def require_writable(name: str, file: Path | None) -> None:
@@ -118,47 +164,46 @@ def require_writable(name: str, file: Path | None) -> None:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     title: str,
     kind: type,
     *,
     without: Collection[str] = (),
     lists: Collection[str] = (),
 ) -> None:
-    """Add a group of flags for the fields of a dataclass.
+    """Add a group of flags for the fields of a dataclass, except those that are `PYTHON_ONLY`.
 
     Args:
         without: Fields that get no flag.
         lists: Fields whose flag takes several values in this command.
     """
     group = parser.add_argument_group(title)
-    hints = annotations_of(kind)
-    for each in fields(kind):
-        name, default = each.name, each.default
-        if name in without:
+    for name, spec in specs_of(kind).items():
+        if name in without or PYTHON_ONLY in spec.marks:
             continue
-        _, value, help_, *_ = get_args(hints[name])
-        help_ = written(help_, flag)
+        value, default = spec.type, spec.default
         settings: dict[str, Any]
         if isinstance(value, Bool):
             settings = {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
         else:
-            settings = {"type": argument_type(value), "metavar": METAVARS.get(name, value.metavar)}
+            settings = {"type": argument_type(value), "metavar": spec.flag.metavar or value.metavar}
         if isinstance(value, ListOf):
             settings["action"] = "append"
         elif name in lists:
             settings["nargs"] = "+"
-        elif name in DEFAULT_VALUES:
+        elif spec.flag.bare is not None:
             hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word for its value
-            settings |= {"nargs": "?", "const": DEFAULT_VALUES[name], "type": argument_type(value, hint)}
-        names = [flag(name), SHORT_FLAGS[name]] if name in SHORT_FLAGS else [flag(name)]
+            settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
+        help_ = written(spec.help, flag)
         if default is not False and default not in (None, "", ()):
-            help_ = f"{help_} (default: {default})"
+            default = f"default: {'on' if default is True else as_typed(default)})"
+            help_ = f"{help_[:-1]}; {default}" if help_.endswith(")") else f"{help_} ({default}"
+        own = flag(name, spec)
+        names = [own, spec.flag.short] if spec.flag.short else [own]
         group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=help_, **settings)
-        if name in FORMER_FLAGS:
-            group.add_argument(
-                FORMER_FLAGS[name], dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **settings
-            )
+        if BASIC in spec.marks:
+            parser.add_basic(name)
+        parser.flags |= dict.fromkeys(filter(None, (name, spec.flag.parameter)), own)
 
 
 def flags_from(kind: type[Flags], args: argparse.Namespace) -> Flags:
@@ -171,6 +216,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the decoding options that were given, by name."""
     options = {name: value for name, value in vars(args).items() if name in option_specs()}
     if "baseline" in args:
+        if "drafter" in options:
+            raise InputError(("cannot be combined with ", Name("baseline")), "drafter", "leave one of them out")
         options["drafter"] = "none"
     return options
 
@@ -194,19 +241,3 @@ def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
     """Return an argparse `type` for distinct names separated by commas."""
     parse = argument_type(Text(tuple(choices)))
     return lambda text: list(dict.fromkeys(map(parse, text.split(","))))
-
-
-def refuse_removed_options(parser: argparse.ArgumentParser) -> None:
-    """Add hidden flags for removed options that fail and name the replacement."""
-    for name, replacement in REMOVED.items():
-        refuse = refusing(f"was removed; use {written(replacement, flag)}")
-        parser.add_argument(flag(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, type=refuse)
-
-
-def refusing(reason: str) -> Callable[[str], Any]:
-    """Return an argparse `type` that rejects every value."""
-
-    def refuse(text: str) -> Any:
-        raise argparse.ArgumentTypeError(reason)
-
-    return refuse

@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
+from ..errors import InputError
+from ..rooms import has_room, require_room
 from ..version import __version__
 from . import common
 
 PROGRAM = "speculative-decoding"
-COMMANDS = {  # name: (module of this package, implied flags, help text)
-    "generate": (".main", (), "generate text for a prompt or a file of prompts"),
-    "console": (".main", ("--interactive",), "decode prompts interactively, with commands and a history"),
-    "transcribe": ("..speech.command", (), "transcribe recordings with a speech model"),
-    "doctor": (".main", ("--doctor",), "measure this device and check kernels and drafts"),
-    "convert": (".convert", (), "convert a Hugging Face checkpoint to a folder that loads fast"),
-    "verify": (".verify", (), "check that drafts leave the output unchanged"),
-    "train": ("..training.command", (), "train a draft for a target and a kind of text"),
-    "serve": ("..server.command", (), "serve many clients over HTTP"),
+COMMANDS = {  # name: (module, room: the folder that contains the command, or None, help text)
+    "generate": ("cli.main", None, "generate text for a prompt, or for each line of standard input"),
+    "console": ("cli.console", None, "decode prompts interactively, with commands and a history"),
+    "batch": ("jobs.command", "jobs", "decode a file of prompts to a file of records"),
+    "transcribe": ("speech.command", "speech", "transcribe recordings with a speech model"),
+    "serve": ("server.command", "server", "serve many clients over HTTP"),
+    "train": ("training.command", "training", "train a draft for a target and a kind of text"),
+    "convert": ("cli.convert", None, "convert a Hugging Face checkpoint to a folder that loads fast"),
+    "verify": ("cli.verify", None, "check that drafts leave the output unchanged"),
+    "doctor": ("doctor.command", "doctor", "measure this device and check kernels and drafts"),
 }
 
 
@@ -27,18 +30,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
-        module, implied, _ = COMMANDS[name]
-        status: int = import_module(module, __package__).main([*implied, *rest], f"{PROGRAM} {name}")
-        return status
+        return run_command(name, rest, f"{PROGRAM} {name}")
+    commands = {each: about for each, (_, room, about) in COMMANDS.items() if room is None or has_room(room)}
     if name in ("-h", "--help"):
-        lines = [f"  {command:11}{text}" for command, (*_, text) in COMMANDS.items()]
+        lines = [f"  {each:11}{about}" for each, about in commands.items()]
         print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", "COMMAND --help lists its options"]))
         return 0
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return 0
-    if similar := get_close_matches(name, COMMANDS, 1):
+    if similar := get_close_matches(name, commands, 1):
         common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {similar[0]}?")
     else:  # perhaps a prompt, which is not repeated
-        common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(COMMANDS)}; for a prompt, generate")
+        common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(commands)}; for a prompt, generate")
     return 2
+
+
+def run_command(name: str, argv: Sequence[str] | None = None, program: str | None = None) -> int:
+    """Run a command and return its exit status. program: its name in messages."""
+    module, room, _ = COMMANDS[name]
+    program = program or f"python -m speculative_decoding.{name}"
+    if room is not None:
+        try:
+            require_room(room, name)
+        except InputError as error:
+            common.say(f"{PROGRAM}: error: {error}")
+            return 2
+    status: int = import_module(f"..{module}", __package__).main(argv, program)
+    return status

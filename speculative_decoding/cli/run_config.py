@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
-from typing import Any
 
 import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
-from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
+from ..drafters import with_default_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
@@ -22,18 +23,22 @@ from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
-from ..sampling.options import default
-from ..sampling.values import Bool, Int, Text
-from ..session import Session
+from ..sampling.drafters import DRAFTERS
+from ..sampling.options import option_specs
+from ..sampling.values import BASIC, Bool, Flag, Int, Text
+from ..session import Session, load_session
 from .common import read_text, say
-from .parser import File, flag, flags_from, given_options, require_writable
+from .parser import File, flags_from, given_options, require_writable
+
+if TYPE_CHECKING:
+    from ..drafters.text_store import TextStore
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
 OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
-MODEL_DRAFTERS = ("model", "auto")  # drafters that use the draft model or head
-NGRAM_DRAFTERS = ("ngram", "auto")  # drafters that look up n-grams
+MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
+NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
 DRAFTERS_OF_FLAGS = {
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
@@ -53,26 +58,24 @@ NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Names of the models."""
+    """The models of a run. `find` replaces names by folders."""
 
-    model: A[str | None, Text(), MODEL] = None
-    draft_model: A[str | None, Text(), DRAFT_MODEL] = None
-    adapter: A[str | None, Text(), ADAPTER] = None
+    model: A[str | Path, Text(), MODEL, BASIC, Flag(metavar="NAME")] = ""
+    draft_model: A[str | Path | None, Text(), DRAFT_MODEL, BASIC, Flag(metavar="NAME", parameter="draft")] = None
+    adapter: A[str | None, Text(), ADAPTER, Flag(metavar="NAME")] = None
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
-    def find(self) -> ModelPaths:
-        """Find the folders of the models. Raises `InputError` that names the flag."""
-        if self.model is None and self.adapter is not None:
-            raise InputError(f"--adapter {self.adapter}: needs the model that it was trained for; name it with --model")
-        if self.model is None:
-            target, draft = find_default_pair()
-        else:
-            target, draft = find(self.model, "model"), None
-        if self.draft_model == SELF_DRAFT:
-            return ModelPaths(target, SELF_DRAFT, self.dtype, self.adapter)
+    def find(self) -> ModelFlags:
+        """Find the folders of the models; `SELF_DRAFT` has none. Raises `InputError` that names the flag."""
+        if not self.model and self.adapter is not None:
+            raise InputError(
+                f"{self.adapter} needs the model that it was trained for", "adapter", ("name it with ", Name("model"))
+            )
+        draft: str | Path | None
+        target, draft = (find(self.model, "model"), None) if self.model else find_default_pair()
         if self.draft_model is not None:
-            draft = find(self.draft_model, "draft_model")
-        return ModelPaths(target, draft, self.dtype, self.adapter)
+            draft = self.draft_model if self.draft_model == SELF_DRAFT else find(self.draft_model, "draft_model")
+        return replace(self, model=target, draft_model=draft)
 
 
 @dataclass(frozen=True)
@@ -91,82 +94,56 @@ class DraftFlags:
 
 
 @dataclass(frozen=True)
-class ModelPaths:
-    """The folders of a target and its draft, which may be `SELF_DRAFT`.
-
-    adapter: a folder or name of an adapter of the target, if any.
-    shard: see `open_model`.
-    """
-
-    target: Path
-    draft: Path | str | None = None
-    dtype: str | None = None
-    adapter: str | None = None
-    shard: Shard | None = None
-
-    def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
-        """Open the models without weights. quantize: bits per weight of the target."""
-        draft = self.draft if use_draft else None
-        return open_pair(
-            self.target,
-            draft,
-            dtype=self.dtype,
-            quantize=quantize,
-            adapter=self.adapter,
-            shard=self.shard,
-        )
-
-
-@dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run. `options.drafter` is None if the user chose none.
+    """Configuration of a run.
 
+    models: With their folders.
+    options: With the name of a drafter, the default one if the user chose none.
     given: The decoding options that the user chose.
+    shard: Splits the target between processes; see `open_model`.
     """
 
-    models: ModelPaths
+    models: ModelFlags
     options: GenerationOptions
     flags: DraftFlags
     given: Collection[str] = ()
-
-    @property
-    def drafter(self) -> str:
-        """Name of the chosen or default drafter."""
-        return resolved_drafter(self.models, vars(self.options))
+    shard: Shard | None = None
 
     @property
     def is_baseline(self) -> bool:
-        return self.drafter == "none"
+        return self.options.draft_tokens == 0
 
     def describe(self) -> str:
         """Describe the models and drafts in one line."""
-        models = self.models
-        target = shown_name(models.target)
+        models, options = self.models, self.options
+        target = shown_name(Path(models.model))
         if models.adapter is not None:
             target += f" with adapter {models.adapter}"
-        if self.options.num_beams > 1:
-            return f"target {target}, {self.options.num_beams} beams, no draft"
+        if options.num_beams > 1:
+            return f"target {target}, {options.num_beams} beams, no draft"
         if self.is_baseline:
             draft = "no draft: baseline decoding"
-        elif self.drafter == "ngram" or models.draft is None:
+        elif not options.runs_draft_model or models.draft_model is None:
             draft = "drafts copied from the text"
         else:
-            is_self = models.draft == SELF_DRAFT
+            is_self = models.draft_model == SELF_DRAFT
             draft = (
-                f"draft {target} in {SELF_DRAFT_BITS} bits" if is_self else f"draft {shown_name(Path(models.draft))}"
+                f"draft {target} in {SELF_DRAFT_BITS} bits"
+                if is_self
+                else f"draft {shown_name(Path(models.draft_model))}"
             )
-            if self.drafter == "auto":
+            if options.looks_up_ngrams:
                 draft += " and copies of the text"
-        if models.draft is None and self.options.drafter is None:
+        if models.draft_model is None and "drafter" not in self.given:
             from ..loading.suggested_drafts import suggested_draft
 
-            if suggestion := suggested_draft(models.target):
+            if suggestion := suggested_draft(models.model):
                 draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
         """Describe what the bundled target knows; None for other targets. way_out: how to choose other models."""
-        target = self.models.target
+        target = Path(self.models.model)
         if target.resolve() != (BUNDLED / BUNDLED_PAIR[0]).resolve():
             return None
         return (
@@ -174,54 +151,47 @@ class RunConfig:
             f"novels and dialogue facts; for other text, use {way_out}"
         )
 
-    def open(self, *, use_draft: bool | None = None) -> ModelPair:
-        """Open the models without weights. use_draft: None opens the draft if the drafter needs it."""
-        pair = self.models.open(use_draft=self.drafter in MODEL_DRAFTERS if use_draft is None else use_draft)
+    def open(self, *, use_draft: bool | None = None, quantize: int | None = None) -> ModelPair:
+        """Open the models without weights.
+
+        Args:
+            use_draft: None opens the draft if the options run it.
+            quantize: Bits per weight of the target.
+        """
+        models = self.models
+        uses_draft = self.options.runs_draft_model if use_draft is None else use_draft
+        pair = open_pair(
+            models.model,
+            models.draft_model if uses_draft else None,
+            dtype=models.dtype,
+            quantize=quantize,
+            adapter=models.adapter,
+            shard=self.shard,
+        )
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
         return pair
 
     @contextmanager
-    def session(self, pair: ModelPair, *, use_ngrams: bool | None = None) -> Iterator[Session]:
-        """Load the weights and yield a session. The n-gram store is saved as by `saving`.
-
-        use_ngrams: None looks up n-grams if the drafter does.
-        """
-        ngram = store = None
-        if self.drafter in NGRAM_DRAFTERS if use_ngrams is None else use_ngrams:
-            store = self._open_store(pair)
-            pieces = pair.target.tokenizer.vocabulary.pieces
-            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=self.options.max_ngram_size)
+    def session(self, pair: ModelPair) -> Iterator[Session]:
+        """Read the weights and yield a session. The n-gram store is saved as by `saving`."""
+        path = self.flags.ngram_store
+        if path is not None and not path.exists():
+            require_writable("ngram_store", path)
+        options = self.options
+        if "drafter" not in self.given:  # a request for beams has another default
+            options = options.with_values(drafter=None)
         vocabulary = self._draft_vocabulary(pair)
         with memory_limits():
-            pair.load_weights(self.given, flag)
-            draft: DraftModel | DraftHead | None = None
-            if pair.draft is not None:
-                network = pair.draft.model
-                if not isinstance(network, DraftHead):
-                    draft = DraftModel(network, vocabulary)
-                else:
-                    draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
+            session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
             mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
-            session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
             if self.flags.recalibrate:
                 session.calibrate(again=True)
-            path = self.flags.ngram_store
             keep: AbstractContextManager[None] = nullcontext()
-            if path is not None and store is not None:
-                keep = saving(store, path)
+            if path is not None:
+                assert session.ngram is not None and session.ngram.store is not None
+                keep = saving(session.ngram.store, path)
             with keep:
                 yield session
-
-    def _open_store(self, pair: ModelPair) -> TextStore | None:
-        """Open the store of --ngram-store; it is empty if the file does not exist."""
-        path = self.flags.ngram_store
-        if path is None:
-            return None
-        vocabulary = pair.target.tokenizer.vocabulary.fingerprint
-        if path.exists():
-            return TextStore.load(path, vocabulary)
-        require_writable("ngram_store", path)
-        return TextStore(self.options.max_ngram_size, vocabulary=vocabulary)
 
     def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary | None:
         """Return the tokens that the draft model may propose; None means all."""
@@ -269,28 +239,35 @@ def save_changes(store: TextStore, path: Path, stop: Event) -> None:
                 say(f"note: {error}")
 
 
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:
+def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
     may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    processes: the group of processes that share the target.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
-    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if processes is None:
+        return config
+    from ..distributed import shard_model
+
+    return replace(config, shard=partial(shard_model, processes=processes))
 
 
 def make_run_config(
-    models: ModelPaths, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
+    models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
 ) -> RunConfig:
     """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
-    drafter = resolved_drafter(models, given)
+    options = with_default_drafter(GenerationOptions(**given), models.draft_model)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
-    changed = {name for name, value in given.items() if value not in (default(name), 0)}
+    changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
-    if models.draft is None and drafter != "none":
+    drafter = "none" if options.draft_tokens == 0 else options.drafter
+    if models.draft_model is None and drafter != "none":
         unusable = "drafter" if drafter == "model" else "draft_vocab"
         if unusable in changed:
             raise InputError(
@@ -303,21 +280,11 @@ def make_run_config(
             raise InputError(
                 ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
             )
-    options = GenerationOptions(**given)
-    (options.with_values(temperature=1.0) if may_sample else options).require_effect(given, drafter)
+    (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
     return RunConfig(models, options, flags, frozenset(given))
 
 
-def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:
-    """Return the name of the chosen drafter, or of the default for these models."""
-    if (drafter := options.get("drafter")) is not None:
-        return str(drafter)
-    if options.get("num_draft_tokens") == 0:
-        return "none"
-    return default_drafter(models.draft, options.get("num_beams", 1))
-
-
-def find(name: str, field: str) -> Path:
+def find(name: str | Path, field: str) -> Path:
     """Return the folder of a model. Raises `InputError` about the flag of `field`."""
     try:
         return locate(name)

@@ -13,29 +13,31 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..drafters import default_drafter
+from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
-from ..sampling.options import default
 from ..sampling.values import Int
-from . import common
+from ..session import Session
+from .common import PROMPTS, read_prompts, say, start_alone
 from .divergence import first_divergence
 from .flags import add_decoding_flags
 from .modes import BASELINE, combine_modes
 from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
-from .run_config import MODEL_DRAFTERS, NGRAM_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
-
-PROMPTS = Path(__file__).resolve().parents[2] / "data"
+from .run_config import MODEL_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
 
 
 def verify_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
+        usage="%(prog)s [FILE ...] [options]",
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
+        basic=("prompts", "slots", "drafter"),
     )
-    parser.add_argument("prompts", nargs="*", type=Path, help="files with one prompt per line (default: bundled files)")
+    parser.add_argument(
+        "prompts", nargs="*", type=Path, metavar="FILE", help="files with one prompt per line (default: bundled files)"
+    )
     add_decoding_flags(parser, lists=("drafter", "num_draft_tokens", "seed"))
     parser.add_argument(
         "--slots", type=argument_type(Int(1)), nargs="+", metavar="N", help="batch sizes to test (default: 1)"
@@ -54,6 +56,15 @@ def require_comparable(options: GenerationOptions, subject: str | None = None) -
         )
 
 
+def verify_output(session: Session, prompt: str | Sequence[int], tokens: list[int]) -> bool:
+    """Decode a prompt without a draft, and print and return whether the tokens are the same."""
+    is_exact = session.planner.widths(session.options_with({})).exact
+    baseline = session.generate(prompt, drafter="none", strict=is_exact or None).tokens
+    difference = first_divergence(session.model, session.tokenizer, prompt, baseline, tokens, session.options)
+    say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))
+    return difference is None
+
+
 def bundled_prompts() -> list[Path]:
     """Return the bundled files of prompts. Raises `InputError` if they are not installed."""
     if not (found := sorted(PROMPTS.glob("*.txt"))):
@@ -68,8 +79,8 @@ def verify(chosen: argparse.Namespace) -> int:
     given = given_options(chosen)
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
-    drafters = given.pop("drafter", [default_drafter(paths.draft)])
-    lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
+    drafters = given.pop("drafter", [with_default_drafter(GenerationOptions(), paths.draft_model).drafter])
+    lengths = given.pop("num_draft_tokens", [GenerationOptions.num_draft_tokens])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
 
@@ -78,17 +89,17 @@ def verify(chosen: argparse.Namespace) -> int:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
-    config = RunConfig(paths, GenerationOptions(**given), flags, given.keys())
+    config = RunConfig(paths, with_default_drafter(GenerationOptions(**given), paths.draft_model), flags, given.keys())
     require_comparable(config.options)
     files = getattr(chosen, "prompts", []) or bundled_prompts()
-    prompts = [prompt for path in files for prompt in common.read_prompts(path)]
+    prompts = [prompt for path in files for prompt in read_prompts(path)]
 
     used_drafters = {mode.drafter for mode in modes}
     pair = config.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
     trials = list(product(modes, slot_counts, seeds))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0
-    with config.session(pair, use_ngrams=not used_drafters.isdisjoint(NGRAM_DRAFTERS)) as session, progress() as show:
+    with config.session(pair) as session, progress() as show:
 
         @cache
         def baseline(prompt: str, **options: Any) -> list[int]:
@@ -98,7 +109,7 @@ def verify(chosen: argparse.Namespace) -> int:
             name = f"drafter {mode.drafter}, num-draft {mode.num_draft_tokens}, seed {seed}, slots {slots}"
             if mode == BASELINE:
                 name = f"baseline, seed {seed}, slots {slots}"
-            common.say(f"{name}: {len(prompts)} prompts")
+            say(f"{name}: {len(prompts)} prompts")
             options = session.options.override({"seed": seed})
             exact = session.planner.widths(options.override(mode.keywords), slots).exact
             expected = []
@@ -126,6 +137,4 @@ def verify(chosen: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:
-    parser = verify_parser(program)
-    chosen = parser.parse_args(argv)
-    return common.run("verify", lambda: verify(chosen), name=parser.name_of)
+    return start_alone(verify_parser(program), argv, verify)

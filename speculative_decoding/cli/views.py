@@ -1,4 +1,4 @@
-"""Watchers that print a generation as plain text, as text with its draft, or as a trace of its rounds.
+"""Watchers that print a generation as text with its draft, or as a trace of its rounds.
 
 Accepted tokens are green, rejected tokens red and struck out, corrections and bonus tokens blue. Without color
 (`NO_COLOR`, a pipe, a dumb terminal), marks replace the colors: [-rejected-] {+correction or bonus+}.
@@ -7,68 +7,22 @@ Accepted tokens are green, rejected tokens red and struck out, corrections and b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from ..decoding.results import GenerationResult
 from ..decoding.stats import Round
 from ..engine import Event
 from ..errors import Name, writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
-from .common import printing
-
-INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
 
 # Replacements of control characters, which a terminal would execute. Newline and tab are text.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
-
-Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows each event and passes it on
-
-
-def watch(
-    events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: Callable[[], bool] = lambda: False
-) -> GenerationResult:
-    """Run a generation to its end, or until `is_stopped` after a round.
-
-    The first watcher sees each event first. Beam search yields a single event, after its last round.
-    """
-
-    def until_stopped() -> Iterator[Event]:
-        for event in events:
-            if event.texts:
-                yield event
-                if is_stopped():
-                    return
-
-    watched = until_stopped()
-    for watcher in watchers:
-        watched = watcher(watched)
-    *_, last = watched
-    request = last.request
-    return GenerationResult(request.text, request.tokens, request.finish_reason or INTERRUPTED, request.stats)
-
-
-def plain_text(file: TextIO, convert: Callable[[str], str] = str) -> Watcher:
-    """Return a watcher that prints the text as it is generated, and a final newline.
-
-    convert: Changes each piece of the text.
-    """
-
-    def show(events: Iterator[Event]) -> Iterator[Event]:
-        for event in events:
-            with printing():
-                print(convert("".join(event.texts)), end="", flush=True, file=file)
-            yield event
-        with printing():
-            print(flush=True, file=file)
-
-    return show
 
 
 def make_console() -> Console:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..drafters.base import Draft, RequestView, draft_probs, history_of
-from ..sampling import GenerationOptions, History, Use, logprobs, perturbed_logprobs, scores
+from ..sampling import GenerationOptions, History, Purpose, logprobs, perturbed_logprobs, scores
 from ..sampling.random import categorical, random_keys, uniform
 
 TINY = 1e-30
@@ -56,11 +56,11 @@ class AcceptanceRule(ABC):
         options = [request.options for request in requests]
         probs = mx.exp(logprobs(logits, options, history_of(requests, draft.tokens)))
         starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
-        next_keys = random_keys([(*start, Use.NEXT) for start in starts])
+        next_keys = random_keys([(*start, Purpose.NEXT) for start in starts])
         if not draft.num_tokens:
             return AcceptanceResult(mx.zeros(len(starts), mx.int32), categorical(mx.log(probs[:, 0]), next_keys))
         stop, weights = self(draft, probs)
-        accept_keys = random_keys([(*start, Use.ACCEPT) for start in starts])
+        accept_keys = random_keys([(*start, Purpose.ACCEPT) for start in starts])
         accepted, next_token = sample_acceptance(draft, probs, stop, weights, accept_keys, next_keys)
         return AcceptanceResult(accepted, next_token, self.total_variation(draft, probs))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..beam_search.search import BeamSearch, TranscriptBeamSearch
 from ..draft_length.base import DraftLength
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -15,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
-from .request import Evidence, Request
+from .request import Observer, Request
 from .text_streamer import TextStreamer
 
 TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
@@ -35,28 +34,15 @@ def make_request(
     """
     start = start or build_decoder_prompt(model, tokenizer, options)
     source = encode_source(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
-    options = start.options
-    search = None
-    if options.num_beams > 1:
-        assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
-        kind = BeamSearch if start.evidence is None else TranscriptBeamSearch
-        search = kind(
-            options.num_beams,
-            options.length_penalty,
-            options.early_stopping,
-            options.max_tokens,
-            start.eos_token_ids,
-            start.tokens,
-        )
     return Request(
-        options,
+        start.options,
         source,
         [*start.tokens],
         constraints=start.constraints,
         draft_length=draft_length,
-        streamer=TextStreamer(tokenizer, start.eos_token_ids, options.stop, prefix=start.tokens[1:]),
-        search=search,
-        evidence=start.evidence,
+        streamer=TextStreamer(tokenizer, start.eos_token_ids, start.options.stop, prefix=start.tokens[1:]),
+        observer=start.observer,
+        search=start.search,
     )
 
 
@@ -68,14 +54,16 @@ class DecoderPrompt(NamedTuple):
         tokens: The start token and a forced prefix.
         eos_token_ids: Of the model and of the options.
         constraints: On the tokens that follow.
-        evidence: To gather while decoding.
+        observer: See `Request`.
+        search: See `Request`.
     """
 
     options: GenerationOptions
     tokens: list[int]
     eos_token_ids: set[int]
     constraints: Constraints
-    evidence: Evidence | None = None
+    observer: Observer | None = None
+    search: Any = None
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
@@ -84,7 +72,7 @@ def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: G
     defaults = model.generation_config
     check_token_ids(options.eos_token_ids, config.vocab_size)
     first = first_token(model, tokenizer, options.tgt_lang)
-    prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix")
+    prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix") if options.decoder_prefix else []
     if prefix and first not in (None, prefix[0]):
         prefix = [first, *prefix]
     require_positions(model, "max_tokens", options.max_tokens, len(prefix))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from ..beam_search.search import BeamSearch
 from ..draft_length.base import DraftLength
 from ..drafters.base import RequestView
 from .results import GenerationResult
@@ -16,32 +16,19 @@ from .stats import GenerationStats
 from .text_streamer import TextStreamer
 
 
-@dataclass(eq=False)
-class Evidence:
-    """Probabilities of an output that a transcription needs.
+class Observer(Protocol):
+    """Sees the target's scores for a request whose caller needs more than tokens, such as a transcription.
 
-    Args:
-        position: Measure the probability of `token` after this many decoder tokens, which belong to the prefix.
-        token: Its id.
-
-    Attributes:
-        probability: Of `token`, (1,); lazy.
-        sum_logprob: The log-probability of the output, with constraints and at temperature 1.
+    position: After this many decoder tokens, which belong to the prefix, it sees the logits.
     """
 
     position: int
-    token: int
-    probability: mx.array | None = field(init=False, default=None)
-    sum_logprob: float = field(init=False, default=0.0)
 
-    def add(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        """Count the tokens of a round. scores: (N, V) float32, logits with constraints at their positions.
+    def prefilled(self, logits: mx.array) -> None:
+        """(V,) raw logits after the first `position` tokens; lazy."""
 
-        Computed on the host, because only the positions of committed tokens count, which the device does not know.
-        """
-        largest = scores.max(axis=-1)
-        logsumexp = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=-1, dtype=np.float64))
-        self.sum_logprob += float((scores[np.arange(len(tokens)), tokens] - logsumexp).sum())
+    def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
+        """The tokens of a round, and at each of their positions the logits with penalties and constraints, (N, V)."""
 
 
 @dataclass(eq=False)
@@ -51,8 +38,8 @@ class Request(RequestView):
     Args:
         draft_length: Chooses how many tokens are drafted; requests may share one, which then learns from all of them.
         streamer: Turns tokens into text and finds the end of the output.
-        search: The beam search, with several beams; its best output is committed when it is finished.
-        evidence: Gathered while the request is decoded; None unless requested.
+        observer: Sees scores; None unless the caller needs them.
+        search: What another strategy than `speculate` keeps for this request, such as its beams.
 
     Attributes:
         prefix_length: The number of decoder tokens that were not generated: the start token and a forced prefix.
@@ -61,19 +48,21 @@ class Request(RequestView):
         text: The text released so far.
         new_texts: The text that each token of the last round released.
         logprobs: One for each generated token, if the request has `logprobs=True`.
+        outputs: The results, best first, of a strategy that finds several; otherwise empty.
         stats: Updated in place.
         needs_retry: Its logits were not finite in the last round; see `retry_or_fail`.
     """
 
     draft_length: DraftLength = field(kw_only=True)
     streamer: TextStreamer = field(kw_only=True)
-    search: BeamSearch | None = field(kw_only=True, default=None)
-    evidence: Evidence | None = field(kw_only=True, default=None)
+    observer: Observer | None = field(kw_only=True, default=None)
+    search: Any = field(kw_only=True, default=None)
     prefix_length: int = field(init=False)
     finish_reason: str | None = field(init=False, default=None)
     text: str = field(init=False, default="")
     new_texts: list[str] = field(init=False, default_factory=list)
     logprobs: list[float] = field(init=False, default_factory=list)
+    outputs: Sequence[GenerationResult] = field(init=False, default=())
     stats: GenerationStats = field(init=False)
     started: float = field(init=False, default=0.0)  # when its encoding began; seconds of the engine's clock
     needs_retry: bool = field(init=False, default=False)
@@ -90,11 +79,6 @@ class Request(RequestView):
     @property
     def remaining_tokens(self) -> int:
         return self.options.max_tokens - (len(self.decoder_tokens) - self.prefix_length)
-
-    @property
-    def num_cached(self) -> int:
-        """The number of tokens that the target's cache holds between rounds: all but the last."""
-        return len(self.decoder_tokens if self.search is None else self.search.beams[0]) - 1
 
     @property
     def error(self) -> str | None:
@@ -133,18 +117,11 @@ class Request(RequestView):
         is_forced = length == self.options.max_tokens and self.constraints.forces(self.prefix_length + length - 1)
         return "length" if is_forced else "stop"
 
-    def results(self) -> list[GenerationResult]:
-        """The results of a finished request, best first; several with beams."""
+    def results(self) -> Sequence[GenerationResult]:
+        """The results of a finished request, best first."""
         assert self.finish_reason is not None
-        if self.search is None:
-            logprobs = self.logprobs if self.options.logprobs else None
-            return [GenerationResult(self.text, self.tokens, self.finish_reason, self.stats, logprobs)]
-        found = []
-        for each in self.search.best(self.options.num_return_sequences):
-            reason = self.reason_of_end(len(each.tokens)) if each.tokens[-1] in self.search.ends else "length"
-            text = self.streamer.text_of(each.tokens)
-            found.append(GenerationResult(text, each.tokens, reason, self.stats, score=each.score))
-        return found
+        logprobs = self.logprobs if self.options.logprobs else None
+        return self.outputs or [GenerationResult(self.text, self.tokens, self.finish_reason, self.stats, logprobs)]
 
 
 def not_finite(number: int) -> str:

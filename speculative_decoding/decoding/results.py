@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from ..sampling import GenerationOptions
 from .stats import GenerationStats
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ def blank_result(options: GenerationOptions) -> GenerationResult:
 
 
 @dataclass(frozen=True)
-class BatchResult:
-    """The result of one prompt of a batch, or a one-line error. index: the position of the prompt, from 0."""
+class BatchResult(Generic[Result]):
+    """The result of one prompt or recording of a batch, or a one-line error. index: its position, from 0."""
 
     index: int
-    result: GenerationResult | None
+    result: Result | None
     error: str | None = None

@@ -1,153 +1,355 @@
-"""One round of speculative decoding: draft, verify, accept, commit.
+"""One round of speculative decoding for a batch: draft, verify, accept, commit.
 
-A batch has a row for each request; a single request is a batch of one.
+This is the loop of `single_sequence.py` for many requests at once. Read that file first.
+
+- A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
+  free or not, so its shape stays the same.
+- A *draft* has up to K tokens for each row. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it
+  was looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
+- A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
+  a width that the device computes fast, or with the same bits as other widths (`PassWidths`).
+- Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
+- A *baseline* decodes without drafts: every round has K = 0.
+
+Shapes: B rows, or R of them; K draft tokens; V ids of the vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from ..draft_length.base import DraftLength, DraftOutcome
-from ..drafters.base import Draft, DraftRequest, token_rows
-from .ahead import run_ahead, take_ahead
-from .batch import Batch
+from ..draft_length.base import DraftLength
+from ..draft_length.passes import UNPADDED, PassWidths
+from ..drafters.base import BatchDrafter, Draft, DraftRequest, history_of, token_rows
+from ..models.base import EncoderDecoder
+from ..models.cache import DecoderCache
+from ..sampling import leaves_logits_unchanged, scores, token_logprobs
+from .acceptance import AcceptanceResult, Greedy, kind_of_rule, rule_for
 from .request import Request
 from .stats import Round
-from .verification import Verification, verify_draft
 
 
-def speculate(batch: Batch, on_phase: Callable[[Draft], None] = lambda draft: None) -> dict[int, Round]:
-    """Run one round for all active requests; returns their rounds by slot (Leviathan et al. 2023, algorithm 1).
+class Batch:
+    """The requests that are decoded together. Between rounds, the cache holds every committed token but the last.
 
-    on_phase: called with the draft when it has been proposed (still lazy), and again when it has been verified; the
-        engine times both phases with it.
+    Args:
+        model: The target.
+        drafter: Drafts for all requests. It has seen each of them (`BatchDrafter.begin`).
+        cache: The target's KV cache.
+        slots: The unfinished request in each slot, None in a free slot. The engine fills free slots between rounds.
+        widths: The widths that passes may have.
+
+    Attributes:
+        starts_next_pass: Whether a baseline's next pass may start early; see `start_next_baseline_pass`.
+        started_pass: That pass, with the requests that had the slots when it started.
     """
-    requests = batch.active
-    slots = len(batch.requests)
-    draft_requests = choose_draft_lengths(batch, requests)
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        drafter: BatchDrafter,
+        cache: DecoderCache,
+        slots: list[Request | None],
+        widths: PassWidths = UNPADDED,
+    ) -> None:
+        self.model = model
+        self.drafter = drafter
+        self.cache = cache
+        self.slots = slots
+        self.widths = widths
+        self.starts_next_pass = False
+        self.started_pass: tuple[list[Request | None], Verified] | None = None
+        drafter.use_cache(cache)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for request in self.slots if request is not None]
+
+
+def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
+    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). Finished requests leave their slots.
+
+    on_phase_end: called after drafting and after verification, to time both.
+    """
+    requests, slots = batch.requests, len(batch.slots)
+    draft_requests = choose_draft_lengths(batch)
     draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
-    on_phase(draft)
+    if on_phase_end is not None:
+        mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
+        on_phase_end()
 
-    verifications = take_ahead(batch, draft)  # one for each acceptance rule in use
-    if verifications is None:
-        states = batch.model.states(batch.target_inputs(draft), batch.cache)  # (B, L, d), L >= K + 1
-        verifications = verify_draft(batch, requests, draft, batch.model.logits(states))
-    run_ahead(batch, requests, draft, verifications)
-    mx.eval(verifications, draft.tokens)  # the only host sync of a round
-    on_phase(draft)
+    verified = pop_started_pass(batch, draft)  # None, except for baselines on a GPU
+    if verified is None:
+        logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
+        verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
+    start_next_baseline_pass(batch, draft, verified)
+    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below is on the host
+    if on_phase_end is not None:
+        on_phase_end()
 
-    rounds = commit(batch, verifications, draft, {each.request.slot: each.kind for each in draft_requests})
-    batch.rewind()  # the cache keeps every committed token but the last
-
-    advanced = [request for request in requests if rounds[request.slot].tokens]
-    batch.drafter.observe(advanced, [len(rounds[request.slot].tokens) for request in advanced])
-    observe_draft_lengths(requests, rounds)
-    for request in requests:
-        if request.finish_reason:
-            batch.drafter.end(request)
+    rounds = commit(batch, draft, draft_requests, verified)
+    rewind(batch)  # the cache keeps every committed token but the last
+    for policy, own in by_policy(requests):
+        policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
+    grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
+    free_slots(batch)
     return rounds
+
+
+def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
+    """Up to how many tokens to draft for which requests.
+
+    The last token of an output is never drafted, because the target adds one token itself.
+    """
+    if any(request.needs_retry for request in batch.requests):
+        return []  # a pass without a draft needs no padding, which could overflow too
+    drafter = batch.drafter
+    longest_pass = batch.widths.max_width(len(batch.slots))
+    draft_requests = []
+    for policy, requests in by_policy(batch.requests):
+        if not policy.begin_round():
+            continue  # drafts are not worthwhile, so the drafter looks up nothing
+        kinds = [drafter.kind(request) for request in requests]
+        limits = [
+            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
+            for request, kind in zip(requests, kinds, strict=True)
+        ]
+        for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
+            if count:
+                draft_requests.append(DraftRequest(request, count, kind))
+    return draft_requests
+
+
+def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
+    """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
+    groups: dict[int, tuple[DraftLength, list[Request]]] = {}
+    for request in requests:
+        groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
+    return list(groups.values())
+
+
+def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> mx.array:
+    """(B, L) ids: each row's last token, its draft tokens, then padding.
+
+    last: (B, 1); by default the last committed tokens.
+    """
+    slots = batch.slots
+    padding = batch.model.config.pad_token_id
+    if last is None:
+        last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
+    width = batch.widths.width(len(slots), 1 + draft.num_tokens)
+    if width == 1:
+        return last
+    parts = [last, draft.tokens]
+    if num_padding := width - 1 - draft.num_tokens:
+        parts.append(mx.full((len(slots), num_padding), padding, mx.uint32))
+    return mx.concatenate(parts, axis=1)
+
+
+class Verification(NamedTuple):
+    """What one acceptance rule decided for R rows; lazy.
+
+    `commit` reads it row by row, with numbers in place of the arrays.
+
+    Args:
+        accepted: (R,), the number of accepted draft tokens.
+        next_token: (R,), the token that follows them.
+        largest_logits: (R, K + 1), of each position. If one of them is not finite, nothing can be decided.
+        total_variation: (R, K), the error of a lossy rule at each draft token; None for a lossless rule.
+        logprobs: (R, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
+        scores: (R, K + 1, V) float32, logits with penalties and constraints; None unless a request has an observer.
+    """
+
+    accepted: mx.array
+    next_token: mx.array
+    largest_logits: mx.array
+    total_variation: mx.array | None
+    logprobs: mx.array | None
+    scores: mx.array | None
+
+
+Verified = tuple[Sequence[int], Verification]  # the slot of each row, and what was decided; mx.eval skips the slots
+
+
+def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
+    """Decide which draft tokens are accepted, with one computation for each acceptance rule in use. Lazy.
+
+    logits: (B, L, V), raw: those after each of the `target_inputs`.
+    """
+    if logits.shape[1] > draft.num_tokens + 1:
+        logits = logits[:, : draft.num_tokens + 1]  # without padding
+    requests = batch.requests
+    by_rule: dict[type, list[Request]] = {}
+    for request in requests:
+        by_rule.setdefault(kind_of_rule(request.options), []).append(request)
+    if len(by_rule) == 1:  # all rows stay in place; that of a free slot is computed as if for the first request
+        rows = [request or requests[0] for request in batch.slots]
+        return [(range(len(rows)), verify_rows(rows, draft, logits))]
+    verified: list[Verified] = []
+    for rows in by_rule.values():
+        slots = [request.slot for request in rows]
+        verified.append((slots, verify_rows(rows, draft.select(slots), mx.take(logits, mx.array(slots), axis=0))))
+    return verified
+
+
+def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Verification:
+    """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
+    options = [row.options for row in rows]
+    rule = rule_for(options)
+    result = rule.decide(draft, logits, rows)  # lazy, too
+    logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
+    observed = None
+    if any(row.observer is not None for row in rows):
+        observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
+        if observed is None:
+            tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
+            observed = scores(logits, options, tokens_before)
+        observed = observed.astype(mx.float32)
+    return Verification(
+        result.accepted, result.next_token, logits.max(axis=-1), result.total_variation, logprobs, observed
+    )
+
+
+def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.array:
+    """(R, K + 1): the log-probabilities of the draft tokens and, last, of the next token."""
+    next_logits = mx.take_along_axis(logits, result.accepted[:, None, None], axis=1)  # (R, 1, V)
+    following = token_logprobs(next_logits, result.next_token[:, None])
+    if not draft.num_tokens:
+        return following
+    return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens), following], axis=1)
 
 
 def commit(
-    batch: Batch, verifications: Sequence[Verification], draft: Draft, kinds: Mapping[int, str]
-) -> dict[int, Round]:
-    """Give each request its accepted draft tokens and the next token.
-
-    Args:
-        batch: Its cache still holds the positions of the pass.
-        verifications: Evaluated.
-        draft: Evaluated.
-        kinds: Where each draft came from ("model" or "copy"), by slot.
-    """
+    batch: Batch, draft: Draft, draft_requests: Sequence[DraftRequest], verified: Sequence[Verified]
+) -> dict[Request, Round]:
+    """Give each request its accepted draft tokens and the next token. All arrays are evaluated."""
     rounds = {}
     draft_ids = token_rows(draft.tokens)
-    for verification in verifications:
-        accepted, next_token, total_variation = map(as_lists, verification.result[:3])
-        max_logits = as_lists(verification.max_logits)
-        logprobs = as_lists(verification.logprobs)
-        scores = None if verification.scores is None else np.asarray(verification.scores)
-        for i, request in enumerate(verification.requests):
+    kinds = {each.request.slot: each.kind for each in draft_requests}
+    for slots, verification in verified:
+        for slot, row in zip(slots, on_host(verification), strict=True):
+            request = batch.slots[slot]
             if request is None:
                 continue
-            proposed = draft_ids[request.slot][: draft.length(request.slot)]
-            kind = kinds.get(request.slot, "")
-            if not all(map(math.isfinite, max_logits[i])):
+            proposed = draft_ids[slot][: draft.length(slot)]
+            rounds[request] = round = Round([], proposed, accepted=0, kind=kinds.get(slot, ""))
+            if all(map(math.isfinite, row.largest_logits)):
+                commit_row(request, round, row)
+            else:
                 retry_or_fail(batch, request)
-                rounds[request.slot] = Round(
-                    tokens=[], proposed=proposed, accepted=0, kind=kind, finish_reason=request.finish_reason
-                )
-                continue
-            request.needs_retry = False
-            kept = accepted[i]  # position `kept` yields the next token, so it counts below
-            tokens = request.commit([*proposed[:kept], next_token[i]])
-            if scores is not None and request.evidence is not None:
-                request.evidence.add(scores[i, : len(tokens)], tokens)
-            own_logprobs = None
-            if logprobs is not None and request.options.logprobs:
-                own_logprobs = [*logprobs[i][:kept], logprobs[i][-1]][: len(tokens)]
-            rounds[request.slot] = Round(
-                tokens=tokens,
-                proposed=proposed,
-                accepted=min(kept, len(tokens)),
-                kind=kind,
-                finish_reason=request.finish_reason,
-                total_variation=0.0 if total_variation is None else sum(total_variation[i][: kept + 1][: len(tokens)]),
-                logprobs=own_logprobs,
-            )
+            round.finish_reason = request.finish_reason
     return rounds
 
 
-def as_lists(array: mx.array | None) -> Any:
-    """The values as nested lists."""
-    return None if array is None else array.tolist()
+def on_host(verification: Verification) -> Iterator[Any]:
+    """The rows of an evaluated verification, with numbers and lists in place of arrays."""
+    columns = (repeat(None) if array is None else as_rows(array) for array in verification)
+    return map(Verification._make, zip(*columns, strict=False))  # `repeat` never ends
+
+
+def as_rows(array: mx.array) -> Iterable[Any]:
+    """A number or a list for each row. Scores stay in NumPy: a list of V numbers takes long to make."""
+    return np.asarray(array) if array.ndim == 3 else array.tolist()  # type: ignore[return-value]
+
+
+def commit_row(request: Request, round: Round, row: Any) -> None:
+    """Append the accepted tokens and the next one to the output, which may end before the last of them.
+
+    row: the row's `Verification`, as `on_host` returns it.
+    """
+    accepted = row.accepted
+    tokens = request.commit([*round.proposed[:accepted], row.next_token])
+    count = len(tokens)
+    request.needs_retry = False
+    round.tokens = tokens
+    round.accepted = min(accepted, count)
+    if row.total_variation is not None:
+        round.total_variation = sum(row.total_variation[:count])
+    if row.logprobs is not None and request.options.logprobs:
+        round.logprobs = [*row.logprobs[:accepted], row.logprobs[-1]][:count]
+    if row.scores is not None and request.observer is not None:
+        request.observer.committed(row.scores[:count], tokens)
 
 
 def retry_or_fail(batch: Batch, request: Request) -> None:
-    """Handle logits that are not finite: clear the row's stale cache positions and retry once without a draft.
+    """Handle logits that are not finite: clear the row's stale cache positions, and retry once without a draft.
 
     A mask gives stale positions (rejected tokens, padding) probability 0, but 0 * inf is NaN. So a rejected token that
     overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error.
     """
     if request.needs_retry:
         request.finish_reason = "error"
-    batch.cache.zero_after(request.slot, 0 if request.finish_reason else request.num_cached)
+    batch.cache.zero_after(request.slot, 0 if request.finish_reason else len(request.decoder_tokens) - 1)
     request.needs_retry = True
 
 
-def choose_draft_lengths(batch: Batch, requests: Sequence[Request]) -> list[DraftRequest]:
-    """The draft requests of this round. The last token of an output is never drafted: the target adds one itself."""
-    if any(request.needs_retry for request in requests):
-        return []  # a pass without a draft needs no padding, which could overflow too
-    drafter = batch.drafter
-    draft_requests = []
-    for policy, own in by_policy(requests):
-        if not policy.begin_round():
-            continue
-        kinds = [drafter.kind(request) for request in own]
-        limits = [
-            min(request.remaining_tokens - 1, batch.max_draft_tokens, drafter.longest(request, kind))
-            for request, kind in zip(own, kinds, strict=True)
-        ]
-        for request, kind, count in zip(own, kinds, policy.choose(kinds, limits), strict=True):
-            if count:
-                draft_requests.append(DraftRequest(request, count, kind))
-    return draft_requests
+def rewind(batch: Batch, ahead: int = 0) -> None:
+    """Keep every committed token but the last in the cache. Nothing moves: the next pass overwrites what follows.
+
+    ahead: the number of tokens after them that are kept too.
+    """
+    slots = batch.slots
+    batch.cache.trim_to([0 if request is None else len(request.decoder_tokens) - 1 + ahead for request in slots])
 
 
-def observe_draft_lengths(requests: Sequence[Request], rounds: Mapping[int, Round]) -> None:
-    for policy, own in by_policy(requests):
-        found = [rounds[request.slot] for request in own]
-        policy.observe([DraftOutcome(round.kind, round.drafted, round.accepted) for round in found])
+def free_slots(batch: Batch) -> None:
+    """Remove finished requests. The drafter sees their complete outputs first, so that a text store learns them."""
+    for request in batch.requests:
+        if request.finish_reason:
+            batch.drafter.end(request)
+            batch.slots[request.slot] = None
 
 
-def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The requests that share each draft length policy."""
-    groups: dict[int, tuple[DraftLength, list[Request]]] = {}
-    for request in requests:
-        groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
-    return list(groups.values())
+# The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
+# reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
+# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. The cache then needs no
+# repair, because offsets are absolute.
+
+
+def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
+    """For baselines on a GPU: start this round's pass and the next one, if the next round will surely need it."""
+    if draft.num_tokens or not may_start_next_pass(batch):
+        return
+    mx.async_eval(verified)  # type: ignore[no-untyped-call]
+    ((_, verification),) = verified
+    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop padding
+    logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
+    (next_verified,) = verify(batch, draft, logits)
+    mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
+    batch.started_pass = [*batch.slots], next_verified
+
+
+def may_start_next_pass(batch: Batch) -> bool:
+    """Whether the next pass needs only the next tokens: greedy, without drafts, and without constraints."""
+    requests = batch.requests
+    options = [request.options for request in requests]
+    return (
+        batch.starts_next_pass
+        and not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
+        and any(request.remaining_tokens > 1 for request in requests)
+        and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
+        and all(own.is_greedy and not own.timed for own in options)
+        and leaves_logits_unchanged(options, history_of(requests, mx.zeros((len(requests), 1))), 2)  # both passes
+    )
+
+
+def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
+    """Remove the pass that the last round started from the batch. Return its result if this round needs that pass."""
+    started, batch.started_pass = batch.started_pass, None
+    if started is None:
+        return None
+    requests_then, verified = started
+    if draft.num_tokens or len(batch.slots) != len(requests_then):
+        return None
+    for request, request_then in zip(batch.slots, requests_then, strict=True):
+        if request is not None and (request is not request_then or request.needs_retry):
+            return None
+    batch.cache.advance(1)  # over the token that it read, which `rewind` took back
+    return [verified]

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..models.audio import Source
 from ..models.base import EncoderDecoder
-from ..sampling import Use
+from ..sampling import Purpose
 from ..sampling.random import gumbel, random_keys
 
 
@@ -68,5 +68,5 @@ def choose(logits: mx.array, position: int, temperature: float, seed: int) -> in
     if temperature == 0:
         return int(mx.argmax(logits))
     logits = logits.astype(mx.float32) / temperature
-    noise = gumbel(random_keys([(seed, position, Use.COUPLED)]), logits.size)[0]
+    noise = gumbel(random_keys([(seed, position, Purpose.COUPLED)]), logits.size)[0]
     return int(mx.argmax(logits - logits.max() + noise))

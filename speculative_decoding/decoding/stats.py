@@ -64,7 +64,9 @@ class GenerationStats:
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed
     verify_seconds: float | None = None  # part of decode_seconds; None unless timed
     time_to_first_token: float = 0.0
-    peak_memory_bytes: int = 0  # of MLX in the whole process; mx.reset_peak_memory() starts again
+    # The most memory that MLX has held in this process, for all sessions together: MLX has no other figure. A session
+    # never resets it, since that would falsify the figures of others; mx.reset_peak_memory() does.
+    peak_memory_bytes: int = 0
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
 

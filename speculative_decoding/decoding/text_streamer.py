@@ -26,7 +26,7 @@ class TextStreamer:
         prefix: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(eos_token_ids)
         self._stop = tuple(stop)
         self._prefix = tuple(prefix)
         # The prefix decides leading spaces, and its last character may be completed.
@@ -37,7 +37,7 @@ class TextStreamer:
 
     def add(self, token: int) -> str:
         """Add the next token and return the text that it releases. Sets `has_ended` if the output ends with it."""
-        if token in self._eos_token_ids:
+        if token in self.eos_token_ids:
             self.has_ended = True
             return ""
         return self._release(self._detokenizer.add(token))
@@ -50,7 +50,7 @@ class TextStreamer:
 
     def text_of(self, tokens: Iterable[int]) -> str:
         """The text of another output with the same settings."""
-        other = TextStreamer(self._tokenizer, self._eos_token_ids, self._stop, self._prefix)
+        other = TextStreamer(self._tokenizer, self.eos_token_ids, self._stop, self._prefix)
         return "".join([other.add(token) for token in tokens]) + other.finish()
 
     def _release(self, text: str) -> str:

@@ -1,21 +1,21 @@
 """Runs a command in several processes started by `mlx.launch`, usually one per machine.
 
 Each rank either holds a shard of the model (`shard_model`), or holds the whole model and decodes some of the rows
-(`decode_on_all_ranks`). Training shares its examples by itself (training/training_group.py).
+(`AllRanks`). Training shares its examples by itself (training/training_group.py).
 """
 
 from .channel import Channel
-from .data_parallel import decode_on_all_ranks, serve_rows
+from .data_parallel import AllRanks, serve_rows
 from .process_group import JOIN_SECONDS, ProcessGroup, launched_rank
 from .sharded_model import ShardedModel
 from .sharding import shard_model
 
 __all__ = [
     "JOIN_SECONDS",
+    "AllRanks",
     "Channel",
     "ProcessGroup",
     "ShardedModel",
-    "decode_on_all_ranks",
     "launched_rank",
     "serve_rows",
     "shard_model",

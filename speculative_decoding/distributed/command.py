@@ -12,28 +12,28 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
-from functools import partial
 
-from ..cli import common
-from ..cli.flags import Files, Together
-from ..cli.parser import Parser, flags_from
+from ..cli.common import launched_rank, say
+from ..cli.parser import Parser
 from ..cli.run_config import run_config_from
-from ..errors import InputError, Name
 from ..models.memory_budget import memory_limits
-from . import ProcessGroup, ShardedModel, launched_rank, shard_model
+from . import ProcessGroup, ShardedModel
 from .launcher import run_in_group
 
-Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
+Command = Callable[[argparse.Namespace, ProcessGroup], int]
 
 
-def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
-    """Parse the flags, run the command, and return its exit status.
+def run_in_processes(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None) -> int:
+    """Parse the arguments, run this rank's part of a command, and return its exit status.
 
     Args:
-        decode: Runs the command in a single process, or on rank 0 of a group.
+        parser: Of the command.
+        argv: The arguments.
+        command: Runs the command on rank 0.
+        follow: Runs the part of the other ranks; None is `serve_shard`.
     """
     rank = launched_rank()
+    assert rank is not None
     if rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 receives it too, and shuts down all ranks
         with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
@@ -43,42 +43,17 @@ def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
         chosen = parser.parse_args(argv)
 
     def run_rank(processes: ProcessGroup) -> int:
-        choose_parallel(chosen)
-        return decode(chosen, processes) if processes.is_first else serve(chosen, processes)
+        if processes.is_first:
+            return command(chosen, processes)
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+        return (follow or serve_shard)(chosen, processes)
 
-    if rank is None:
-        return common.run(parser.prog, lambda: decode(chosen, None), name=parser.name_of)
-    return common.run(parser.prog, lambda: run_in_group(rank, parser.prog, common.say, run_rank), name=parser.name_of)
-
-
-def choose_parallel(chosen: argparse.Namespace) -> None:
-    """Set the default of --parallel. Raises `InputError` for flags that conflict with it."""
-    if flags_from(Together, chosen).parallel is None:
-        chosen.parallel = "data" if "input" in chosen else "tensor"
-    if chosen.parallel == "data":
-        if "input" not in chosen:
-            raise InputError(
-                "data shares the lines of a file",
-                "parallel",
-                ("add ", Name("input"), " FILE, or omit ", Name("parallel")),
-            )
-        if "ngram_store" in chosen:
-            raise InputError(
-                ("cannot be combined with ", Name("parallel"), " data, where each process decodes different lines"),
-                "ngram_store",
-                "leave it out",
-            )
+    return run_in_group(rank, parser.prog, say, run_rank)
 
 
-def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
-    """Execute the work that rank 0 sends until it shuts down, and return the exit status."""
-    sys.stdin = open(os.devnull)  # noqa: SIM115
-    config = run_config_from(chosen)
-    if chosen.parallel == "data":
-        from ..jobs.command import serve_file
-
-        return serve_file(config, flags_from(Files, chosen), processes)
-    target = replace(config.models, shard=partial(shard_model, processes=processes)).open(use_draft=False).target
+def serve_shard(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
+    """Execute the passes that rank 0 sends on a shard of the target, and return the exit status."""
+    target = run_config_from(chosen, processes=processes).open(use_draft=False).target
     model = target.model
     assert isinstance(model, ShardedModel)
     with memory_limits():

@@ -7,93 +7,87 @@ faster ranks get more rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .channel import Channel
 
-Row = Mapping[str, Any]
-Result = TypeVar("Result")  # a dataclass with the field `index`, the number of its row
-Decode = Callable[[Iterator[Row]], Iterable[Result]]
-END_OF_ROWS = "end of rows"
+if TYPE_CHECKING:
+    from ..rows import Scheduler
+
+Row = tuple[int, Mapping[str, Any]]  # its number in the job, and its fields
+Result = TypeVar("Result")
 
 
-def decode_on_all_ranks(
-    rows: Iterator[Row],
-    decode: Decode[Result],
-    channel: Channel,
-    ranks: range,
-    *,
-    max_pending: int,
-    parse: Callable[[Mapping[str, Any]], Result],
-) -> Iterator[Result]:
-    """Decode rows on all ranks, and yield their results in order of completion. Runs on rank 0.
+class AllRanks(Generic[Result]):
+    """Decodes rows on all ranks; a `rows.Scheduler` on rank 0. Results come in order of completion.
 
     Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 
     Args:
-        rows: The rows to decode.
-        decode: Decodes rows in this process.
+        own: Decodes rows in this process. It gives one result for each row.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
         max_pending: Unfinished rows per other rank; with fewer, that rank would idle while this process computes.
         parse: Builds a result from its JSON fields.
     """
-    numbered = enumerate(rows)
-    own_numbers = list[int]()  # job numbers of the rows that this process decodes
-    own_results = 0
-    pending = dict.fromkeys(ranks, 0)
 
-    def hand_out(limit: int) -> None:
-        """Send rows to the other ranks until each one has `limit` unfinished rows."""
-        while pending[rank := min(pending, key=pending.__getitem__)] < limit and (row := next(numbered, None)):
-            channel.send(row, rank)
-            pending[rank] += 1
+    def __init__(
+        self,
+        own: Scheduler[Row, Result],
+        channel: Channel,
+        ranks: range,
+        *,
+        max_pending: int,
+        parse: Callable[[Mapping[str, Any]], Result],
+    ) -> None:
+        self._own = own
+        self._channel = channel
+        self._max_pending = max_pending
+        self._parse = parse
+        self._own_pending = 0  # unfinished rows of this process
+        self._pending = dict.fromkeys(ranks, 0)  # of the other ranks
 
-    def own_rows() -> Iterator[Row]:
-        while True:
-            hand_out(len(own_numbers) - own_results + 1)
-            if (row := next(numbered, None)) is None:
-                channel.send(END_OF_ROWS)
-                return
-            own_numbers.append(row[0])
-            yield row[1]
+    @property
+    def wants_more(self) -> bool:
+        return self._own.wants_more or min(self._pending.values()) < self._max_pending
 
-    def received(messages: list[tuple[int, Any]]) -> Iterator[Result]:
+    @property
+    def is_idle(self) -> bool:
+        return self._own.is_idle and not any(self._pending.values())
+
+    def submit(self, item: Row) -> Iterable[Result]:
+        rank = min(self._pending, key=self._pending.__getitem__)
+        if self._pending[rank] <= self._own_pending or not self._own.wants_more:
+            self._channel.send(item, rank)
+            self._pending[rank] += 1
+            return []
+        self._own_pending += 1
+        return self._counted(self._own.submit(item))
+
+    def step(self) -> Iterator[Result]:
+        if self._own.is_idle:
+            messages = [self._channel.receive()]
+        else:
+            yield from self._counted(self._own.step())
+            messages = self._channel.received()
         for rank, message in messages:
-            pending[rank] -= 1
-            yield parse(message)
+            self._pending[rank] -= 1
+            yield self._parse(message)
 
-    for result in decode(own_rows()):
-        own_results += 1
-        yield renumbered(result, own_numbers)
-        yield from received(channel.received())
-        hand_out(max_pending)
-    while any(pending.values()):
-        yield from received([channel.receive()])
+    def _counted(self, results: Iterable[Result]) -> Iterator[Result]:
+        for result in results:
+            self._own_pending -= 1
+            yield result
 
 
-def serve_rows(decode: Decode[Any], channel: Channel) -> int:
+def serve_rows(scheduler: Scheduler[Row, Any], channel: Channel) -> int:
     """Decode the rows that rank 0 sends until it leaves, and return its exit status. Runs on all other ranks."""
     while True:
-        _, message = channel.receive()
-        if isinstance(message, dict):
-            return int(message["leaves"])
-        if message == END_OF_ROWS:
-            continue
-        numbers: list[int] = []
-
-        def rows(message: Any = message, numbers: list[int] = numbers) -> Iterator[Row]:
-            while message != END_OF_ROWS:
-                number, row = message
-                numbers.append(number)
-                yield row
-                _, message = channel.receive()
-
-        for result in decode(rows()):
-            channel.send(renumbered(result, numbers))
-
-
-def renumbered(result: Any, numbers: list[int]) -> Any:
-    """Return the result with its row number in this process replaced by the row number in the job."""
-    return replace(result, index=numbers[result.index])
+        for _, message in [channel.receive()] if scheduler.is_idle else channel.received():
+            if isinstance(message, dict):
+                return int(message["leaves"])
+            for result in scheduler.submit(message):
+                channel.send(result)
+        if not scheduler.is_idle:
+            for result in scheduler.step():
+                channel.send(result)

@@ -80,10 +80,7 @@ def shard_model(
     """
     full = build(1)
     if full.audio is not None:
-        raise InputError(
-            f"{checkpoint}: processes cannot share a speech model; use one process, or share the files with "
-            "--parallel data"
-        )
+        raise InputError(f"{checkpoint}: processes cannot share a speech model; use one process")
     size = processes.size
     own = build(size)
     plan = shard_plan(full, own, checkpoint, processes.rank, size)
@@ -94,7 +91,7 @@ def shard_model(
         fitting = [n for n in range(2, 9) if shard_plan(full, build(n), checkpoint, 0, n) is not None]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; use "
-            f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a job with --parallel data"
+            f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a file with the command batch"
         )
 
     shards, partial_sums = plan

@@ -1,37 +1,68 @@
-"""main.py --doctor: prints the diagnosis as a report, and writes it as JSON."""
+"""`doctor`: prints the diagnosis as a report, and writes it as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any, TextIO
 
 from rich.console import Console
 
-from ..cli.common import printing, say
-from ..cli.parser import require_writable
-from ..cli.run_config import RunConfig
+from ..cli.common import printing, require_one_process, say, start_alone
+from ..cli.flags import all_but
+from ..cli.parser import Parser, add_flags, flags_from, require_writable
+from ..cli.run_config import DraftFlags, ModelFlags, run_config_from
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
+from ..sampling import GenerationOptions
+from ..sampling.values import Flag, Text
 from .diagnosis import diagnose
 
 Diagnosis = Mapping[str, Any]
+JSON = "also write the report as JSON, without paths, names or prompts; - writes to standard output"
 STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
-def examine(config: RunConfig, json_file: str | None) -> int:
-    """Print the report and return the exit status: 1 if a check failed.
+@dataclass(frozen=True)
+class DoctorFlags:
+    """The flags of `doctor`, besides those of the models."""
 
-    json_file: path of the JSON report; "-" means standard output.
-    """
+    json: A[str | None, Text(), JSON, Flag(metavar="FILE")] = None
+
+
+def doctor_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s [options]",
+        description="Measure this device with these models, test kernels and drafts, and print a report. The exit "
+        "status is 1 if a test fails.",
+    )
+    add_flags(parser, "report", DoctorFlags)
+    add_flags(parser, "models", ModelFlags)
+    add_flags(parser, "languages", GenerationOptions, without=all_but(GenerationOptions, "src_lang", "tgt_lang"))
+    add_flags(parser, "calibration", DraftFlags, without=all_but(DraftFlags, "recalibrate"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding doctor") -> int:
+    return start_alone(doctor_parser(program), argv, examine)
+
+
+def examine(chosen: argparse.Namespace) -> int:
+    """Print the report and return the exit status: 1 if a check failed."""
+    require_one_process()
+    json_file = flags_from(DoctorFlags, chosen).json
     to_stdout = json_file == "-"
     path = None if json_file is None or to_stdout else Path(json_file)
     require_writable("json", path)
-    found = diagnose(config)
+    found = diagnose(run_config_from(chosen))
     with printing():
         print_report(found, sys.stderr if to_stdout else sys.stdout)
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Measurements and checks of --doctor. The resulting JSON object contains no paths, prompts, user or host names."""
+"""Measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..cli.common import read_prompts, say
-from ..cli.device import device_facts, mlx_notes, versions
+from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
-from ..cli.verify import PROMPTS
 from ..decoding.prompt import build_decoder_prompt
-from ..draft_length.adaptive import recommend_length
-from ..draft_length.costs import RoundCosts
+from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
@@ -32,10 +29,12 @@ from ..models.base import EncoderDecoder, checked_sources
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
+from ..rooms import has_room
 from ..session import Prompt, Session
-from ..speech.mel import open_audio
+from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import chip_named, pass_seconds
+from .recommendation import recommend_length
 
 FORMAT = 1
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
@@ -89,7 +88,7 @@ class WeightSizes:
 def diagnose(config: RunConfig) -> dict[str, Any]:
     """Measure the device, check kernels and drafts in several precisions, and return the report."""
     device = device_facts()
-    folder = config.models.target
+    folder = Path(config.models.model)
     pair = config.open()
     build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
     draft = pair.draft
@@ -117,7 +116,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
         },
         "draft": None,
     }
-    if draft is not None and config.models.draft is not None:
+    if draft is not None and config.models.draft_model is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
     audio = pair.target.model.audio
@@ -200,7 +199,7 @@ def size_entry(
     else:
         try:
             storage = Storage(precision.dtype or own.dtype, precision.quantize)
-            raw, checkpoint = read_folder(config.models.target)
+            raw, checkpoint = read_folder(Path(config.models.model))
             if config.models.adapter is not None:
                 raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
             model, _, checkpoint = build_unread(raw, checkpoint, storage)
@@ -237,7 +236,7 @@ def check_precision(
 ) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
     config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
-    with config.session(config.models.open(quantize=precision.quantize)) as session:
+    with config.session(config.open(use_draft=True, quantize=precision.quantize)) as session:
         checks = kernel_checks(session.model, tf32=has_tf32)
         return {
             **measure_costs(session),
@@ -250,8 +249,9 @@ def measure_costs(session: Session) -> dict[str, Any]:
     """Measure passes and drafts of a single row, and predict draft lengths from them."""
     options = session.options_with({})
     calibration = session.planner.calibration(options)
-    fast = calibration.settle(1)
-    exact = calibration.settle(1, exact=True)
+    exact_widths = session.planner.exact_widths
+    fast = calibration.measure_fully(1)
+    exact = calibration.measure_fully(1, exact=True)
     has_draft = session.draft_model is not None
     fast_speed, exact_speed = (
         predict(costs, 1.0, ACCEPTANCE_RATES[1], has_draft)["speedup"] for costs in (fast, exact)
@@ -263,11 +263,11 @@ def measure_costs(session: Session) -> dict[str, Any]:
                 "width": width,
                 "seconds": seconds,
                 "relative": seconds / fast.baseline,
-                "exact": calibration.same_bits(1, width),
+                "exact": exact_widths.same_bits(1, width),
             }
             for width, seconds in fast.passes.items()
         ],
-        "exact_widths": [*calibration.exact_widths],
+        "exact_widths": exact_widths.widths,
         "exactness": {
             "price": max(0.0, 1.0 - exact_speed / fast_speed),
             "default": session.planner.widths(options).exact,
@@ -302,7 +302,7 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
 
 def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
-    widest = max(session.planner.calibration(session.options_with({})).exact_widths)
+    widest = max(session.planner.exact_widths.widths)
     length = min(5, widest - 1)
     found: dict[str, Any] = {
         "prompts": len(prompts),
@@ -314,6 +314,8 @@ def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "differences": [],
         "skipped": None,
     }
+    if not prompts:
+        return found | {"skipped": "the folder speech is missing"}
     if not length:
         return found | {"skipped": "no exact pass has room for a draft"}
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
@@ -369,10 +371,14 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     """Return prompts for a self-test.
 
     These are two prompts from each bundled file for a bundled target, the bundled recording for a speech model, and
-    generic prompts for other targets.
+    generic prompts for other targets. Without the folder speech, nothing can read the recording.
     """
     if audio is not None:
-        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        if not has_room("speech"):
+            return ()
+        from ..speech.recording import open_audio
+
+        frames = open_audio(PROMPTS / "jfk.wav", [audio.num_mel_bins]).frames(0, audio.window_frames)
         return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:

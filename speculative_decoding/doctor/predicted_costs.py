@@ -3,7 +3,7 @@
 A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
 a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
 baseline round does not, because its pass starts early (decoding/ahead.py). `python -m tools.predicted_speed` prints
-speeds, and `--doctor` compares a pass with its measurement.
+speeds, and `doctor` compares a pass with its measurement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..draft_length.costs import ALL_WIDTHS, RoundCosts
+from ..draft_length.costs import ALL_WIDTHS
+from ..draft_length.passes import RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)

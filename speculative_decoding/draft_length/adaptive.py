@@ -1,4 +1,4 @@
-"""Chooses the draft lengths with the most expected tokens per second, from measured costs and observed acceptance.
+"""Chooses the draft lengths with the most expected tokens per cost, from measured costs and observed acceptance.
 
 Host arithmetic of some microseconds per round; it never waits for the device.
 """
@@ -6,15 +6,15 @@ Host arithmetic of some microseconds per round; it never waits for the device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..drafters.base import MODEL
 from ..errors import InputError, Name
 from .base import DraftLength, DraftOutcome
-from .costs import TYPICAL_TOKENS, RoundCosts
+from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
-HOPE = 0.7  # raises a prior measured on other text towards 1 by this fraction
+OPTIMISM = 0.7  # raises a prior measured on other text towards 1 by this fraction
 WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
 
 
@@ -29,7 +29,7 @@ class Acceptance:
 
     def __init__(self, prior: Sequence[float] = (), longest: int = LONGEST) -> None:
         optimistic = 0.93  # so that drafts are tried if nothing is known
-        known = [each + HOPE * (1.0 - each) for each in prior[:longest]] or [optimistic]
+        known = [each + OPTIMISM * (1.0 - each) for each in prior[:longest]] or [optimistic]
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
         self._seen = [0.0] * longest
@@ -143,70 +143,44 @@ class AdaptiveLength(DraftLength):
         return self._kinds[kind]
 
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
-        """The length of each kind that gives the most tokens per second, and its predicted speedup."""
+        """The length of each kind that gives the most tokens per cost, and its predicted speedup."""
         rows = len(limits)
+        copied, modelled = self._expected_tokens(kinds, limits)
+        prefill = costs.prefill / TYPICAL_TOKENS  # per token
+        first_draft = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source
+        best = 0, 0  # the longest copy, and the steps of the draft model
+        best_rate = WORTHWHILE * rows / costs.baseline
+        for longest, steps, cost in self._rounds(kinds, costs):
+            tokens = rows + copied[longest] + modelled[steps]
+            drafting = costs.start + steps * costs.step + tokens * prefill + first_draft if steps else 0.0
+            rate = tokens / (cost + drafting)
+            if rate > best_rate:
+                best = longest, steps
+                best_rate = rate
+        speedup = best_rate * costs.baseline / rows if best[0] else 1.0
+        return {kind: best[kind == MODEL] for kind in kinds}, speedup
+
+    def _expected_tokens(self, kinds: Sequence[str], limits: Sequence[int]) -> tuple[list[float], list[float]]:
+        """The expected accepted tokens of all rows, by draft length: of the rows that copy, and of the others."""
         most = self._max_draft_tokens
-        copied = [0.0] * (most + 1)  # expected tokens, by length
+        copied = [0.0] * (most + 1)
         modelled = [0.0] * (most + 1)
         expected = {kind: self._of(kind).expected() for kind in set(kinds)}
         capped = [min(limit, most) for limit in limits]
         for (kind, limit), times in Counter(zip(kinds, capped, strict=True)).items():
             tokens_by_length = modelled if kind == MODEL else copied
             for i in range(most + 1):
-                tokens_by_length[i] += times * expected[kind][i if i < limit else limit]
+                tokens_by_length[i] += times * expected[kind][min(i, limit)]
+        return copied, modelled
 
-        baseline = costs.baseline
-        prefill = costs.prefill / TYPICAL_TOKENS
-        unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source first
-        has_copies = expected.keys() != {MODEL}
-        max_steps = most if MODEL in expected else 0
-        best = 0, 0
-        best_rate = WORTHWHILE * rows / baseline
+    def _rounds(self, kinds: Sequence[str], costs: RoundCosts) -> Iterator[tuple[int, int, float]]:
+        """Yield the rounds to compare: the longest copy, the steps of the draft model, and the cost of the pass."""
+        has_copies = any(kind != MODEL for kind in kinds)
+        max_steps = self._max_draft_tokens if MODEL in kinds else 0
         narrower = 0  # the longest draft of the next narrower pass
-        for width, pass_seconds in sorted(costs.passes.items()):
-            longest = min(width - 1, most)  # copies fill the pass, because further tokens cost nothing
-            for steps in range(0 if has_copies else narrower + 1, min(longest, max_steps) + 1):
-                tokens = rows + copied[longest] + modelled[steps]
-                drafting = costs.start + steps * costs.step + tokens * prefill + unread if steps else 0.0
-                rate = tokens / (pass_seconds + drafting)
-                if rate > best_rate:
-                    best = longest, steps
-                    best_rate = rate
+        for width, cost in sorted(costs.passes.items()):
+            longest = min(width - 1, self._max_draft_tokens)  # copies fill the pass: further tokens cost nothing
+            fewest = 0 if has_copies else narrower + 1  # fewer steps fit into the narrower pass
+            for steps in range(fewest, min(longest, max_steps) + 1):
+                yield longest, steps, cost
             narrower = longest
-        speedup = best_rate * baseline / rows if best[0] else 1.0
-        return {kind: best[kind == MODEL] for kind in expected}, speedup
-
-
-def recommend_length(
-    costs: RoundCosts, acceptance: Sequence[float], *, baseline: float, has_steps: bool
-) -> tuple[int, float]:
-    """Find the length with the most expected tokens per second for known acceptance rates.
-
-    Args:
-        costs: Of a round.
-        acceptance: The acceptance rate of each position if all positions before it are accepted. The last rate holds
-            for all further positions.
-        baseline: Seconds of a round without a draft; the speedup is relative to it.
-        has_steps: Whether a draft model or draft head drafts. Copied drafts take no steps.
-
-    Returns:
-        Draft tokens per round, 0 if drafting is not worthwhile, and the expected speedup over baseline decoding.
-    """
-    best = 0
-    best_speedup = baseline / costs.baseline
-    least_speedup = WORTHWHILE * best_speedup
-    expected_tokens = 1.0
-    all_accepted = 1.0
-    for length in range(1, LONGEST + 1):
-        all_accepted *= acceptance[min(length, len(acceptance)) - 1]
-        expected_tokens += all_accepted
-        if has_steps:
-            prefill = expected_tokens * costs.prefill / TYPICAL_TOKENS
-            seconds = costs.round_seconds(length, steps=length) + prefill
-        else:
-            seconds = costs.round_seconds(length)
-        speedup = expected_tokens * baseline / seconds
-        if speedup > max(least_speedup, best_speedup):
-            best = length
-            best_speedup = speedup
-    return best, best_speedup

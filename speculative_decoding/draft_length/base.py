@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 from ..errors import InputError
 
 
-class DraftOutcome(NamedTuple):
-    """One row's draft of a round: its kind (see `BatchDrafter.kind`), its length, and the number of accepted tokens."""
+class DraftOutcome(Protocol):
+    """What a policy reads of a `Round`: the kind of draft, its length, and the number of accepted tokens."""
 
     kind: str
-    drafted: int
     accepted: int
+
+    @property
+    def drafted(self) -> int: ...
 
 
 class DraftLength(ABC):

@@ -1,41 +1,56 @@
-"""The widths of an engine's passes: which there are, whether they are exact, and whether their costs still hold."""
+"""The passes of an engine: which widths there are, whether they are exact, and what a round costs.
+
+Costs have any unit, as long as all have the same. Calibration measures seconds.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from .costs import RoundCosts
+TYPICAL_TOKENS = 32  # of a request; the draft model's prefill is spread over them
 
 
-class SpeedMonitor:
-    """Detects that rounds no longer take the predicted time, because the device's speed changed."""
+@dataclass(frozen=True)
+class RoundCosts:
+    """Costs of the parts of a round, for one number of rows.
 
-    ROUNDS = 50  # whose median is compared
-    TOLERANCE = 1.25
+    Args:
+        passes: The target's pass, by width (positions per row). Passes have only these widths; a draft that needs fewer
+            positions is padded to the next one.
+        step: One draft token of a draft model or draft head.
+        start: The fixed cost of drafting with it, added once per round.
+        prefill: The draft model's forward pass over one request's source.
+        fastest_baseline: A baseline round in the fastest pass, if `passes` leaves that pass out.
+    """
 
-    def __init__(self) -> None:
-        self._ratios: list[float] = []
-        self._usual: float | None = 1.0  # measured / predicted time; None until it is known again
+    passes: Mapping[int, float]
+    step: float = 0.0
+    start: float = 0.0
+    prefill: float = 0.0
+    fastest_baseline: float = 0.0
 
-    def observe(self, predicted: float, seconds: float) -> bool:
-        """Return whether the costs should be measured again.
+    def width(self, tokens: int) -> int:
+        """The width of a pass over this many tokens. Beyond the widest measured pass, it is the number of tokens."""
+        return min((width for width in self.passes if width >= tokens), default=tokens)
 
-        If rounds still differ from the prediction after that, the difference is host time, which the costs leave out.
+    @property
+    def baseline(self) -> float:
+        """A round without a draft."""
+        return self.round_cost(0)
+
+    def round_cost(self, draft_tokens: int, steps: int = 0, prefills: int = 0) -> float:
+        """The cost of a round; infinite beyond the widest measured pass.
+
+        Args:
+            draft_tokens: Tokens of the longest draft.
+            steps: Steps of the draft model.
+            prefills: Sources that the draft model reads first.
         """
-        self._ratios.append(seconds / predicted)
-        if len(self._ratios) < self.ROUNDS:
-            return False
-        ratio = median(self._ratios)
-        self._ratios = []
-        if self._usual is None:
-            self._usual = ratio
-        elif max(ratio / self._usual, self._usual / ratio) > self.TOLERANCE:
-            self._usual = None
-            return True
-        return False
+        drafting = self.start + steps * self.step if steps else 0.0
+        pass_cost = self.passes.get(self.width(draft_tokens + 1), float("inf"))
+        return pass_cost + drafting + prefills * self.prefill
 
 
 @dataclass(frozen=True)
@@ -49,18 +64,14 @@ class PassWidths:
         any_width: Passes of any width give the same bits.
         reserved: If bits also depend on the KV cache's capacity, it is reserved before the first pass: the longest
             output and this number of positions, which is the same with and without drafts. Otherwise None.
-        measure_again: Measures some widths again for a number of rows, and updates `costs`.
         refine: Spends a moment on rough costs for a number of rows, and updates `costs`.
-        monitor: Detects that the costs no longer hold.
     """
 
     costs: Callable[[int], RoundCosts]
     exact: bool = False
     any_width: bool = False
     reserved: int | None = None
-    measure_again: Callable[[int, Sequence[int]], None] | None = None
     refine: Callable[[int], None] | None = None
-    monitor: SpeedMonitor = field(default_factory=SpeedMonitor)
 
     def width(self, rows: int, tokens: int) -> int:
         """The width of a pass over this many tokens."""
@@ -68,39 +79,27 @@ class PassWidths:
 
     def max_width(self, rows: int) -> int:
         """The width that no pass may exceed."""
-        return max(self.costs(rows).passes) if self._is_limited else sys.maxsize
-
-    @property
-    def _is_limited(self) -> bool:
-        return self.exact and not self.any_width
+        return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split a prefix of `tokens` tokens into passes: yields (start, count, width).
 
-        Exact passes may need several of them; otherwise there is one.
+        Exact passes may need several of them; otherwise there is one, without padding.
         """
-        chunk = min(tokens, self.max_width(rows)) or 1
+        limit = self.max_width(rows)
+        chunk = min(tokens, limit) or 1
         for start in range(0, tokens, chunk):
             count = min(chunk, tokens - start)
-            yield start, count, self.width(rows, count) if self._is_limited else count
-
-    def observe(self, rows: int, draft_tokens: int, steps: int, seconds: float) -> None:
-        """Compare the duration of a round with its prediction.
-
-        Args:
-            rows: Rows of the batch.
-            draft_tokens: Tokens of the longest draft.
-            steps: Steps of the draft model.
-            seconds: The measured duration.
-        """
-        is_measured = rows & (rows - 1) == 0  # costs are measured at powers of two
-        if not draft_tokens or self.measure_again is None or not is_measured:
-            return
-        costs = self.costs(rows)
-        predicted = costs.round_seconds(draft_tokens, steps)
-        if predicted < float("inf") and self.monitor.observe(predicted, seconds):
-            self.measure_again(rows, (costs.width(1), costs.width(draft_tokens + 1)))
+            yield start, count, count if limit == sys.maxsize else self.width(rows, count)
 
 
 NO_COSTS = RoundCosts({})
-UNPADDED = PassWidths(lambda rows: NO_COSTS)
+
+
+def no_costs(rows: int) -> RoundCosts:
+    """For passes that are never padded."""
+    return NO_COSTS
+
+
+UNPADDED = PassWidths(no_costs)
+ALL_EXACT = PassWidths(no_costs, exact=True, any_width=True)  # unpadded, where any width gives the same bits

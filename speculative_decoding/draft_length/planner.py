@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from ..drafters.base import BatchDrafter
 from ..errors import InputError, Name, Words
@@ -13,17 +14,23 @@ from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from .adaptive import AdaptiveLength
 from .base import DraftLength, FixedLength
-from .calibration import Calibration, calibration_key, fingerprint, gives_any_width_the_same_bits, powers_of_two
-from .costs import RoundCosts
-from .passes import UNPADDED, PassWidths
-from .probe import Probe
-from .store import shared_store
+from .calibration import Calibration
+from .exact_widths import ExactWidths, powers_of_two
+from .key import calibration_key, fingerprint, gives_any_width_the_same_bits
+from .passes import ALL_EXACT, UNPADDED, PassWidths, RoundCosts
+from .store import CalibrationStore, shared_store
+
+if TYPE_CHECKING:
+    from .probe import Probe
 
 
 class PassPlanner:
     """The pass widths and draft lengths for requests of one session.
 
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
+
+    Attributes:
+        exact_widths: Which passes of the target have the same bits.
 
     Args:
         target: The model whose passes are planned.
@@ -42,16 +49,20 @@ class PassPlanner:
     ) -> None:
         self._target = target
         self._draft = draft
-        self._make_drafter = make_drafter
         self._shares_encoder = shares_encoder
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
+        self.exact_widths = ExactWidths(
+            cache(partial(make_probe, target, make_drafter)),
+            cache(partial(open_store, target)),
+            any_width=gives_any_width_the_same_bits(target),
+        )
         self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
         self._widths: dict[tuple[bool, int | str | None, bool | None, int], PassWidths] = {}
         self._lengths: dict[tuple[int, bool, bool], DraftLength] = {}
 
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         if isinstance(num_draft_tokens, DraftLength):
             return num_draft_tokens
         if isinstance(num_draft_tokens, int):
@@ -69,13 +80,21 @@ class PassPlanner:
     @computing()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
-        num_draft_tokens = self._num_draft_tokens(options)
+        num_draft_tokens = options.draft_tokens
         length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
+        if self.exact_widths.any_width and length != "auto":
+            return ALL_EXACT
         key = self._runs_draft(options), length, options.strict, slots
         if key not in self._widths:
-            self._widths[key] = self._plan_widths(options, length, slots)
+            exact = self._is_exact(options.strict, length if isinstance(length, int) else None, slots)
+            if length == "auto":
+                self._widths[key] = self._measured_widths(self.calibration(options), exact)
+            elif exact:
+                self._widths[key] = self._unmeasured_widths(length if isinstance(length, int) else None)
+            else:
+                self._widths[key] = UNPADDED
         return self._widths[key]
 
     @computing()
@@ -89,17 +108,10 @@ class PassPlanner:
         """Measured costs of the target's passes, and of the draft if these options run it."""
         runs_draft = self._runs_draft(options)
         if runs_draft not in self._calibrations:
-            make_drafter, draft = None, ""
-            if runs_draft:
-                assert self._draft is not None
-                make_drafter = self._make_drafter
+            draft = ""
+            if self._draft is not None and runs_draft:
                 draft = fingerprint(self._draft) + "-shared" * self._shares_encoder
-            self._calibrations[runs_draft] = Calibration(
-                Probe(self._target, make_drafter),
-                shared_store(calibration_key(self._target)),
-                draft,
-                any_width=self._any_width,
-            )
+            self._calibrations[runs_draft] = Calibration(self.exact_widths, draft)
         return self._calibrations[runs_draft]
 
     def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
@@ -116,7 +128,7 @@ class PassPlanner:
             self._lengths.clear()
         exact = self.widths(options, slots).exact
         for rows in powers_of_two(slots):
-            calibration.settle(rows, exact=exact)
+            calibration.measure_fully(rows, exact=exact)
 
     def exactness_note(self, options: GenerationOptions, slots: int = 1) -> Words | None:
         """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
@@ -124,61 +136,64 @@ class PassPlanner:
             return None
         if self.widths(options, slots).exact:
             return None
-        calibration = self.calibration(options)
-        length = self._num_draft_tokens(options)
+        length = options.draft_tokens
         way_out: Words
-        if isinstance(length, int) and calibration.exact_width(length + 1) is None:
+        if isinstance(length, int) and self.exact_widths.width_for(length + 1) is None:
             way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
-        elif not calibration.batches_match(slots):
+        elif not self.exact_widths.batches_match(slots):
             way_out = ("no exact passes of batches on this device; decode with 1 slot",)
         else:
             way_out = (Name("strict"), " prevents that, but may be slower")
         return ("tokens may differ where the target's scores nearly tie; ", *way_out)
 
-    @cached_property
-    def _any_width(self) -> bool:
-        """Whether nothing must be compared; found out once per session, because it visits all weights."""
-        return gives_any_width_the_same_bits(self._target)
-
-    def _num_draft_tokens(self, options: GenerationOptions) -> int | str | DraftLength:
-        return 0 if options.drafter == "none" else options.num_draft_tokens
-
     def _runs_draft(self, options: GenerationOptions) -> bool:
-        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
+        return self._draft is not None and options.runs_draft_model
 
-    def _plan_widths(self, options: GenerationOptions, length: int | str | None, slots: int) -> PassWidths:
-        """Plan for a fixed length, an adaptive one ("auto"), or any other (None)."""
-        if self._any_width and length != "auto":
-            return PassWidths(UNPADDED.costs, exact=True, any_width=True)
-        calibration = self.calibration(options)
-        fixed = length if isinstance(length, int) else None
-        if options.strict is None:
-            exact = calibration.is_exact_by_default(fixed, slots)
+    def _is_exact(self, strict: bool | None, fixed: int | None, slots: int) -> bool:
+        """Whether all passes are exact. fixed: the length of every draft; None if lengths differ."""
+        exact = self.exact_widths
+        if strict is None:
+            is_exact = exact.is_exact_by_default(fixed, slots)
         else:
-            exact = options.strict and calibration.batches_match(slots, calibration.exact_width(1 + (fixed or 0)) or 1)
-        if exact and fixed is not None and calibration.exact_width(fixed + 1) is None:
+            is_exact = strict and exact.batches_match(slots, exact.width_for(1 + (fixed or 0)) or 1)
+        if is_exact and fixed is not None and exact.width_for(fixed + 1) is None:
             raise InputError(
-                f"{fixed} is too many for exact passes on this device, which have up to "
-                f"{max(calibration.exact_widths) - 1}",
+                f"{fixed} is too many for exact passes on this device, which have up to {max(exact.widths) - 1}",
                 "num_draft_tokens",
                 ("choose fewer, or leave out ", Name("strict")),
             )
-        if length == "auto":
-            return PassWidths(
-                partial(calibration.costs, exact=exact),
-                exact=exact,
-                any_width=self._any_width,
-                reserved=max(calibration.exact_widths) if exact and calibration.fixed_capacity else None,
-                measure_again=partial(calibration.measure_again, exact=exact),
-                refine=partial(calibration.refine, exact=exact),
-            )
-        if not exact:
-            return UNPADDED
+        return is_exact
+
+    def _measured_widths(self, calibration: Calibration, exact: bool) -> PassWidths:
+        """For a length that adapts to costs."""
+        own = self.exact_widths
+        return PassWidths(
+            partial(calibration.costs, exact=exact),
+            exact,
+            any_width=own.any_width,
+            reserved=max(own.widths) if exact and own.fixed_capacity else None,
+            refine=partial(calibration.refine, exact=exact),
+        )
+
+    def _unmeasured_widths(self, fixed: int | None) -> PassWidths:
+        """Exact widths without costs, for a length that does not adapt to them."""
+        own = self.exact_widths
 
         @cache
-        def widths(rows: int) -> RoundCosts:
-            """Only widths: a length that does not adapt needs no times."""
-            return RoundCosts(dict.fromkeys(calibration.exact_widths_for(rows, fixed), 0.0))
+        def costs(rows: int) -> RoundCosts:
+            return RoundCosts(dict.fromkeys(own.widths_for(rows, fixed), 0.0))
 
-        reserved = max(*calibration.exact_widths, 1 + (fixed or 0)) if calibration.fixed_capacity else None
-        return PassWidths(widths, exact, reserved=reserved)
+        reserved = max(*own.widths, 1 + (fixed or 0)) if own.fixed_capacity else None
+        return PassWidths(costs, exact=True, reserved=reserved)
+
+
+def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None) -> Probe:
+    """What times and compares passes; most processes need none, because they read stored measurements."""
+    from .probe import Probe
+
+    return Probe(target, make_drafter)
+
+
+def open_store(target: EncoderDecoder) -> CalibrationStore:
+    """The measurements of this target on this device."""
+    return shared_store(calibration_key(target))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
-from ..models.audio import AudioFrames, Source
+from ..models.audio import AudioFrames, NoiseFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.cache import SOURCE_STEP, DecoderCache, LayerCache, padding_mask
 from ..sampling import GenerationOptions
@@ -69,7 +70,7 @@ class Probe:
 
         drafter = self._make_drafter()
         cache = self._cache(rows)
-        drafter.share(cache)
+        drafter.use_cache(cache)
         start_token = self._model.config.decoder_start_token_id
         tokens = [start_token, *self._ids[:output_tokens]]
         batch = [RequestView(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
@@ -82,7 +83,7 @@ class Probe:
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
                 if isinstance(request.source, AudioFrames):
-                    request.source = AudioFrames(request.source.frames)  # not encoded yet
+                    request.source = replace(request.source)  # not encoded yet
                 drafter.begin(request, encoder_output)
             propose(1)
 
@@ -176,9 +177,10 @@ class Probe:
         audio = self._model.audio
         if audio is not None:
             if self._window is None:
-                noise = mx.random.normal((audio.window_frames, audio.num_mel_bins), key=mx.random.key(0))
-                self._window = AudioFrames(noise)
-                self._window.encoder_output(self._model, self._noise_output)  # encoding takes longer than all passes
+                self._window = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+                self._window.encoder_output(
+                    self._model, audio.num_mel_bins, self._noise_output
+                )  # encoding takes longer than all passes
             return self._window
         length = 24 + 11 * (row % 5)
         return self._ids[row : row + length]
@@ -195,7 +197,9 @@ class Probe:
             if rows > 1:
                 cache.select([0] * rows)
             if self._make_drafter is not None:
-                self._make_drafter().share(cache)  # it may request the states of some layers, which changes the graph
+                self._make_drafter().use_cache(
+                    cache
+                )  # it may request the states of some layers, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
 

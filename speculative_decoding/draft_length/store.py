@@ -1,4 +1,4 @@
-"""Stores the measurements of this device. Knows nothing of models.
+"""Stores the measurements of this device. Knows nothing of models, and nothing of the unit of costs.
 
 Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
 target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
@@ -24,11 +24,11 @@ from ..loading.atomic_io import atomic_write
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-SETTLED = 8  # timings after which a cost is no longer rough
+ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
 AGREEMENT = 1.1
 
-Draft = Sequence[float]  # seconds (step, start, prefill) of `RoundCosts`
+Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
 
 class Measurements:
@@ -37,11 +37,11 @@ class Measurements:
     Of repeated timings the fastest counts, because slower ones waited for other programs.
 
     Attributes:
-        passes: Seconds of a pass, by rows and width.
+        passes: Costs of a pass, by rows and width.
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
-        timings: How often each cost has been timed, by its name; `SETTLED` if that is often enough.
+        rough: How often each cost has been timed that may still fall, by its name.
     """
 
     def __init__(self) -> None:
@@ -49,48 +49,62 @@ class Measurements:
         self.drafts: dict[str, dict[int, Draft]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
         self.fixed_capacity = False
-        self.timings: dict[str, int] = {}
+        self.rough: dict[str, int] = {}
 
-    def add_pass(self, rows: int, width: int, seconds: float) -> None:
+    def add_pass(self, rows: int, width: int, cost: float) -> None:
         """Add a timing of a pass."""
         known = self.passes.setdefault(rows, {})
-        before = known.get(width, seconds)
-        known[width] = min(before, seconds)
-        self._count(pass_name(rows, width), before, seconds)
+        before = known.get(width)
+        known[width] = cost if before is None else min(before, cost)
+        self._count(pass_name(rows, width), before, cost)
 
     def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
         """Add timings of a draft."""
         known = self.drafts.setdefault(draft, {})
-        before = known.get(rows, costs)
-        known[rows] = faster(before, costs)
-        self._count(draft_name(draft, rows), usual_seconds(before), usual_seconds(costs))
+        before = known.get(rows)
+        known[rows] = costs if before is None else faster(before, costs)
+        self._count(draft_name(draft, rows), None if before is None else usual_cost(before), usual_cost(costs))
 
-    def _count(self, name: str, before: float, seconds: float) -> None:
-        count = self.timings.get(name, 0) + 1
-        agrees = before / AGREEMENT <= seconds <= before * AGREEMENT
-        self.timings[name] = SETTLED if count >= CONFIRMED and agrees else count
+    def _count(self, name: str, before: float | None, cost: float) -> None:
+        """Count a timing. before: the cost before this timing; None if it is the first."""
+        count = 1 if before is None else self.rough.get(name, ENOUGH_TIMINGS) + 1
+        agrees = before is not None and before / AGREEMENT <= cost <= before * AGREEMENT
+        self._set_count(name, ENOUGH_TIMINGS if count >= CONFIRMED and agrees else count)
+
+    def _set_count(self, name: str, count: int) -> None:
+        self.rough[name] = count
+        if count >= ENOUGH_TIMINGS:
+            del self.rough[name]
 
     def merge(self, other: Measurements) -> None:
         """Add what another process has measured."""
+        known_names = self._names()
+        for name in other._names():
+            own_count = self.rough.get(name, ENOUGH_TIMINGS) if name in known_names else 0
+            self._set_count(name, max(own_count, other.rough.get(name, ENOUGH_TIMINGS)))
         for rows, by_width in other.passes.items():
             known = self.passes.setdefault(rows, {})
-            known |= {width: min(seconds, known.get(width, seconds)) for width, seconds in by_width.items()}
+            known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
         for draft, by_rows in other.drafts.items():
             own = self.drafts.setdefault(draft, {})
             own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
         for rows, same in other.same_bits.items():
             self.same_bits[rows] = same | self.same_bits.get(rows, {})
         self.fixed_capacity |= other.fixed_capacity
-        self.timings |= {name: max(count, self.timings.get(name, 0)) for name, count in other.timings.items()}
+
+    def _names(self) -> set[str]:
+        """The names of all costs."""
+        passes = {pass_name(rows, width) for rows, by_width in self.passes.items() for width in by_width}
+        return passes | {draft_name(draft, rows) for draft, by_rows in self.drafts.items() for rows in by_rows}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measurements for JSON. `rough` holds the number of timings of each cost that may still fall."""
+        """Return the measurements for JSON."""
         return {
             "passes": self.passes,
             "drafts": self.drafts,
             "same_bits": self.same_bits,
             "fixed_capacity": self.fixed_capacity,
-            "rough": {name: count for name, count in self.timings.items() if count < SETTLED},
+            "rough": self.rough,
         }
 
     @classmethod
@@ -98,16 +112,13 @@ class Measurements:
         """Raises one of `PARSE_ERRORS` if `as_dict` cannot have written this."""
         found = cls()
         for rows, by_width in raw["passes"].items():
-            found.passes[int(rows)] = {int(width): parse_seconds(value) for width, value in by_width.items()}
+            found.passes[int(rows)] = {int(width): parse_cost(value) for width, value in by_width.items()}
         for draft, by_rows in raw["drafts"].items():
             found.drafts[draft] = {int(rows): parse_draft(costs) for rows, costs in by_rows.items()}
         for rows, by_width in raw["same_bits"].items():
             found.same_bits[int(rows)] = {int(width): bool(value) for width, value in by_width.items()}
         found.fixed_capacity = bool(raw["fixed_capacity"])
-        rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
-        names = [pass_name(rows, width) for rows, by_width in found.passes.items() for width in by_width]
-        names += [draft_name(draft, rows) for draft, by_rows in found.drafts.items() for rows in by_rows]
-        found.timings = {name: rough.get(name, SETTLED) for name in names}
+        found.rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
         return found
 
 
@@ -144,6 +155,11 @@ class CalibrationStore:
         except PARSE_ERRORS:
             warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
             self._replaces = True
+
+    def announce(self) -> None:
+        """Tell the user once in a process that something is measured."""
+        where = f", once; stored in {self.path.parent}" if self.path else ""
+        warn_once(f"measuring this device with this model, which also compiles kernels{where}")
 
     def clear(self) -> None:
         """Discard all measurements. The next `save` also discards those of other processes."""
@@ -216,29 +232,29 @@ def warn_once(message: str) -> None:
 
 
 def pass_name(rows: int, width: int) -> str:
-    """Return the name of a pass in `Measurements.timings`."""
+    """Return the name of a pass in `Measurements.rough`."""
     return f"pass {rows} {width}"
 
 
 def draft_name(draft: str, rows: int) -> str:
-    """Return the name of a draft in `Measurements.timings`."""
+    """Return the name of a draft in `Measurements.rough`."""
     return f"draft {draft} {rows}"
 
 
-def usual_seconds(costs: Draft) -> float:
-    """Return the seconds of a draft of four tokens."""
+def usual_cost(costs: Draft) -> float:
+    """Return the cost of a draft of four tokens."""
     step, start, _ = costs
     return start + 4.0 * step
 
 
 def faster(one: Draft, other: Draft) -> Draft:
     """Return the costs with the faster draft, and the faster prefill."""
-    step, start, _ = min(one, other, key=usual_seconds)
+    step, start, _ = min(one, other, key=usual_cost)
     return [step, start, min(one[2], other[2])]
 
 
-def parse_seconds(raw: Any, least: float = 1e-9) -> float:
-    """Raises ValueError unless `raw` is a plausible number of seconds."""
+def parse_cost(raw: Any, least: float = 1e-9) -> float:
+    """Raises ValueError unless `raw` is a plausible cost."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
     return float(raw)
@@ -246,5 +262,5 @@ def parse_seconds(raw: Any, least: float = 1e-9) -> float:
 
 def parse_draft(raw: Any) -> Draft:
     """Raises ValueError or TypeError unless `raw` holds the costs of a draft."""
-    step, start, prefill = (parse_seconds(value, least=0.0) for value in raw)
+    step, start, prefill = (parse_cost(value, least=0.0) for value in raw)
     return [step, start, prefill]

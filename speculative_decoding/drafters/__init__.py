@@ -1,22 +1,36 @@
-"""Drafters: where proposed tokens come from. A new one is a file here and a line below."""
+"""Drafters: where proposed tokens come from. `sampling.drafters` lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
-from ..sampling import DRAFTERS, GenerationOptions
-from .alignment import Pieces
-from .auto import AutoDrafter
+from ..sampling import GenerationOptions
+from ..sampling.drafters import DRAFTERS
 from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
 from .draft_model import DraftModel
-from .head import BatchHeadDrafter
-from .model import BatchModelDrafter
-from .ngram import NgramDrafter
-from .separate import CustomDrafter, NoDrafter, SeparateDrafters
-from .text_store import TextStore
+from .ngram import NgramDrafter, new_ngram
+
+if TYPE_CHECKING:
+    from .auto import AutoDrafter
+    from .head import BatchHeadDrafter
+    from .model import BatchModelDrafter
+    from .none import NoDrafter
+    from .separate import SeparateDrafters
+    from .text_store import TextStore
+
+LAZY = {  # imported when they are used
+    "AutoDrafter": "auto",
+    "BatchHeadDrafter": "head",
+    "BatchModelDrafter": "model",
+    "NoDrafter": "none",
+    "SeparateDrafters": "separate",
+    "TextStore": "text_store",
+}
 
 __all__ = [
     "AutoDrafter",
@@ -35,23 +49,38 @@ __all__ = [
     "TextStore",
     "check_drafter",
     "choose_drafter",
-    "default_drafter",
+    "model_drafter",
     "new_ngram",
+    "with_default_drafter",
 ]
 
 
-def default_drafter(draft: object | None, num_beams: int = 1) -> str:
-    """The name of the drafter that is used unless another is chosen."""
-    if num_beams > 1:
-        return "none"
-    return "ngram" if draft is None else "auto"
+def __getattr__(name: str) -> Any:
+    if name in LAZY:
+        return getattr(import_module(f".{LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def with_default_drafter(options: GenerationOptions, draft: object | None) -> GenerationOptions:
+    """The options with the name of a drafter, if they have none: the only place that decides the default.
+
+    draft: The draft model or head, or its name, if there is one.
+    """
+    if options.drafter is not None:
+        return options
+    if options.num_beams > 1:
+        return options.with_values(drafter="none")
+    return options.with_values(drafter="ngram" if draft is None else "auto")
 
 
 def check_drafter(drafter: object, draft: object | None) -> None:
     """Raise `InputError` unless the drafter can be built with this draft model or head, if there is one."""
-    if drafter == "model" and draft is None:
-        raise InputError("model needs a draft model", "drafter", "name one, or choose ngram")
-    is_custom = drafter is not None and not isinstance(drafter, str | BatchDrafter)
+    if isinstance(drafter, str):
+        facts = DRAFTERS[drafter]
+        if draft is None and facts.uses_model and not facts.uses_ngrams:
+            raise InputError(f"{drafter} needs a draft model", "drafter", "name one, or choose ngram")
+        return
+    is_custom = drafter is not None and not isinstance(drafter, BatchDrafter)
     if is_custom and not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
         raise InputError(f"must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}", "drafter")
 
@@ -59,59 +88,48 @@ def check_drafter(drafter: object, draft: object | None) -> None:
 def choose_drafter(
     options: GenerationOptions,
     target: EncoderDecoder,
-    draft_model: DraftModel | DraftHead | None = None,
+    make_model_drafter: Callable[[], BatchDrafter] | None = None,
     ngram: NgramDrafter | None = None,
-    *,
-    shares_encoder: bool = False,
 ) -> BatchDrafter:
-    """Build the drafter that `options.drafter` names; without a draft model, "auto" is "ngram". Raises `InputError`.
+    """Build the drafter of `with_default_drafter`; without a draft model, "auto" is "ngram". Raises `InputError`.
+
+    The function `build` of the drafter's module receives what `DRAFTERS` says that it uses, or None, and the target's
+    number of tokens.
 
     Args:
         options: The options of all requests.
         target: The target.
-        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
-        ngram: Drafts copies for "ngram" and "auto"; a new one by default.
-        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+        make_model_drafter: Builds the drafter of the draft model or head, if there is one: a `model_drafter`.
+        ngram: Drafts copies; a new one by default.
     """
-    check_drafter(options.drafter, draft_model)
-    choice = default_drafter(draft_model) if options.drafter is None else options.drafter
+    choice = with_default_drafter(options, make_model_drafter).drafter
+    check_drafter(choice, make_model_drafter)
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
-        if isinstance(choice, BatchDrafter):
-            return choice
-        one = choice if isinstance(choice, Drafter) else CustomDrafter(choice)
-        return SeparateDrafters(lambda: one, vocab_size)  # a caller's drafter serves a single request
-    if choice == "none":
-        return SeparateDrafters(NoDrafter)
-    if choice == "model":
-        assert draft_model is not None
-        return model_drafter(draft_model, target, shares_encoder)
-    ngram = ngram or new_ngram(target, options.max_ngram_size)
-    if choice == "ngram" or draft_model is None:
-        return SeparateDrafters(ngram.fresh, vocab_size)
-    return AutoDrafter(ngram, model_drafter(draft_model, target, shares_encoder), vocab_size)
+        from .separate import custom_drafter
+
+        return custom_drafter(choice, vocab_size)
+    facts = DRAFTERS[choice]
+    model = make_model_drafter() if facts.uses_model and make_model_drafter is not None else None
+    copies = ngram or new_ngram(target, options.max_ngram_size) if facts.uses_ngrams else None
+    drafter: BatchDrafter = import_module(f".{facts.module}", __name__).build(copies, model, vocab_size)
+    return drafter
 
 
 def model_drafter(
     draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
 ) -> BatchDrafter:
+    """Build the drafter of a draft model or head.
+
+    Args:
+        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        target: The target.
+        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+    """
     if isinstance(draft_model, DraftHead):
+        from .head import BatchHeadDrafter
+
         return BatchHeadDrafter(draft_model, target)
+    from .model import BatchModelDrafter
+
     return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shares_encoder)
-
-
-def new_ngram(target: EncoderDecoder, max_ngram_size: int) -> NgramDrafter:
-    """A drafter without a text store, with the initial acceptance rates."""
-    pieces = None if target.pieces is None else pieces_of(target.pieces)
-    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size)
-
-
-_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
-
-
-def pieces_of(pieces: Mapping[int, str]) -> Pieces:
-    """`Pieces.from_vocabulary`, cached: it takes some milliseconds, which every call without a session would repeat."""
-    global _last_pieces
-    if _last_pieces is None or _last_pieces[0] is not pieces:
-        _last_pieces = pieces, Pieces.from_vocabulary(pieces)
-    return _last_pieces[1]

@@ -1,78 +1,104 @@
-"""Copies text where it repeats, and uses the draft model elsewhere."""
+"""Copies text where it repeats, and uses the draft model elsewhere, if there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from .base import COPY, MODEL, BatchDrafter, Draft, DraftRequest, RequestView, merged, token_rows
+from .base import COPY, MODEL, BatchDrafter, Draft, DraftRequest, RequestView, merged, renumbered, token_rows
 from .ngram import NgramDrafter
-from .separate import SeparateDrafters
 
 
 class AutoDrafter(BatchDrafter):
-    """Drafts a copy if its chance per token is at least `sure` and close to the draft model's acceptance rate.
+    """Drafts a copy if its chance per token is at least `min_chance` and close to the draft model's acceptance rate.
 
     SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter uses the
     acceptance observed for matches of that length and origin, and for the model's drafts.
 
     Args:
         ngram: Makes a drafter for each request (`fresh`).
-        model: Drafts where no copy is likely.
-        vocab_size: The target's.
-        sure: Minimum chance per token of a copy.
+        model: Drafts where no copy is likely; None always copies.
+        vocab_size: The target's. A text store may contain other ids, which are not proposed.
+        min_chance: Of a copied token, if there is a model.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = 0.5) -> None:
-        self._copies = SeparateDrafters(ngram.fresh, vocab_size)
+    def __init__(
+        self, ngram: NgramDrafter, model: BatchDrafter | None, vocab_size: int, min_chance: float = 0.5
+    ) -> None:
+        self._ngram = ngram
         self._model = model
         self._vocab_size = vocab_size
-        self._sure = sure
-        self._chances = ngram.chances
+        self._known = range(vocab_size)
+        self._min_chance = min_chance
+        self._copies: dict[int, NgramDrafter] = {}  # by slot
         self._proposed: Draft | None = None  # the model's draft of this round
 
-    def share(self, cache: DecoderCache) -> None:
-        self._model.share(cache)
+    def use_cache(self, cache: DecoderCache) -> None:
+        if self._model is not None:
+            self._model.use_cache(cache)
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
-        self._copies.begin(request, encoder_output)
-        self._model.begin(request, encoder_output)
+        copies = self._copies[request.slot] = self._ngram.fresh()
+        copies.begin(request.source_tokens)
+        if self._model is not None:
+            self._model.begin(request, encoder_output)
 
     def kind(self, request: RequestView) -> str:
+        if self._model is None:
+            return COPY
         # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1.
-        least = max(self._sure, self._chances.chance(MODEL, 0) - 0.1)
-        match = self._copies.of(request).match(request.decoder_tokens)
+        least = max(self._min_chance, self._ngram.chances.chance(MODEL, 0) - 0.1)
+        match = self._copies[request.slot].match(request.decoder_tokens)
         return COPY if match.chance >= least else MODEL
 
     def longest(self, request: RequestView, kind: str) -> int:
-        return (self._copies if kind == COPY else self._model).longest(request, kind)
+        if self._model is None or kind == COPY:
+            return self._copies[request.slot].longest(request.decoder_tokens)
+        return self._model.longest(request, kind)
 
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        copies = [each for each in draft_requests if each.kind == COPY]
-        others = [each for each in draft_requests if each.kind != COPY]
-        copied = self._copies.propose(copies, slots)
-        if not others:
+        ids: list[Sequence[int]] = [()] * slots
+        copied_slots = []
+        others = []
+        for each in draft_requests:
+            slot = each.request.slot
+            if self._model is not None and each.kind != COPY:
+                others.append(each)
+                continue
+            found = self._copies[slot].propose(each.request.decoder_tokens, each.count)
+            ids[slot] = [*takewhile(self._known.__contains__, found)]
+            copied_slots.append(slot)
+        copied = Draft.of_ids(ids)
+        if self._model is None or not others:
             return copied
         self._proposed = self._model.propose(others, slots)
-        return merged(self._proposed, copied, [each.request.slot for each in copies], self._vocab_size)
+        return merged(self._proposed, copied, copied_slots, self._vocab_size)
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
-        self._model.observe(requests, counts)
+        if self._model is not None:
+            self._model.observe(requests, counts)
         draft = self._proposed
         if draft is None:
             return
         ids = token_rows(draft.tokens)  # evaluated with the round
         for request, count in zip(requests, counts, strict=True):
             slot = request.slot
-            self._chances.observe(MODEL, 0, ids[slot][: draft.length(slot)], request.decoder_tokens[-count:])
+            self._ngram.chances.observe(MODEL, 0, ids[slot][: draft.length(slot)], request.decoder_tokens[-count:])
         self._proposed = None
 
     def end(self, request: RequestView) -> None:
-        self._copies.end(request)
-        self._model.end(request)
+        self._copies[request.slot].end(request.decoder_tokens)
+        if self._model is not None:
+            self._model.end(request)
 
     def select(self, slots: Sequence[int]) -> None:
-        self._copies.select(slots)
-        self._model.select(slots)
+        self._copies = renumbered(self._copies, slots)
+        if self._model is not None:
+            self._model.select(slots)
+
+
+def build(ngram: NgramDrafter, model: BatchDrafter | None, vocab_size: int) -> BatchDrafter:
+    return AutoDrafter(ngram, model, vocab_size)

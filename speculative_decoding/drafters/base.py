@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from typing import TypeVar
 
 import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, History
+
+Value = TypeVar("Value")
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
@@ -78,7 +81,7 @@ class Draft:
         return cls(mx.zeros((rows, 0), mx.uint32))
 
     @classmethod
-    def certain(cls, rows: Sequence[Sequence[int]]) -> Draft:
+    def of_ids(cls, rows: Sequence[Sequence[int]]) -> Draft:
         """A draft of tokens that were looked up, not sampled."""
         lengths = [len(ids) for ids in rows]
         longest = max(lengths)
@@ -120,7 +123,7 @@ class BatchDrafter(ABC):
     bias the output.
     """
 
-    def share(self, cache: DecoderCache) -> None:  # noqa: B027
+    def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
         """Receive the target's cache, before any other call. Read only, except for `kept_layers`."""
 
     @abstractmethod
@@ -185,6 +188,11 @@ class Drafter(ABC):
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """The request is finished; `tokens` are its decoder ids. Not called for cancelled requests."""
+
+
+def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:
+    """The values after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
+    return {i: by_slot[slot] for i, slot in enumerate(slots) if slot in by_slot}
 
 
 def token_rows(tokens: mx.array) -> list[list[int]]:

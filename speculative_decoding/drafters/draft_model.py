@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from types import MappingProxyType
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -73,10 +72,6 @@ class DraftVocabulary:
                     by_source[each].append(token)
         return cls(frequent, dict(by_source))
 
-    def ids_for(self, source: Sequence[int]) -> set[int]:
-        """The ids that a source adds: its ids and the ids assigned to them."""
-        return {*source}.union(*(self.by_source.get(token, ()) for token in source))
-
     @classmethod
     def from_lines(
         cls, size: int, lines: Iterable[str], tokenizer: Tokenizer, eos_token_ids: Sequence[int]
@@ -90,37 +85,6 @@ class DraftModel:
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
-
-    def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
-        """The output head over `vocabulary` and the ids that the sources add, or over all ids.
-
-        Frequent and added ids share one matrix: copying the frequent rows once costs less than a second matmul for
-        each token.
-
-        Args:
-            sources: Of all rows.
-            vocab_size: The target's.
-        """
-        if self.vocabulary is None:
-            return OutputHead(self.model.logits, None, vocab_size)
-        frequent = self._frequent
-        own = [set(self._known(self.vocabulary.ids_for(source))).difference(frequent) for source in sources]
-        others = sorted(set().union(*own))
-        ids = mx.array(frequent + others, mx.uint32)
-        mask = None
-        if any(each != own[0] for each in own):
-            mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
-        return OutputHead(self.model.head_of(ids), ids, vocab_size, mask)
-
-    @cached_property
-    def _frequent(self) -> list[int]:
-        """The ids of `vocabulary` that the model knows, ascending."""
-        assert self.vocabulary is not None
-        return sorted(self._known(self.vocabulary.ids))
-
-    def _known(self, ids: Iterable[int]) -> list[int]:
-        size = self.model.config.vocab_size
-        return [token for token in ids if 0 <= token < size]
 
 
 @dataclass(frozen=True)
@@ -143,11 +107,6 @@ class OutputHead:
         logits = self.head(x)
         return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
 
-    def first_at_least(self, token: int) -> int:
-        """Return the index of the first id >= `token`. Needs ascending ids."""
-        assert self.ids is not None
-        return int(np.searchsorted(np.asarray(self.ids), token))
-
     def spread(self, logits: mx.array) -> mx.array:
         """(B, N) -> (B, V), with -inf for all other ids."""
         if self.ids is None:
@@ -166,17 +125,47 @@ class OutputHead:
 
 
 class OutputHeads:
-    """Keeps the output head of a batch until the sources change. Windows of audio share one head."""
+    """Makes the output head of a batch, and keeps it until the sources change. Windows of audio share one head.
 
-    def __init__(self, draft_model: DraftModel, vocab_size: int) -> None:
-        self._draft_model = draft_model
+    Frequent and added ids share one matrix: copying the frequent rows once costs less than a second matmul for each
+    token.
+
+    Args:
+        model: The model whose output matrix is used.
+        vocab_size: V of the target.
+        ids: As in `DraftVocabulary`; none: all ids may be proposed.
+        by_source: As in `DraftVocabulary`.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        vocab_size: int,
+        ids: Iterable[int] = (),
+        by_source: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        self._model = model
         self._vocab_size = vocab_size
+        self._by_source = by_source
+        self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded further
+        self._frequent = sorted(token for token in ids if token in self._known)
         self._sources: Sequence[Sequence[int]] = ()
-        self._head: OutputHead | None = None
+        self._head = None if self._frequent else OutputHead(model.logits, None, vocab_size)
 
     def head(self, sources: Sequence[Sequence[int]]) -> OutputHead:
         """Return the head for these sources, one for each row."""
-        if self._head is None or sources != self._sources:
-            self._head = self._draft_model.head(sources, self._vocab_size)
-            self._sources = sources
+        frequent = self._frequent
+        if self._head is not None and (not frequent or sources == self._sources):
+            return self._head
+        own = []
+        for source in sources:
+            ids = {*source}.union(*(self._by_source.get(token, ()) for token in source))
+            own.append({token for token in ids.difference(frequent) if token in self._known})
+        others = sorted(set().union(*own))
+        ids_array = mx.array(frequent + others, mx.uint32)
+        allowed = None
+        if any(each != own[0] for each in own):
+            allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
+        self._head = OutputHead(self._model.head_of(ids_array), ids_array, self._vocab_size, allowed)
+        self._sources = sources
         return self._head

@@ -9,8 +9,8 @@ import mlx.core as mx
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..models.draft_head import DraftHead
-from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView
-from .draft_model import DraftModel, DraftVocabulary, OutputHeads
+from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, renumbered
+from .draft_model import OutputHeads
 from .model import DraftSampler
 
 
@@ -20,17 +20,15 @@ class BatchHeadDrafter(BatchDrafter):
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head = head
         self._target = target
-        frequent = tuple(head.config.frequent)
-        by_source = head.config.by_source
-        outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
-        self._output_heads = OutputHeads(outputs, target.config.vocab_size)
+        config = head.config
+        self._output_heads = OutputHeads(target, target.config.vocab_size, config.frequent, config.by_source)
         self._cache: DecoderCache | None = None
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
         self._sources: dict[int, Sequence[int]] = {}
         self._last_verified: dict[int, int] = {}  # the position in that pass of the last verified token
 
-    def share(self, cache: DecoderCache) -> None:
+    def use_cache(self, cache: DecoderCache) -> None:
         self._cache = cache
         cache.kept_layers = tuple(self._head.config.layers)
 
@@ -47,10 +45,8 @@ class BatchHeadDrafter(BatchDrafter):
         self._last_verified = {request.slot: count - 1 for request, count in zip(requests, counts, strict=True)}
 
     def select(self, slots: Sequence[int]) -> None:
-        self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
-        self._last_verified = {
-            i: self._last_verified[slot] for i, slot in enumerate(slots) if slot in self._last_verified
-        }
+        self._sources = renumbered(self._sources, slots)
+        self._last_verified = renumbered(self._last_verified, slots)
         self._hidden = [mx.take(each, mx.array(list(slots)), axis=0) for each in self._hidden]
 
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:

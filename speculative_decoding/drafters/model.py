@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, scores, shifted_logprobs
-from ..sampling.constraints import TimestampRules
+from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
-from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
+from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, renumbered, token_rows
 from .draft_model import DraftModel, OutputHead, OutputHeads
 
 
@@ -27,7 +26,11 @@ class BatchModelDrafter(BatchDrafter):
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
         self._model = draft_model.model
-        self._output_heads = OutputHeads(draft_model, vocab_size)
+        vocabulary = draft_model.vocabulary
+        if vocabulary is None:
+            self._output_heads = OutputHeads(self._model, vocab_size)
+        else:
+            self._output_heads = OutputHeads(self._model, vocab_size, vocabulary.ids, vocabulary.by_source)
         self._shares_encoder = shares_encoder
         self._cache: DecoderCache | None = None
         # By slot:
@@ -50,11 +53,9 @@ class BatchModelDrafter(BatchDrafter):
 
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()
-        self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
-        self._encoder_outputs = {
-            i: self._encoder_outputs[slot] for i, slot in enumerate(slots) if slot in self._encoder_outputs
-        }
-        self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
+        self._sources = renumbered(self._sources, slots)
+        self._encoder_outputs = renumbered(self._encoder_outputs, slots)
+        self._held = renumbered(self._held, slots)
         if self._cache is not None:
             self._cache.select(slots)
 
@@ -150,24 +151,19 @@ class DraftSampler:
         self._longest = max(self._lengths)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
-        self._is_certain = [options.is_comparable for options in self._options]
+        self._is_point_mass = [options.is_comparable for options in self._options]
 
         is_greedy = all(options.is_greedy for options in self._options)
-        if not all(self._is_certain):
-            places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
+        if not all(self._is_point_mass):
+            places = [(request.options.seed, len(request.decoder_tokens), Purpose.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
-        rules = [each.timestamps for each in whole_draft.constraints]
-        self._rules: TimestampRules | None = None
-        own_rules = rules[0] if is_greedy and rules and all(rules) else None
-        if own_rules is not None and head.ids is not None:
-            self._first_timestamp = head.first_at_least(own_rules.zero)
-            if 0 < self._first_timestamp < head.ids.size:
-                self._rules = own_rules  # two of the rules; all would take longer than a step
-        if self._rules is not None:
-            whole_draft = whole_draft._replace(constraints=[Constraints() for _ in rules])
-            last = [[0, *request.decoder_tokens][-2:] for request in self._requests]  # English-only models: one token
-            self._last = mx.array(last, mx.uint32)  # (B, 2)
+        self._choice: Callable[[mx.array], mx.array] | None = None
+        processors = [each.processor for each in whole_draft.constraints]
+        if is_greedy and head.ids is not None and all(processors) and (first := processors[0]) is not None:
+            self._choice = first.draft_choice(head.ids, whole_draft.tokens)
+        if self._choice is not None:
+            whole_draft = whole_draft._replace(constraints=())
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
@@ -184,31 +180,11 @@ class DraftSampler:
         logits = head(states)
         if not self._takes_likeliest:
             new = self._choose_by_options(head.spread(logits)[:, None])
-        elif self._rules is not None:
-            new = self._choose_with_timestamps(logits, self._rules)
         else:
-            new = head.likeliest(logits)
+            new = (self._choice or head.likeliest)(logits)
         self._ids.append(new.astype(mx.uint32))
         mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
         return self._ids[-1]
-
-    def _choose_with_timestamps(self, logits: mx.array, rules: TimestampRules) -> mx.array:
-        """Return the most likely id of the draft's ids under two of the rules for timestamps, (B, N) -> (B, 1).
-
-        A timestamp follows if all timestamps together are more likely than every other id. Where one ends a segment,
-        the next segment usually starts with the same one.
-        """
-        head = self._head
-        assert head.ids is not None
-        others, timestamps = mx.split(logits, [self._first_timestamp], axis=-1)
-        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others.max(axis=-1, keepdims=True)
-        best_timestamp = mx.argmax(timestamps, axis=-1, keepdims=True) + others.shape[-1]
-        new = head.ids[mx.where(is_likelier, best_timestamp, mx.argmax(others, axis=-1, keepdims=True))]
-        before, last = self._last[:, :1], self._last[:, 1:]
-        ends_segment = (last >= rules.zero) & (before < rules.text_end) & (new != rules.text_end)
-        new = mx.where(ends_segment, last, new)
-        self._last = mx.concatenate([last, new], axis=1)
-        return new
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
@@ -223,21 +199,21 @@ class DraftSampler:
         if any(is_greedy):
             noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
         new = mx.argmax(noisy, axis=-1)
-        if not all(self._is_certain):
-            is_certain = mx.array(self._is_certain)[:, None, None]
+        if not all(self._is_point_mass):
+            is_point_mass = mx.array(self._is_point_mass)[:, None, None]
             point_mass = mx.arange(logits.shape[-1]) == new[..., None]
-            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
+            self._probs.append(mx.where(is_point_mass, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
         return new
 
     def _noise(self) -> mx.array:
         """(B, V) Gumbel noise for the next draft token."""
         count = len(self._ids)
         places = [
-            (request.options.seed, len(request.decoder_tokens) + count, Use.COUPLED) for request in self._requests
+            (request.options.seed, len(request.decoder_tokens) + count, Purpose.COUPLED) for request in self._requests
         ]
         keys = random_keys(places)
-        if not all(self._is_certain):
-            keys = mx.where(mx.array(self._is_certain)[:, None], keys, self._keys[:, count])
+        if not all(self._is_point_mass):
+            keys = mx.where(mx.array(self._is_point_mass)[:, None], keys, self._keys[:, count])
         return gumbel(keys, self._head.vocab_size)
 
 
@@ -245,3 +221,8 @@ def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
     """The length of the common prefix."""
     shortest = min(len(held), len(tokens))
     return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
+
+
+def build(ngram: object, model: BatchDrafter | None, vocab_size: int) -> BatchDrafter:
+    assert model is not None  # see `drafters.check_drafter`
+    return model

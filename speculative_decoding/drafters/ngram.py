@@ -17,13 +17,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..errors import InputError, Name
 from ..sampling.options import option_specs, validate
 from .alignment import Alignment, Pieces
 from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
-from .text_store import TextStore
+
+if TYPE_CHECKING:
+    from ..models.base import EncoderDecoder
+    from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens of a match; also if fewer are drafted, because all of them are compared with the output later
 PRIOR_WEIGHT = 5.0  # in observed tokens
@@ -108,9 +112,6 @@ class NgramDrafter(Drafter):
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         self._source = list(input_tokens)
-        self._restart()
-
-    def _restart(self) -> None:
         self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
         self._output = SuffixIndex(self._max_size)
         self._match: Match | None = None  # for the current tokens; compared with the next ones
@@ -149,7 +150,7 @@ class NgramDrafter(Drafter):
         """Read the tokens that were committed since the last call, and compare them with the last match."""
         seen = len(self._output.tokens)
         if self._output.tokens != tokens[:seen]:  # another request
-            self._restart()
+            self.begin(self._source)
             seen = 0
         new = tokens[seen:]
         if not new:
@@ -223,3 +224,20 @@ def likely_length(chance: float, min_chance: float, max_length: int) -> int:
         length += 1
         all_right *= chance
     return length
+
+
+def new_ngram(target: EncoderDecoder, max_ngram_size: int) -> NgramDrafter:
+    """A drafter without a text store, with the initial acceptance rates."""
+    pieces = None if target.pieces is None else pieces_of(target.pieces)
+    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size)
+
+
+_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
+
+
+def pieces_of(pieces: Mapping[int, str]) -> Pieces:
+    """`Pieces.from_vocabulary`, cached: it takes some milliseconds, which every call without a session would repeat."""
+    global _last_pieces
+    if _last_pieces is None or _last_pieces[0] is not pieces:
+        _last_pieces = pieces, Pieces.from_vocabulary(pieces)
+    return _last_pieces[1]

@@ -1,4 +1,4 @@
-"""Drafters of single requests, run next to each other for the rows of a batch."""
+"""Drafters of single requests, which callers write, run next to each other for the rows of a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
-from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView, merged
+from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView, merged, renumbered
 
 OneDrafter = TypeVar("OneDrafter", bound=Drafter)
 
@@ -44,7 +44,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
             else:
                 ids[each.request.slot] = [*takewhile(self._is_known, found)]
 
-        draft = Draft.certain(ids)
+        draft = Draft.of_ids(ids)
         for slot, own in drafts.items():
             draft = merged(draft, own, (slot,), self._vocab_size)
         return draft
@@ -63,17 +63,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
         self.of(request).end(request.decoder_tokens)
 
     def select(self, slots: Sequence[int]) -> None:
-        self._drafters = {i: self._drafters[slot] for i, slot in enumerate(slots) if slot in self._drafters}
-
-
-class NoDrafter(Drafter):
-    """Proposes nothing: baseline decoding with the same loop."""
-
-    def begin(self, input_tokens: Sequence[int]) -> None:
-        pass
-
-    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Sequence[int]:
-        return ()
+        self._drafters = renumbered(self._drafters, slots)
 
 
 class CustomDrafter(Drafter):
@@ -88,3 +78,11 @@ class CustomDrafter(Drafter):
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft | Sequence[int]:
         found: Draft | Sequence[int] = self._drafter.propose(tokens, num_draft_tokens)
         return found
+
+
+def custom_drafter(drafter: Any, vocab_size: int) -> BatchDrafter:
+    """For a drafter of the caller, which serves a single request."""
+    if isinstance(drafter, BatchDrafter):
+        return drafter
+    one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
+    return SeparateDrafters(lambda: one, vocab_size)

@@ -3,7 +3,8 @@
 An interrupted job can therefore continue after the records that it has already written.
 """
 
-from .input import InputLine, choose_format, parse_line, read_lines
+from ..cli.lines import InputLine, read_lines
+from .input import choose_format, parse_line
 from .job import Job, JobTotals
 from .output import ResumableOutput
 

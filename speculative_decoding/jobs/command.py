@@ -1,48 +1,159 @@
-"""main.py --input: decodes a file of prompts to a file of records."""
+"""`batch`: decodes a file of prompts to a file of records."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from typing import Annotated as A
 
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import open_text, printing, say, write_stats
-from ..cli.compare import note_exactness
-from ..cli.flags import SHARED_FLAGS, TEXT_ONLY, Files
+from ..cli.common import open_text, printing, say, start, write_stats
+from ..cli.flags import (
+    NamedFile,
+    RunFlags,
+    add_decoding_flags,
+    all_but,
+    require_different_files,
+)
+from ..cli.lines import InputLine, read_lines
+from ..cli.parser import File, Parser, add_flags, flags_from, require_writable
 from ..cli.progress import progress
-from ..cli.run_config import RunConfig
-from ..cli.summary import job_summary
-from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
-from ..engine import QUEUE_PER_SLOT
+from ..cli.run_config import RunConfig, run_config_from
+from ..cli.runner import note_exactness
+from ..cli.summary import summary_notes
+from ..decoding.results import BatchResult
+from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..loading import manifest
 from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
+from ..rooms import require_room
+from ..rows import Scheduler
 from ..sampling import GenerationOptions
-from ..sampling.options import default
+from ..sampling.options import option_specs
+from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
-from . import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
-from .job import DecodeRows, RecordingResult
+from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
+from .job import Job, JobTotals
 from .messages import parse_batch_result
-from .output import recorded_setting
+from .output import ResumableOutput, journal_path, recorded_setting
+
+if TYPE_CHECKING:
+    from ..distributed import ProcessGroup
+
+INPUT = (
+    "decode each line of this file: text (.txt), or a JSON object (.jsonl) with a prompt, options, and fields to copy "
+    "to the output; - reads standard input"
+)
+INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
+MAX_MEMORY = "memory limit; use fewer slots to stay below it"
+OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
+PARALLEL = (
+    "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
+    "splits the lines (default: data)"
+)
+RowScheduler = Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
 
 
-def decode_file(config: RunConfig, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
-    """Decode the file and return the exit status: 1 if some lines were errors.
+@dataclass(frozen=True)
+class BatchFlags(RunFlags):
+    """The flags of `batch`."""
 
-    processes: the processes that share the lines, if there are several.
-    """
+    input: A[str, Text(may_be_empty=True), INPUT] = ""
+    input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
+    output: A[Path | None, File(), OUTPUT] = None
+    resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
+    force: A[bool, Bool(), "replace an existing output file"] = False
+    slots: A[int, Int(1), "number of lines to decode together"] = DEFAULT_SLOTS
+    max_memory: A[
+        float | None, Number(0, exclusive=True), MAX_MEMORY, Flag(metavar="GB", parameter="max_memory_gb")
+    ] = None
+    parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.force:
+            raise InputError(("cannot be combined with ", Name("resume")), "force", "leave one of them out")
+        for name in ("resume", "force"):
+            if getattr(self, name) and self.output is None:
+                raise InputError(("has no effect without ", Name("output")), name, "give both, or leave it out")
+
+
+def batch_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s FILE [--output FILE] [options]",
+        description="Decode a file of prompts of any length in bounded memory, many at once.",
+        basic=all_but(BatchFlags, "max_memory", "parallel"),
+    )
+    parser.add_argument("input", metavar="FILE", help=INPUT)
+    add_flags(parser, "input and output", BatchFlags, without=("input",))
+    add_decoding_flags(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding batch") -> int:
+    return start(batch_parser(program), argv, batch, follow)
+
+
+def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
+    """Decode the file and return the exit status: 1 if some lines were errors."""
+    given = vars(chosen)
+    flags = flags_from(BatchFlags, chosen)
+    require_writable("stats_json", flags.stats_json)
+    files: list[NamedFile] = [((Name("input"),), flags.input)]
+    written: list[NamedFile] = []
+    if flags.output is not None:
+        written = [((Name("output"),), flags.output), ((Name("output"), "'s journal"), journal_path(flags.output))]
+    require_different_files(given, files, written)
+    if shares_lines(chosen, processes):
+        return decode_file(run_config_from(chosen), flags, processes)
+    return decode_file(run_config_from(chosen, processes=processes), flags)
+
+
+def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> bool:
+    """Return whether several processes share the lines, not the target. Raises `InputError` for wrong flags."""
+    share = flags_from(BatchFlags, chosen).parallel
+    if processes is None:
+        if share is not None:
+            way_out = "start several with mlx.launch, or leave it out"
+            raise InputError(f"{share} has no effect on one process", "parallel", way_out)
+        return False
+    if share != "tensor" and "ngram_store" in chosen:
+        raise InputError(
+            ("cannot be combined with ", Name("parallel"), " data, where each process decodes different lines"),
+            "ngram_store",
+            "leave it out",
+        )
+    return share != "tensor"
+
+
+def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
+    """Do a rank's share of the work that rank 0 sends, and return the exit status."""
+    if not shares_lines(chosen, processes):
+        from ..distributed.command import serve_shard
+
+        return serve_shard(chosen, processes)
+    from ..distributed import serve_rows
+
+    config = run_config_from(chosen)
+    with config.session(config.open()) as session:
+        return serve_rows(row_scheduler(session, flags_from(BatchFlags, chosen)), processes.channel)
+
+
+def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None = None) -> int:
+    """Decode the file and return the exit status. processes: share the lines, if there are several."""
     totals = JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
@@ -54,7 +165,9 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
-        settings = record_settings(config, pair, file_format)
+        if config.is_baseline:  # as with --num-draft 0: a line cannot turn drafts on
+            config = replace(config, options=config.options.with_values(drafter="none"))
+        settings = record_settings(config, files, pair, file_format)
 
         lines = read_lines(file)
         write = write_to_stdout
@@ -77,26 +190,24 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             first = next(lines, None)
             if first is None:  # no model is needed
                 with running:
-                    return finish(totals, config, stats_json, pair.folders | settings, files)
+                    return finish(totals, config, pair.folders | settings, files)
             lines = chain([first], lines)
 
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, files.slots, recorded)
-        decode_rows = row_decoder(session, files)
-        if session.model.audio is not None:
-            decode_rows = partial(transcribe_rows, session, files)
+        scheduler = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
-            decode_rows = row_decoder_of_all_ranks(decode_rows, slots, processes)
+            scheduler = scheduler_of_all_ranks(scheduler, slots, processes)
             slots *= processes.size
         job = Job(
             lines,
-            partial(parse_line, format=file_format, options=config.options.with_values(drafter=config.drafter)),
-            decode_rows,
+            partial(parse_prompt, files.prefix, file_format, config.options),
+            scheduler,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
             totals=totals,
         )
         try:
@@ -104,19 +215,17 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
                 run_with_progress(job, size, files)
         except KeyboardInterrupt:
             way_out = "" if files.output is None else "; run the same command with --resume to continue"
-            say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
+            say(f"\nbatch: interrupted after line {totals.lines}{way_out}")
             return 130
 
-    return finish(totals, config, stats_json, pair.folders | settings, files)
+    return finish(totals, config, pair.folders | settings, files)
 
 
-def finish(
-    totals: JobTotals, config: RunConfig, stats_json: Path | None, settings: Mapping[str, Any], files: Files
-) -> int:
+def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], files: BatchFlags) -> int:
     """Print and write what the job has done, and return the exit status."""
     say(job_summary(totals, config.options))
-    if stats_json is not None:
-        write_stats(stats_json, dict(settings) | {"slots": files.slots} | totals.as_dict())
+    if files.stats_json is not None:
+        write_stats(files.stats_json, dict(settings) | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 
@@ -135,52 +244,52 @@ def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> 
     session.options = session.options.with_values(strict=recorded["exact"])
 
 
-def row_decoder(session: Session, files: Files) -> DecodeRows:
-    return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
+def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line: InputLine) -> ParsedLine:
+    """Parse a line, and put the prefix before its prompt."""
+    parsed = parse_line(line, file_format, options)
+    if not prefix or parsed.fields is None or "prompt" not in parsed.fields:
+        return parsed
+    return replace(parsed, fields={**parsed.fields, "prompt": prefix + parsed.fields["prompt"]})
 
 
-def require_recordings(options: GenerationOptions, files: Files, processes: ProcessGroup | None) -> None:
+def row_scheduler(session: Session, files: BatchFlags) -> RowScheduler:
+    """Decodes the prompts of a job, or transcribes its recordings, whose paths are relative to the job's file."""
+    if session.model.audio is None:
+        return session.prompt_scheduler(files.slots, files.max_memory)
+    require_room("speech", "input")
+    from .recordings import RecordingScheduler
+
+    return RecordingScheduler(session, files.slots, Path() if files.input == "-" else Path(files.input).parent)
+
+
+def require_recordings(options: GenerationOptions, files: BatchFlags, processes: ProcessGroup | None) -> None:
     """Raise `InputError` for flags that have no effect on a job with recordings."""
     if processes is not None:
         raise InputError("recordings are transcribed by one process", "input", "start it without mlx.launch")
     if files.max_memory is not None:
         raise InputError("has no effect on recordings", "max_memory", ("lower ", Name("slots")))
-    for name in (*TEXT_ONLY, *SHARED_FLAGS, "temperature"):
-        if getattr(options, name) != default(name):
+    if files.prefix:
+        raise InputError("has no effect on recordings", "prefix", "leave it out")
+    from ..speech.keywords import DECODING
+
+    for name, spec in option_specs().items():
+        if name not in DECODING and getattr(options, name) != spec.default:
             raise InputError("has no effect on a file of recordings", name, "set options in its lines")
 
 
-def transcribe_rows(session: Session, files: Files, rows: Iterator[Mapping[str, Any]]) -> Iterator[RecordingResult]:
-    """Transcribe the rows of a job. Their paths are relative to the folder of the job's file."""
-    folder = Path() if files.input == "-" else Path(files.input).parent
-    found = ({**row, "audio": folder / row["audio"]} if "audio" in row else row for row in rows)
-    for event in session.transcribe_batch(found, slots=files.slots):
-        if event.is_last:
-            yield RecordingResult(event.number, event.result, None if event.error is None else str(event.error))
+def scheduler_of_all_ranks(scheduler: RowScheduler, slots: int, processes: ProcessGroup) -> RowScheduler:
+    from ..distributed import AllRanks
+
+    max_pending = (QUEUE_PER_SLOT + 2) * slots + 4
+    ranks = range(1, processes.size)
+    return AllRanks(scheduler, processes.channel, ranks, max_pending=max_pending, parse=parse_batch_result)
 
 
-def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:
-    return partial(
-        decode_on_all_ranks,
-        decode=decode_rows,
-        channel=processes.channel,
-        ranks=range(1, processes.size),
-        max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
-        parse=parse_batch_result,
-    )
-
-
-def run_with_progress(job: Job, input_bytes: int | None, files: Files) -> None:
+def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> None:
     may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would mix with records on the screen
     with progress(may_be_bar=may_be_bar) as show:
         for totals in job.run():
             show(totals.input_bytes, input_bytes, job_progress(totals))
-
-
-def serve_file(config: RunConfig, files: Files, processes: ProcessGroup) -> int:
-    """Decode the rows that the first process sends, and return the exit status."""
-    with config.session(config.open()) as session:
-        return serve_rows(row_decoder(session, files), processes.channel)
 
 
 def write_to_stdout(record: bytes, line: InputLine) -> None:
@@ -198,7 +307,7 @@ def open_input(name: str) -> BufferedReader:
         raise InputError(f"{name}: {error.strerror}", "input", "name a file, or - for standard input") from error
 
 
-def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dict[str, Any]:
+def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_format: str) -> dict[str, Any]:
     """Return every setting that changes records. Models are identified by content, not by name."""
     options = asdict(config.options) | asdict(config.flags)
     del options["recalibrate"]
@@ -208,15 +317,15 @@ def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dic
         **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
         "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "drafter": config.drafter,
         "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
         "input_format": file_format,
+        **({"prompt_prefix": files.prefix} if files.prefix else {}),
     }
 
 
-def with_recorded_rule(config: RunConfig, files: Files) -> RunConfig:
+def with_recorded_rule(config: RunConfig, files: BatchFlags) -> RunConfig:
     """Return the configuration with the acceptance rule of an unfinished output, if no rule was chosen for either.
 
     The default of earlier versions, which they recorded, was rejection.
@@ -236,6 +345,27 @@ def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     if isinstance(handle, ModelHandle) and handle.adapter is not None:
         files = {**files, "adapter": handle.adapter.fingerprint}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def job_summary(totals: JobTotals, options: GenerationOptions) -> str:
+    """Summarize a file of prompts."""
+    stats = totals.stats
+    errors = ""
+    if totals.errors:
+        lines = ", ".join(map(str, totals.error_lines))
+        errors = f", {totals.errors} of them errors" + (f" (first errors of this run: lines {lines})" if lines else "")
+    text = (
+        f"{totals.lines} lines{errors}; {stats.generated_tokens} tokens of {totals.rows} rows in {totals.seconds:.1f} s"
+    )
+    if totals.rows:
+        text += (
+            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average; "
+            f"decoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
+            f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens per iteration"
+            f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
+            f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
+        )
+    return "\n".join([text, *summary_notes(stats, options, totals.rows, totals.cut)])
 
 
 def job_progress(totals: JobTotals) -> str:

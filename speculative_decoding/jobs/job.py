@@ -1,39 +1,27 @@
 """A job: lines in, records out, in the same order and in bounded memory. Knows nothing of models, files and screens.
 
-`decode` reads ahead and finishes lines in any order, so finished records wait here for their turn. If one line takes so
-long that a whole window waits for it, the input of `decode` ends early. `decode` then finishes what it has, and is
-called again for the following lines. So the lines read ahead and the waiting records never exceed a window.
+Lines are finished in any order, and wait for their turn. If one line takes so long that a whole window waits for it, no
+more lines are read. So the lines read ahead and the results that wait never exceed a window.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import count
+from operator import attrgetter
 from typing import Any
 
+from ..cli.lines import InputLine
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
-from ..speech.segments import Segment
-from ..speech.transcription import Transcription
-from .input import DRAFT_COUNTS, InputLine, ParsedLine
+from ..rows import Scheduler, drive, in_order
+from .fields import DRAFT_COUNTS
+from .input import ParsedLine
 
 WINDOW_BYTES = 2**26
-
-
-@dataclass(frozen=True)
-class RecordingResult:
-    """The transcript of a recording, or why there is none; see `BatchResult`."""
-
-    index: int
-    result: Transcription | None
-    error: str | None = None
-
-
-# Decodes mappings from "prompt" or "audio" and option names to values. The indices of the results count from 0.
-DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult | RecordingResult]]
 
 
 @dataclass
@@ -53,7 +41,8 @@ class JobTotals:
     cut: int = 0  # rows that ended at max_tokens
     stats: GenerationStats = field(default_factory=GenerationStats)
 
-    def add(self, result: GenerationResult | Transcription) -> None:
+    def add(self, result: Any) -> None:
+        """Add a `GenerationResult` or a `Transcription`."""
         self.rows += 1
         self.stats.add(result.stats)
         self.first_token_seconds += result.stats.time_to_first_token
@@ -105,113 +94,104 @@ def ratio(part: float, whole: float) -> float:
 class Job:
     """Decodes the lines of a file and writes one record for each.
 
+    It is a `rows.Scheduler` of numbered lines, which passes those with something to decode on to another scheduler.
+
     Args:
         lines: The remaining lines; the first is number `totals.lines + 1`.
         parse: Makes a prompt with options of a line.
-        decode: Decodes such prompts, possibly in another order.
+        scheduler: Decodes numbered mappings from "prompt" or "audio" and option names to values.
         write: Takes each record and its line, in the order of the lines.
-        slots: Rows that `decode` works on at once.
+        slots: How many rows the scheduler decodes at once.
         with_draft_counts: Whether records contain draft counts. They may if the counts are the same in each run.
         totals: Totals of earlier runs, updated in place.
     """
 
-    lines: Iterator[InputLine]
+    lines: Iterable[InputLine]
     parse: Callable[[InputLine], ParsedLine]
-    decode: DecodeRows
+    scheduler: Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
     write: Callable[[bytes, InputLine], None]
     _: KW_ONLY
-    slots: int = 8
+    slots: int
     with_draft_counts: bool = True
     totals: JobTotals = field(default_factory=JobTotals)
 
     def __post_init__(self) -> None:
         self._window = max(256, 64 * self.slots)  # lines
-        self._decoding: dict[int, ParsedLine] = {}  # by the index that `decode` gives them
-        self._finished: dict[int, tuple[bytes, InputLine, bool]] = {}  # line number -> record, line, is an error
-        self._last_read = self.totals.lines  # line number
-        self._pending_bytes = 0  # of lines that are read but not written
-        self._at_end = False
+        self._unwritten: deque[ParsedLine] = deque()  # all that have been read, in order
+        self._unwritten_bytes = 0
 
     def run(self) -> Iterator[JobTotals]:
-        """Run the job. Yields the totals after each row; it is the same object each time."""
+        """Run the job. Yields the totals after each record; it is the same object each time."""
         started = time.perf_counter()
-        while not self._at_end:
-            for answer in self.decode(self._prompts()):
-                parsed = self._decoding.pop(answer.index)
-                if answer.result is not None:
-                    self.totals.add(answer.result)
-                self._finish(parsed, answer.result, answer.error)
-                self.totals.seconds = time.perf_counter() - started
-                yield self.totals
-            assert not self._decoding, "decode() returned without an answer for each row"
+        for answer in in_order(drive(self, enumerate(self.lines)), attrgetter("index")):
+            self._write(self._unwritten.popleft(), answer)
+            self.totals.seconds = time.perf_counter() - started
+            yield self.totals
+        assert not self._unwritten, "the scheduler ended without an answer for each row"
         self.totals.seconds = time.perf_counter() - started
 
-    def _prompts(self) -> Iterator[Mapping[str, Any]]:
-        """Yield prompts for `decode` until the input ends or the window is full."""
-        index = count()
-        while self._last_read - self.totals.lines < self._window and self._pending_bytes < WINDOW_BYTES:
-            line = next(self.lines, None)
-            if line is None:
-                self._at_end = True
-                return
-            parsed = self.parse(line)
-            self._last_read = line.number
-            self._pending_bytes += len(line.content or b"")
-            if parsed.fields is None:
-                self._finish(parsed, None, parsed.error)
-            else:
-                self._decoding[next(index)] = parsed
-                yield parsed.fields
+    @property
+    def wants_more(self) -> bool:
+        has_room = len(self._unwritten) < self._window and self._unwritten_bytes < WINDOW_BYTES
+        return has_room and self.scheduler.wants_more
 
-    def _finish(self, parsed: ParsedLine, result: GenerationResult | Transcription | None, error: str | None) -> None:
-        """Make the record of a line, and write all records that are next in order."""
-        content = record(parsed, result, error, self.with_draft_counts)
-        self._finished[parsed.line.number] = content, parsed.line, error is not None
-        totals = self.totals
-        while totals.lines + 1 in self._finished:
-            content, line, is_error = self._finished.pop(totals.lines + 1)
-            self.write(content, line)
-            self._pending_bytes -= len(line.content or b"")
-            totals.lines = line.number
-            totals.input_bytes = line.end
-            if is_error:
-                totals.errors += 1
-                totals.error_lines = [*totals.error_lines, line.number][:5]
+    @property
+    def is_idle(self) -> bool:
+        return self.scheduler.is_idle
+
+    def submit(self, item: tuple[int, InputLine]) -> Iterable[BatchResult[Any]]:
+        number, line = item
+        parsed = self.parse(line)
+        self._unwritten.append(parsed)
+        self._unwritten_bytes += len(line.content or b"")
+        if parsed.fields is None:
+            return [BatchResult(number, None, parsed.error)]
+        return self.scheduler.submit((number, parsed.fields))
+
+    def step(self) -> Iterable[BatchResult[Any]]:
+        return self.scheduler.step()
+
+    def _write(self, parsed: ParsedLine, answer: BatchResult[Any]) -> None:
+        """Write the record of the next line, and add it to the totals."""
+        line, totals = parsed.line, self.totals
+        if answer.result is not None:
+            totals.add(answer.result)
+        self.write(record(parsed, answer.result, answer.error, self.with_draft_counts), line)
+        self._unwritten_bytes -= len(line.content or b"")
+        totals.lines = line.number
+        totals.input_bytes = line.end
+        if answer.error is not None:
+            totals.errors += 1
+            totals.error_lines = [*totals.error_lines, line.number][:5]
 
 
-def record(
-    parsed: ParsedLine,
-    result: GenerationResult | Transcription | None,
-    error: str | None,
-    with_draft_counts: bool = True,
-) -> bytes:
-    """Return the output of a line. It depends only on the line and its decoding: no times, nothing of other rows."""
+def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts: bool = True) -> bytes:
+    """Return the output of a line. It depends only on the line and its decoding: no times, nothing of other rows.
+
+    result: a `GenerationResult` or a `Transcription`; None for an error or a blank prompt.
+    """
     fields: dict[str, Any] = {"line": parsed.line.number, **parsed.carried}
+    counts: tuple[str, ...] = ()
     if error is not None:
         fields["error"] = error
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
-    elif isinstance(result, Transcription):
-        segments = [transcript_fields(each) for each in result.segments]
-        fields |= {"text": result.text, "language": result.language, "seconds": result.seconds, "segments": segments}
-        for name in ("generated_tokens", *(DRAFT_COUNTS if with_draft_counts else ())):
-            fields[name] = getattr(result.stats, name)
-    else:
+    elif isinstance(result, GenerationResult):
         fields |= output_fields(result)
         if result.sequences:
             fields["sequences"] = [output_fields(each) for each in result.sequences]
         if parsed.seed is not None:
             fields["seed"] = parsed.seed
-        for name in ("prompt_tokens", "generated_tokens", *(DRAFT_COUNTS if with_draft_counts else ())):
-            fields[name] = getattr(result.stats, name)
+        counts = ("prompt_tokens", "generated_tokens")
+    else:
+        from .recordings import transcript_fields
+
+        fields |= transcript_fields(result)
+        counts = ("generated_tokens",)
+    if counts and with_draft_counts:
+        counts += DRAFT_COUNTS
+    fields |= {name: getattr(result.stats, name) for name in counts}
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-
-
-def transcript_fields(segment: Segment) -> dict[str, Any]:
-    """Return text and times. Probabilities are left out, because their last digits depend on other rows."""
-    words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
-    fields = {"start": segment.start, "end": segment.end, "text": segment.text}
-    return fields | ({"words": words} if words else {})
 
 
 def output_fields(result: GenerationResult) -> dict[str, Any]:

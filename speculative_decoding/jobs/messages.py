@@ -10,7 +10,7 @@ from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 
 
-def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult:
+def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult[GenerationResult]:
     """A `BatchResult` from its fields."""
     result = fields["result"]
     return BatchResult(fields["index"], None if result is None else parse_result(result), fields["error"])

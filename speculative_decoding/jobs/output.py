@@ -23,11 +23,11 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_json_object
+from ..cli.lines import InputLine, read_lines
 from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
-from ..sampling.options import current_names, validate
+from ..sampling.options import validate
 from ..sampling.values import Int, Text
-from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
@@ -243,9 +243,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
     try:
         content = read_json_object(path)
         version = content.pop("version")
-        previous = current_names(content.pop("settings"))
-        removed = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # options of earlier versions, with their defaults
-        previous = {name: value for name, value in previous.items() if removed.get(name) != value}
+        previous = content.pop("settings")
         point = ResumePoint(**content).checked() if version == VERSION else None
         settings = {"exact": previous.get("exact"), **settings}  # the first run may decide it
         previous.setdefault("exact", settings["exact"])  # earlier versions did not record it

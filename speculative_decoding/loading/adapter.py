@@ -200,7 +200,7 @@ class Adapter:
                 "convert the original and the adapter together: convert.py --model ORIGINAL --adapter "
                 f"{self.folder}{'' if is_rescaled else ' --quantize BITS'}",
             )
-        merging = Merging(self, base, models.token_tables(raw, base.keys()))
+        merging = Merging(self, base, models.find(raw).tables(base.keys()))
         for name in self.tensors:
             merging.read(name)
         sources, rows = merging.result()
@@ -230,7 +230,9 @@ class Merging:
         self._adapter = adapter
         self._base = base
         self._tables = tables
-        self._used = tables.used(base.keys())  # the name of each table -> the tensor that it is, by any unique name
+        # The name of each table -> the tensor that it is, by any unique name.
+        self._used = dict.fromkeys(tables.names, tables.embedding)
+        self._used |= {name: name for name in (tables.source, tables.head) if name is not None and name in base}
         self._own = {name: Source(name) for name in base}  # by the same names
         self._saved: dict[str, str] = {}  # tables that get a tensor of their own
         self._updates: dict[str, dict[str, str]] = {}  # module -> A, B -> tensor
@@ -294,7 +296,27 @@ class Merging:
         for module, tensor in self._rows.items():
             name = self._find(tensor, f"{module}.weight")
             self._add(used.get(name, name), rows=(Rows(self._indices(module, tensor), tensor),))
-        return self._tables.unique(used, self._own), self._length(used.get(self._tables.decoder))
+        return self._unique(used), self._length(used.get(self._tables.decoder))
+
+    def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
+        """Return the tensors by the names in a checkpoint without duplicates, as `models.adapt` returns it.
+
+        used: the tensor that each table is now, by a name in `self._own`.
+
+        Raises `CheckpointError` for another table of the encoder if the family has no name for it.
+        """
+        tables, own = self._tables, self._own
+        are_tables = {*tables.names, *used.values()}
+        found = {name: tensor for name, tensor in own.items() if name not in are_tables}
+        embedding = used[tables.decoder]
+        if tables.source is None and tables.shared is not None and used[tables.shared] != embedding:
+            raise CheckpointError("adapter: encoder and decoder have different tables, which is not supported")
+        for name in (tables.source, tables.head):
+            if name is not None and (used[name] != embedding or name in own):
+                found[name] = own[used[name]]
+        if embedding in own:
+            found[tables.embedding] = own[embedding]
+        return found
 
     def _add(self, name: str, updates: Sequence[Update] = (), rows: Sequence[Rows] = ()) -> None:
         source = self._own[name]

@@ -145,10 +145,12 @@ def open_model(
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
+        from ..models.whisper_tokens import resolved
+
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         pieces, size = tokenizer.vocabulary.pieces, model.config.vocab_size
-        model.audio = model.audio.resolved(pieces, generation_config, decoder, size, file)
+        model.audio = resolved(model.audio, pieces, generation_config, decoder, size, file)
     return ModelHandle(folder, model, tokenizer, checkpoint, opened_adapter)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import InputError, Name, note, written
+from ..errors import InputError, Name, note, words
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import warn_if_slow
 from .draft_head import DraftHeadHandle, open_draft
@@ -32,20 +32,16 @@ class ModelPair:
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
-    def load_weights(self, given: Collection[str] = (), name: Callable[[str], str] = str) -> None:
+    def load_weights(self, given: Collection[str] = ()) -> None:
         """Read all weights. A draft model with the target's encoder shares it.
 
-        Warns about unsupported fields of the target's generation_config.json.
-
-        Args:
-            given: Options that were chosen, which replace such fields.
-            name: Returns what a front end calls an option.
+        Warns about unsupported fields of the target's generation_config.json. given: options that replace such fields.
         """
         model = self.target.model
         warn_if_slow(shown_name(self.target.folder), self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.note(given):
-            note(f"{shown_name(self.target.folder)}, generation_config.json: {written(ignored, name)}")
+            note((f"{shown_name(self.target.folder)}, generation_config.json: ", *words(ignored)))
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):

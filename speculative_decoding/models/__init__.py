@@ -5,7 +5,6 @@ To add an architecture, add a module that exports an `ARCHITECTURE`, and a line 
 
 from __future__ import annotations
 
-from collections.abc import Set
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +14,6 @@ from ..sampling.options import short_repr
 from .architecture import Architecture
 from .base import EncoderDecoder
 from .config import RawConfig
-from .tensors import TokenTables
 
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "t5"),
@@ -77,11 +75,6 @@ def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint
     return find(raw).adapt(raw, checkpoint)
 
 
-def token_tables(raw: RawConfig, names: Set[str]) -> TokenTables:
-    """Return the names of the tables with a row per token in a checkpoint that `adapt` returned."""
-    return find(raw).tables(names)
-
-
 def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
     """Return config.json for tables with this number of rows."""
     changed = {**raw, "vocab_size": size} if "vocab_size" in raw else {**raw}
@@ -114,6 +107,5 @@ __all__ = [
     "find",
     "for_float16",
     "hugging_face_config",
-    "token_tables",
     "with_vocab_size",
 ]

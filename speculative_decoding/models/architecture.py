@@ -11,17 +11,13 @@ from .config import RawConfig
 from .tensors import TokenTables
 
 
-def never(raw: RawConfig) -> bool:
-    return False
-
-
 class Architecture(NamedTuple):
     """Constructors of an architecture.
 
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
     adapt: see `models.adapt`.
-    tables: see `models.token_tables`.
+    tables: returns the names of the tables with a row per token, for the names in a checkpoint that `adapt` returned.
     fits_float16: whether a model with this config.json cannot overflow in float16. If the residual stream grows from
         layer to layer, it can.
     """
@@ -30,4 +26,4 @@ class Architecture(NamedTuple):
     config: Callable[[RawConfig, Checkpoint | None], Any]
     adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
     tables: Callable[[Set[str]], TokenTables]
-    fits_float16: Callable[[RawConfig], bool] = never
+    fits_float16: Callable[[RawConfig], bool] = lambda _: False

@@ -44,13 +44,13 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
-    ranks = 1  # the processes that share the model
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # marks an image in a source. Images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
     residual_scale: float = 1.0  # the factor of hidden states, below 1 if weights were rescaled for float16
     value_scale: float = 1.0  # the factor of cross-attention values, for the same reason
     source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention; Whisper has another
+    ranks = 1  # the processes that share the model
     _compiled: Compiled | None = None
 
     @property

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import QUANTIZED_PARTS, RenamedCheckpoint, part_name
 from ..errors import CheckpointError
 
-T = TypeVar("T")
 HEAD = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
@@ -96,30 +94,6 @@ class TokenTables:
                 here = {ours: part for ours, part in zip(parts(name), parts(theirs), strict=True) if part in checkpoint}
                 names |= here
         return RenamedCheckpoint(checkpoint, names)
-
-    def used(self, names: Set[str]) -> dict[str, str]:
-        """Return the tensor that each table is, for the tensor names of a checkpoint without duplicates."""
-        own = {name: name if name in names else self.embedding for name in (self.source, self.head) if name is not None}
-        return dict.fromkeys(self.names, self.embedding) | own
-
-    def unique(self, used: Mapping[str, str], tensors: Mapping[str, T]) -> dict[str, T]:
-        """Return the tensors of a checkpoint without duplicates. The inverse of `used`.
-
-        used: the tensor that each table is now, by a name in `tensors`.
-
-        Raises `CheckpointError` for another table of the encoder if the family has no name for it.
-        """
-        tables = {*self.names, *used.values()}
-        found = {name: tensor for name, tensor in tensors.items() if name not in tables}
-        embedding = used[self.decoder]
-        if self.source is None and self.shared is not None and used[self.shared] != embedding:
-            raise CheckpointError("adapter: encoder and decoder have different tables, which is not supported")
-        for name in (self.source, self.head):
-            if name is not None and (used[name] != embedding or name in tensors):
-                found[name] = tensors[used[name]]
-        if embedding in tensors:
-            found[self.embedding] = tensors[embedding]
-        return found
 
 
 def parts(name: str) -> list[str]:

@@ -20,7 +20,7 @@ from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .architecture import Architecture
 from .attention import split_heads, window_softmax
-from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
+from .audio import AudioConfig, AudioFrames, Source
 from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
@@ -29,6 +29,7 @@ from .config import RawConfig, checked_fields, checked_ids, gelu, require, with_
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
+from .whisper_tokens import MULTILINGUAL_SIZE, config_by_layout, upper_half
 
 KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -110,7 +111,7 @@ class Whisper(EncoderDecoder):
         if not config.tie_word_embeddings:
             self.head = Linear(width, config.vocab_size)
         self.decoder = self._stack(decoder, config.max_target_positions)
-        self.audio = AudioConfig.by_layout(
+        self.audio = config_by_layout(
             config.vocab_size,
             config.max_source_positions,
             num_mel_bins=config.num_mel_bins,
@@ -140,7 +141,7 @@ class Whisper(EncoderDecoder):
         Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
         """
         windows = [source for source in sources if isinstance(source, AudioFrames)]
-        return [window.encoder_output(self, self.encode_window) for window in windows]
+        return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
 
     @replaced_on_cpu
     def encode_window(self, frames: mx.array) -> mx.array:

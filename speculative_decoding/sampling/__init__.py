@@ -9,8 +9,9 @@ from .distribution import (
     shifted_logprobs,
     token_logprobs,
 )
-from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
-from .random import Use
+from .drafters import DRAFTERS
+from .options import ACCEPTANCE, SCHEDULES, GenerationOptions
+from .random import Purpose
 
 __all__ = [
     "ACCEPTANCE",
@@ -19,7 +20,7 @@ __all__ = [
     "Constraints",
     "GenerationOptions",
     "History",
-    "Use",
+    "Purpose",
     "leaves_logits_unchanged",
     "logprobs",
     "perturbed_logprobs",

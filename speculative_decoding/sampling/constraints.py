@@ -2,8 +2,8 @@
 
 These are the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
-(transformers 5, `generation/logits_process.py`), and openai-whisper's `ApplyTimestampRules`. At a position after draft
-tokens, these tokens count too, although they are still on the device.
+(transformers 5, `generation/logits_process.py`). At a position after draft tokens, these tokens count too, although
+they are still on the device.
 
 Shapes: B rows, L positions, V ids, T tokens of the longest row. A position is numbered by the tokens before it,
 including the start token and the prefix.
@@ -11,42 +11,36 @@ including the start token and the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 PADDING = -1  # fills shorter rows on the left; not an id
 
 
-@dataclass(frozen=True)
-class TimestampRules:
-    """Timestamps frame the segments of a transcript (openai-whisper 20250625, `ApplyTimestampRules`).
+class LogitsProcessor(Protocol):
+    """A constraint that the fields of `Constraints` do not express. All processors of a batch have the same type."""
 
-    - The first token is a timestamp, at most `max_initial`.
-    - After a text and its timestamp, the output ends or the next segment starts with a timestamp; text follows it.
-    - Timestamps do not decrease, and a segment does not end when it starts.
-    - If all timestamps together are more likely than every other token, a timestamp follows. This compares
-      probabilities after all other constraints, at temperature 1.
+    def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
+        """(B, L, V) logits with all other constraints: set those of forbidden ids to -inf, in rows with a processor.
 
-    Args:
-        begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
-        text_end: Ids below are text.
-        zero: The id of timestamp 0. This id and the following ones are timestamps, in order.
-        max_initial: The highest id of the first timestamp; None allows all.
-        added_from: The first id after the timestamps. It and all higher ones are text, too. None: there are none.
-    """
+        Returns:
+            The logits, and the largest one of each position, (B, L), so that `constrain` needs no pass over V for it.
+        """
 
-    begin: int
-    text_end: int
-    zero: int
-    max_initial: int | None = None
-    added_from: int | None = None
+    def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
+        """A faster choice of greedy draft tokens than by all constraints, or None.
 
-    def is_timestamp(self, token: int) -> bool:
-        return token >= self.zero and (self.added_from is None or token < self.added_from)
+        Args:
+            ids: (N,) that may be proposed, ascending.
+            tokens: The committed tokens of each row.
+
+        Returns:
+            A function from (B, N) logits to the next id of each row, (B, 1), called once for each draft token.
+        """
 
 
 @dataclass(frozen=True)
@@ -59,18 +53,18 @@ class Constraints:
         not_before: Pairs (id, position): the id does not occur before this position.
         forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
             a position is listed twice, the last pair counts.
-        timestamps: The rules for timestamps. In a batch, all rows with rules have the same ids.
+        processor: Applied after all others but `forced`.
     """
 
     no_repeat_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()
     not_before: tuple[tuple[int, int], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    timestamps: TimestampRules | None = None
+    processor: LogitsProcessor | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.no_repeat_ngram_size or self.banned or self.not_before or self.forced or self.timestamps)
+        return not (self.no_repeat_ngram_size or self.banned or self.not_before or self.forced or self.processor)
 
     @cached_property
     def never(self) -> tuple[int, ...]:
@@ -117,7 +111,7 @@ def is_constrained(history: History, length: int) -> bool:
     return any(
         own.no_repeat_ngram_size
         or own.banned
-        or own.timestamps
+        or own.processor
         or any(positions.start < position for _, position in own.not_before)
         or any(position in positions for position, _ in own.forced)
         for own, positions in zip(history.constraints, history.positions(length), strict=False)
@@ -147,11 +141,13 @@ def constrain(logits: mx.array, history: History) -> mx.array:
     never = [own.never for own in history.constraints]
     if any(never):
         allowed = mx.where(never_mask(tuple(never), vocab_size), -mx.inf, allowed)
-    if any(own.timestamps for own in history.constraints):
-        allowed, largest = keep_timestamp_rules(allowed, history)
-        logits = mx.where(largest[..., None] > -mx.inf, allowed, logits)
+    processor = next((own.processor for own in history.constraints if own.processor), None)
+    if processor is not None:
+        allowed, largest = processor.process(allowed, history)
     elif allowed is not logits:
-        logits = mx.where(allowed.max(axis=-1, keepdims=True) > -mx.inf, allowed, logits)
+        largest = allowed.max(axis=-1)
+    if allowed is not logits:
+        logits = mx.where(largest[..., None] > -mx.inf, allowed, logits)
     return force(logits, history)
 
 
@@ -248,81 +244,6 @@ def early_ids(history: History, length: int, vocab_size: int) -> Iterator[mx.arr
         earliest = padded[:, None, :, 1]
         current = mx.array([[*each] for each in positions])[..., None]
         yield mx.where(current < earliest, ids, vocab_size)
-
-
-def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-    """(B, L, V) logits with all other constraints: set those of ids that `TimestampRules` forbid to -inf.
-
-    Returns:
-        The logits, and the largest one of each position (B, L), without another pass over the vocabulary.
-    """
-    rules = [own.timestamps for own in history.constraints]
-    zero, text_end, added = next((own.zero, own.text_end, own.added_from) for own in rules if own is not None)
-    length = logits.shape[1]
-    stop = 0 if history.drafted is None else history.drafted.shape[1]
-    counts = mx.array(  # (B, L): generated tokens before each position
-        [
-            [2] * length if own is None else [position - own.begin for position in positions]
-            for own, positions in zip(rules, history.positions(length), strict=True)
-        ]
-    )
-    ids = mx.array([recent(own, tokens) for own, tokens in zip(rules, history.tokens, strict=True)], mx.int32)
-    if history.drafted is not None and stop:
-        drafted = history.drafted.astype(mx.int32)
-        ids = mx.concatenate([ids, mx.where(mx.array([[own is None] for own in rules]), PADDING, drafted)], axis=1)
-
-    # Column i of these (B, 3 + D) arrays: the last timestamp of the row, its last two ids, its draft ids.
-    stop_id = logits.shape[-1] if added is None else added
-    is_timestamp = (ids >= zero) & (ids < stop_id)
-    latest_column = mx.cummax(mx.where(is_timestamp, mx.arange(ids.shape[1]), 0), axis=1)
-    latest = mx.take_along_axis(ids, latest_column, axis=1)
-    end = ids.shape[1]
-    start = end - length
-    last = is_timestamp[:, start:end]
-    before_last = is_timestamp[:, start - 1 : end - 1] | (counts < 2)
-    latest = latest[:, start:end]
-    is_first = counts == 0
-    ends_segment = last & ~before_last
-    starts_segment = last & before_last
-
-    has_timestamp = (latest >= zero) & (latest < stop_id)
-    lowest = mx.where(has_timestamp, latest + ~ends_segment, zero)
-    lowest = mx.where(starts_segment, stop_id, lowest)
-    highest_first = [stop_id if own is None or own.max_initial is None else own.max_initial for own in rules]
-    highest = mx.where(is_first, mx.array(highest_first)[:, None], stop_id)
-    own_ids = mx.arange(zero, stop_id)
-    is_allowed = (own_ids >= lowest[..., None]) & (own_ids <= highest[..., None])
-    timestamps = mx.where(is_allowed, logits[..., zero:stop_id], -mx.inf)
-
-    text, special = logits[..., :text_end], logits[..., text_end:zero]
-    no_text = is_first | ends_segment
-    largest_text = text.max(axis=-1)
-    if added is not None:
-        largest_text = mx.maximum(largest_text, logits[..., added:].max(axis=-1))
-    best_text = mx.where(no_text, -mx.inf, largest_text)
-    best_special = mx.where(is_first, -mx.inf, special.max(axis=-1))
-    likeliest = mx.maximum(best_text, best_special)
-    is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
-    has_rules = mx.array([[own is not None] for own in rules])
-    only_timestamps = has_rules & (is_first | is_likelier)
-    parts = [
-        mx.where((no_text | only_timestamps)[..., None], -mx.inf, text),
-        mx.where(only_timestamps[..., None], -mx.inf, special),
-        timestamps,
-    ]
-    if added is not None:
-        parts.append(mx.where((no_text | only_timestamps)[..., None], -mx.inf, logits[..., added:]))
-    largest = mx.maximum(timestamps.max(axis=-1), mx.where(only_timestamps, -mx.inf, likeliest))
-    return mx.concatenate(parts, axis=-1), largest
-
-
-def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
-    """The last generated timestamp and the last two ids, or PADDING in their places."""
-    if rules is None:
-        return [PADDING] * 3
-    begin = rules.begin
-    latest = next((token for token in reversed(tokens[begin:]) if rules.is_timestamp(token)), PADDING)
-    return [latest, *([PADDING, PADDING, *tokens[begin:]][-2:])]
 
 
 def force(logits: mx.array, history: History) -> mx.array:

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .constraints import History, constrain, is_constrained
 from .options import GenerationOptions
-from .random import Use, gumbel, random_keys
+from .random import Purpose, gumbel, random_keys
 
 BLOCK = 64  # ids that are summed at once
 
@@ -68,7 +68,7 @@ def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], hist
     """
     length = logits.shape[1]
     draws = [
-        (row.seed, position, Use.COUPLED)
+        (row.seed, position, Purpose.COUPLED)
         for row, positions in zip(rows, history.positions(length), strict=True)
         for position in positions
     ]

@@ -1,17 +1,9 @@
-"""Options as keywords of functions, for type checkers, editors and `help()`."""
+"""Options as keywords of functions, for type checkers and editors; nothing imports it when the program runs."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import cache
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
-
-from .options import GenerationOptions
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -44,29 +36,3 @@ class OptionKeywords(TypedDict, total=False):
     allow_long_prompt: bool
     logprobs: bool
     timed: bool
-
-
-@cache
-def keyword_parameters(options: type[Any]) -> Mapping[str, inspect.Parameter]:
-    """The fields of a dataclass of options, as keyword parameters with their types and defaults."""
-    types = get_type_hints(options)
-    return {
-        each.name: inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
-        )
-        for each in fields(options)
-    }
-
-
-def shows_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Let `help()` list every option, with its type and default, in place of **options."""
-    signature = inspect.signature(function)
-    leading, own = [], []
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            own.append(parameter)
-        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            leading.append(parameter)
-    options = keyword_parameters(GenerationOptions).values()
-    function.__signature__ = signature.replace(parameters=[*leading, *options, *own])  # type: ignore[attr-defined]
-    return function

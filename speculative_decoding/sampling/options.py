@@ -2,114 +2,146 @@
 
 Python keywords, command-line flags, fields of input files and bodies of requests are all made from
 `GenerationOptions`. A new option is a field there and a line of `OptionKeywords` in keywords.py.
+
+A field is `name: Annotated[type, Value, "help", *marks] = default`. The marks are the constants below and those of
+values.py: `Flag("num-draft", short="-n")` for a flag that differs from the name, `PYTHON_ONLY` for an option without a
+flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for an option that rows share.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args
+from inspect import Parameter
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, Name, UnknownOption, Words, words, written
-from .values import Bool, Int, ListOf, Number, Text, Union, Value, annotations_of
+from ..errors import InputError, Name, UnknownOption, Words, written
+from ..rooms import require_room
+from .drafters import DRAFTERS
+from .values import (
+    BASIC,
+    FOR_ALL_ROWS,
+    PYTHON_ONLY,
+    Bool,
+    Flag,
+    Int,
+    ListOf,
+    Number,
+    OptionSpec,
+    Text,
+    Union,
+    Value,
+    specs_of,
+)
 
+Options = TypeVar("Options")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ACCEPTANCE = ("rejection", "block", "coupled")
-DRAFTERS = ("model", "ngram", "auto", "none")
 SCHEDULES = ("auto",)
 MAX_SEED = 2**32 - 1
 MAX_DRAFT_TOKENS = 64
 MAX_TOKENS = 1 << 20
 MAX_REPEATED = 64
 
-FOR_ALL_ROWS = "for all rows"  # marks options that are the same for every row of a batch
+# Marks of fields
+FOR_SPEECH = "for speech"  # also an option of a transcription, which determines all others
+SAMPLES_ONLY = "samples only"  # has no effect at temperature 0
+BEAMS_ONLY = "beams only"  # has no effect without beam search
+NOT_WITH_BEAMS = "not with beams"
 
-
-class OptionSpec(NamedTuple):
-    """What an option accepts, its help, and whether the rows of a batch may differ in it."""
-
-    type: Value
-    help: Words
-    per_row: bool
-
-
-ALIASES = {  # former names, accepted wherever options are read
-    "num_draft": "num_draft_tokens",
-    "source_language": "src_lang",
-    "target_language": "tgt_lang",
-    "prefix": "decoder_prefix",
+LOSSLESS = "lossless"  # samples follow the target's distribution
+COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
+TAKES_DELTA = "takes delta"  # can be relaxed by a `delta`, which makes it lossy
+ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptance.py, with what holds for them
+    "rejection": (LOSSLESS, TAKES_DELTA),
+    "block": (LOSSLESS,),
+    "coupled": (LOSSLESS, COMPARABLE),
 }
-OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and of our flags, and the options to suggest
+DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # without and with a delta
+
+OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and earlier versions, and options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
-    "max_new_tokens": ("max_tokens",),
+    "max_tokens": ("sample_len",),
+    "max_new_tokens": ("max_tokens", "sample_len"),
     "max_length": ("max_tokens",),
     "min_new_tokens": ("min_tokens",),
     "min_length": ("min_tokens",),
     "forced_bos_token_id": ("tgt_lang",),
+    "src_lang": ("language",),
+    "source_language": ("src_lang", "language"),
+    "target_language": ("tgt_lang",),
     "temp": ("temperature",),
     "do_sample": ("temperature",),
     "sampling": ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
+    "num_draft": ("num_draft_tokens",),
     "num_assistant_tokens": ("num_draft_tokens",),
+    "assistant_confidence_threshold": ("num_draft_tokens",),
+    "confidence_threshold": ("num_draft_tokens",),
+    "min_ngram_size": ("max_ngram_size",),
+    "regular_decode": ("baseline",),
+    "prefix": ("decoder_prefix",),
     "output_prefix": ("decoder_prefix",),
     "eos_token_id": ("eos_token_ids",),
     "stop_strings": ("stop",),
-    "assistant_confidence_threshold": ("num_draft_tokens",),
-}
-REMOVED: Mapping[str, Words] = {  # removed options and their replacements
-    "confidence_threshold": (Name("num_draft_tokens"), " auto"),
-    "min_ngram_size": (Name("max_ngram_size"), " alone"),
 }
 
 
-def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace former names of options by current ones. Raises `InputError` for an option given under both names."""
-    renamed = {ALIASES.get(name, name): value for name, value in values.items()}
-    if len(renamed) < len(values):
-        former = next(name for name in values if name in ALIASES and ALIASES[name] in values)
-        raise InputError(f"is given twice, also as {former}", ALIASES[former], "leave one of them out")
-    return renamed
+def names_with(fact: str, facts: Mapping[str, Collection[str]]) -> list[str]:
+    """The rows of `ACCEPTANCE` or `DRAFTERS` of which a fact holds."""
+    return [name for name, own in facts.items() if fact in own]
 
 
-def accepts_aliases(function: Callable[P, R]) -> Callable[P, R]:
-    """Let callers use the former names of keywords, too."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(*args, **current_names(kwargs))
-
-    return call
+def documented(kind: type[Options]) -> type[Options]:
+    """Add the help of each field to the docstring of a dataclass of options."""
+    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
+    kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *lines])
+    return kind
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """How to decode a prompt. Raises `InputError` naming the option for a value that is not accepted."""
 
     temperature: Annotated[
-        float, Number(1e-10, 1e10, or_zero=True), "sampling temperature; 0 takes the most likely token"
+        float,
+        Number(1e-10, 1e10, or_zero=True),
+        "sampling temperature; 0 takes the most likely token",
+        BASIC,
+        NOT_WITH_BEAMS,
     ] = 0.0
-    top_k: Annotated[int, Int(0), "sample from the K most likely tokens (0: off)"] = 0
+    top_k: Annotated[int, Int(0), "sample from the K most likely tokens (0: off)", SAMPLES_ONLY, FOR_SPEECH] = 0
     top_p: Annotated[
-        float, Number(0, 1, exclusive=True), "sample from the smallest set of tokens with this probability (1: off)"
+        float,
+        Number(0, 1, exclusive=True),
+        "sample from the smallest set of tokens with this probability (1: off)",
+        SAMPLES_ONLY,
+        FOR_SPEECH,
     ] = 1.0
     min_p: Annotated[
-        float, Number(0, 1), "drop tokens less likely than this fraction of the most likely one (0: off)"
+        float,
+        Number(0, 1),
+        "drop tokens less likely than this fraction of the most likely one (0: off)",
+        SAMPLES_ONLY,
+        FOR_SPEECH,
     ] = 0.0
     repetition_penalty: Annotated[
         float | None,
         Number(1e-10, 1e10),
         "penalize repeated tokens, by values above 1 (1: off; default: from generation_config.json)",
+        FOR_SPEECH,
     ] = None
     no_repeat_ngram_size: Annotated[
         int | None,
         Int(0, MAX_REPEATED),
         "forbid repeated N-grams (0: off; default: from generation_config.json)",
+        FOR_SPEECH,
     ] = None
     min_tokens: Annotated[
         int | None, Int(0, MAX_TOKENS), "minimum number of tokens (default: from generation_config.json)"
@@ -118,26 +150,40 @@ class GenerationOptions:
         int,
         Int(0, MAX_SEED),
         "seed of the random numbers; the same seed gives the same text, with any draft and without one",
+        BASIC,
+        FOR_SPEECH,
     ] = 0
-    max_tokens: Annotated[int, Int(1, MAX_TOKENS), "maximum number of tokens"] = 100
+    max_tokens: Annotated[int, Int(1, MAX_TOKENS), "maximum number of tokens", BASIC, Flag(short="-m")] = 100
     src_lang: Annotated[
         str | None,
         Text(),
         "language of the prompt, as the tokenizer names it (NLLB: eng_Latn), for multilingual models",
+        BASIC,
+        Flag("source-language"),
     ] = None
-    tgt_lang: Annotated[str | None, Text(), "language of the output, as the tokenizer names it"] = None
-    stop: Annotated[Sequence[str], ListOf(Text()), "end the output before this text; may be repeated"] = ()
-    eos_token_ids: Annotated[Sequence[int], ListOf(Int(0)), "end the output at this token, too; may be repeated"] = ()
+    tgt_lang: Annotated[
+        str | None, Text(), "language of the output, as the tokenizer names it", BASIC, Flag("target-language")
+    ] = None
+    stop: Annotated[
+        Sequence[str], ListOf(Text()), "end the output before this text; may be repeated", NOT_WITH_BEAMS
+    ] = ()
+    eos_token_ids: Annotated[
+        Sequence[int], ListOf(Int(0)), "end the output at this token, too; may be repeated", Flag("eos-token-id")
+    ] = ()
     decoder_prefix: Annotated[
         str | Sequence[int],
         Union((Text(may_be_empty=True), ListOf(Int(0)))),
         "start the output with this text, which is not returned and does not count (in Python, also token ids)",
+        Flag("output-prefix"),
     ] = ""
-    num_beams: Annotated[int, Int(1, 128), "search with N beams, without drafts (1: off)", FOR_ALL_ROWS] = 1
+    num_beams: Annotated[
+        int, Int(1, 128), "search with N beams, without drafts (1: off)", BASIC, FOR_ALL_ROWS, FOR_SPEECH
+    ] = 1
     length_penalty: Annotated[
         float | None,
         Number(-10, 10),
         "score beams by log-probability / length ** X (default: from generation_config.json, else 1)",
+        BEAMS_ONLY,
     ] = None
     early_stopping: Annotated[
         bool | str | None,
@@ -146,49 +192,78 @@ class GenerationOptions:
             *("stop the search when ", Name("num_beams"), " outputs are finished (true), a better one is unlikely "),
             "(false), or a better one is impossible (never) (default: from generation_config.json, else false)",
         ),
+        BEAMS_ONLY,
     ] = None
     num_return_sequences: Annotated[int, Int(1, 1024), "return the N best beams, or N samples"] = 1
     drafter: Annotated[
         str | Any | None,
-        Union((Text(DRAFTERS),), or_object=True),
+        Union((Text(tuple(DRAFTERS)),), or_object=True),
         "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
         "store), auto (both), none (default: auto with a draft model, else ngram)",
         FOR_ALL_ROWS,
+        FOR_SPEECH,
+        NOT_WITH_BEAMS,
     ] = None
     num_draft_tokens: Annotated[
         int | str | Any,
         Union((Int(0, MAX_DRAFT_TOKENS), Text(SCHEDULES)), or_object=True),
         f"draft tokens per round, 0 to {MAX_DRAFT_TOKENS}; auto picks the fastest number from costs and acceptance",
+        BASIC,
+        Flag("num-draft"),
+        FOR_SPEECH,
+        NOT_WITH_BEAMS,
     ] = "auto"
     acceptance: Annotated[
         str | None,
-        Text(ACCEPTANCE),
-        "acceptance rule for sampling; all are lossless, but with rejection and block the text for a seed also depends "
-        "on the drafts (default: coupled; with a delta above 0, rejection)",
+        Text(tuple(ACCEPTANCE)),
+        f"acceptance rule for sampling; lossless are {', '.join(names_with(LOSSLESS, ACCEPTANCE))}; with "
+        f"{' and '.join(names_with(COMPARABLE, ACCEPTANCE))}, the text for a seed does not depend on the drafts "
+        f"(default: {DEFAULT_RULE}; with a delta above 0, {RELAXED_RULE})",
+        SAMPLES_ONLY,
+        FOR_SPEECH,
     ] = None
-    delta: Annotated[float, Number(0, 1), "accept more draft tokens by this much; above 0 the output is lossy"] = 0.0
-    max_ngram_size: Annotated[int, Int(1), "longest n-gram to look up", FOR_ALL_ROWS] = 16
+    delta: Annotated[
+        float,
+        Number(0, 1),
+        "accept more draft tokens by this much; above 0 the output is lossy",
+        BASIC,
+        FOR_SPEECH,
+        NOT_WITH_BEAMS,
+    ] = 0.0
+    max_ngram_size: Annotated[int, Int(1), "longest n-gram to look up", FOR_ALL_ROWS, FOR_SPEECH] = 16
     strict: Annotated[
         bool | None,
         Bool(),
         "use pass widths with bit-identical results only, so that drafts change no token in any precision (default: "
         "where all usual widths are such)",
+        BASIC,
         FOR_ALL_ROWS,
+        FOR_SPEECH,
+        NOT_WITH_BEAMS,
     ] = None
     allow_long_prompt: Annotated[bool, Bool(), "accept prompts longer than the model was trained on", FOR_ALL_ROWS] = (
         False
     )
     logprobs: Annotated[
-        bool, Bool(), "return the log-probability of each token under the target at temperature 1, without penalties"
+        bool,
+        Bool(),
+        "return the log-probability of each token under the target at temperature 1, without penalties",
+        PYTHON_ONLY,
+        NOT_WITH_BEAMS,
     ] = False
     timed: Annotated[
-        bool, Bool(), "measure drafting and verification separately, which is slightly slower", FOR_ALL_ROWS
+        bool,
+        Bool(),
+        "measure drafting and verification separately, which is slightly slower",
+        PYTHON_ONLY,
+        FOR_ALL_ROWS,
+        FOR_SPEECH,
     ] = False
 
     def __post_init__(self) -> None:
         for name, spec in option_specs().items():
             value = getattr(self, name)
-            if value is not None or default(name) is not None:
+            if value is not None or spec.default is not None:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(
@@ -196,9 +271,9 @@ class GenerationOptions:
                 "min_tokens",
                 "change one",
             )
-        if self.rule != "rejection" and self.delta:
+        if self.delta and TAKES_DELTA not in ACCEPTANCE[self.rule]:
             raise InputError(
-                ("relaxes ", Name("acceptance"), f" rejection only, not {self.rule}"),
+                ("relaxes ", Name("acceptance"), f" {RELAXED_RULE} only, not {self.rule}"),
                 "delta",
                 "leave one of them out",
             )
@@ -213,6 +288,7 @@ class GenerationOptions:
             )
 
     def _check_beam_search(self) -> None:
+        require_room("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),
@@ -220,10 +296,10 @@ class GenerationOptions:
                 "change one of them",
             )
         # Beam search samples and drafts nothing, and transformers does not define it with stop strings.
-        for name in ("temperature", "drafter", "num_draft_tokens", "delta", "stop", "strict", "logprobs"):
+        for name, spec in option_specs().items():
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
-            if value != default(name) and not is_off:
+            if NOT_WITH_BEAMS in spec.marks and value != spec.default and not is_off:
                 raise InputError(
                     (f"{short_repr(value)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
                     name,
@@ -237,7 +313,22 @@ class GenerationOptions:
     @property
     def rule(self) -> str:
         """The acceptance rule above temperature 0."""
-        return self.acceptance or ("rejection" if self.delta else "coupled")
+        return self.acceptance or (RELAXED_RULE if self.delta else DEFAULT_RULE)
+
+    @property
+    def draft_tokens(self) -> Any:
+        """`num_draft_tokens`, or 0 without a drafter."""
+        return 0 if self.drafter == "none" else self.num_draft_tokens
+
+    @property
+    def runs_draft_model(self) -> bool:
+        """Whether the draft model or head runs, if there is one. Needs the name of a drafter."""
+        return self.draft_tokens != 0 and isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_model
+
+    @property
+    def looks_up_ngrams(self) -> bool:
+        """Whether drafts may be copies of earlier text. Needs the name of a drafter."""
+        return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_ngrams
 
     @property
     def num_samples(self) -> int:
@@ -251,16 +342,15 @@ class GenerationOptions:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution."""
-        return self.delta == 0
+        return self.delta == 0 and LOSSLESS in ACCEPTANCE[self.rule]
 
     @property
     def is_comparable(self) -> bool:
         """Whether runs with different drafts, or with none, return the same tokens."""
-        return self.is_greedy or self.rule == "coupled"
+        return self.is_greedy or COMPARABLE in ACCEPTANCE[self.rule]
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """These options with other values for some of them. Raises `InputError` for names and values."""
-        overrides = current_names(overrides)
         for name in overrides:
             if name not in option_specs():
                 raise unknown_option(name)
@@ -273,7 +363,6 @@ class GenerationOptions:
 
     def override_for_row(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """`override` for one row of a batch. Raises `InputError` for options in which rows may not differ."""
-        overrides = current_names(overrides)
         for name in overrides:
             if name in option_specs() and not option_specs()[name].per_row:
                 raise InputError("is the same for all rows of a batch", name, "give it for all of them")
@@ -286,51 +375,57 @@ class GenerationOptions:
             object.__setattr__(changed, name, value)
         return changed
 
-    def without_effect(self, names: Iterable[str], drafter: str | None = None) -> InputError | None:
-        """The error of the first of these options that has no effect, or None.
-
-        drafter: the default drafter of the models, for options that do not choose one.
-        """
-        drafter = self.drafter or drafter
-        for name in current_names(dict.fromkeys(names)):
-            if getattr(self, name) != default(name) and (reason := self._why_without_effect(name, drafter)):
+    def without_effect(self, names: Iterable[str]) -> InputError | None:
+        """The error of the first of these options that has no effect, or None. Needs the name of a drafter."""
+        for name in names:
+            if getattr(self, name) != option_specs()[name].default and (reason := self._why_without_effect(name)):
                 return InputError(("has no effect ", *reason), name, "leave one of them out")
         return None
 
-    def require_effect(self, names: Iterable[str], drafter: str | None = None) -> None:
-        """Raise `InputError` if one of these options has no effect. drafter: see `without_effect`."""
-        if error := self.without_effect(names, drafter):
+    def require_effect(self, names: Iterable[str]) -> None:
+        """Raise `InputError` if one of these options has no effect."""
+        if error := self.without_effect(names):
             raise error
 
-    def _why_without_effect(self, name: str, drafter: object) -> tuple[str, ...]:
+    def _why_without_effect(self, name: str) -> tuple[str, ...]:
         """`Words` that follow "has no effect", or () for an option that has one."""
-        if self.num_beams == 1 and name in ("length_penalty", "early_stopping"):
+        marks = option_specs()[name].marks
+        if BEAMS_ONLY in marks and self.num_beams == 1:
             return ("with ", Name("num_beams"), " 1")
-        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
+        if SAMPLES_ONLY in marks and self.is_greedy:
             return ("at ", Name("temperature"), " 0")
-        if drafter == "none" and name in ("num_draft_tokens", "delta"):
+        if name in ("num_draft_tokens", "delta") and self.drafter == "none":
             is_off = name == "num_draft_tokens" and self.num_draft_tokens == 0
             return () if is_off else ("with ", Name("drafter"), " none")
-        if self.num_draft_tokens == 0 and name in ("drafter", "delta") and drafter != "none":
+        if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
-        if name == "max_ngram_size" and isinstance(drafter, str) and drafter not in ("ngram", "auto"):
-            return ("with ", Name("drafter"), f" {drafter}, only with ngram and auto")
+        if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
+            others = " and ".join(name for name, facts in DRAFTERS.items() if facts.uses_ngrams)
+            return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         return ()
 
 
-@cache
 def option_specs() -> Mapping[str, OptionSpec]:
     """The options by name, in order."""
-    hints = annotations_of(GenerationOptions)
-    specs = {}
-    for each in fields(GenerationOptions):
-        _, type_, help_, *marks = get_args(hints[each.name])
-        specs[each.name] = OptionSpec(type_, help_, per_row=FOR_ALL_ROWS not in marks)
-    return specs
+    return specs_of(GenerationOptions)
 
 
-def default(name: str) -> Any:
-    return getattr(GenerationOptions, name)
+def shows(options: Mapping[str, OptionSpec]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let `help()` list these options, with their types and defaults, in place of **options of a function."""
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.annotation)
+        for name, spec in options.items()
+    ]
+
+    def change(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
+        parameters = [*leading, *keywords, *own[len(leading) :]]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return change
 
 
 def validate(name: str, type_: Value, value: Any) -> Any:
@@ -343,8 +438,6 @@ def validate(name: str, type_: Value, value: Any) -> Any:
 
 def refusal(type_: Value, value: Any) -> str:
     """Why `type_` does not accept a value, in words that follow the option's name."""
-    if isinstance(value, str) and value in ("heuristic", "heuristic_transient"):  # schedules of num_draft_tokens
-        return f"{value} was removed; use auto"
     return f"must be {type_.expected}, not {short_repr(value)}"
 
 
@@ -359,18 +452,18 @@ def short_repr(value: Any) -> str:
 
 def unknown_option(name: str) -> UnknownOption:
     """The error for an option that does not exist, with a suggestion."""
-    if name in REMOVED:
-        return UnknownOption("was removed", name, ("use ", *words(REMOVED[name])))
     return UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
 
 
 def suggested_option(name: str, known: Collection[str]) -> Words:
     """A way out for an unknown option: those of the known ones that may have been meant."""
-    similar = get_close_matches(str(name), known, 1)
-    meant = OTHER_NAMES.get(name, similar)
-    if meant and all(each in known for each in meant):
-        return ("did you mean ", *listed(meant), "?")
-    return ("there are ", *listed(known))
+    meant = meant_options(name, known) if name in OTHER_NAMES else get_close_matches(str(name), known, 1)
+    return ("did you mean ", *listed(meant), "?") if meant else ("there are ", *listed(known))
+
+
+def meant_options(name: str, known: Collection[str]) -> list[str]:
+    """Those of the known options that another library or an earlier version calls `name`."""
+    return [each for each in OTHER_NAMES.get(name, ()) if each in known]
 
 
 def listed(names: Iterable[str]) -> tuple[str, ...]:
@@ -378,7 +471,4 @@ def listed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for name in names for part in (", ", Name(name)))[1:]
 
 
-GenerationOptions.__init__ = accepts_aliases(GenerationOptions.__init__)  # type: ignore[method-assign]
-GenerationOptions.__doc__ = "\n".join(
-    [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {written(spec.help)}." for name, spec in option_specs().items())]
-)
+shows_options = shows(option_specs())

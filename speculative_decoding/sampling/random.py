@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, position, use).
+"""Random numbers as a function of (seed, position, purpose).
 
 No state is carried between rounds or requests, and a row does not depend on other rows of its batch.
 """
@@ -12,10 +12,10 @@ from functools import partial
 
 import mlx.core as mx
 
-Draw = tuple[int, int, "Use"]  # a request's seed, a position of its output, and the use of the number
+Draw = tuple[int, int, "Purpose"]  # a request's seed, a position of its output, and the purpose of the number
 
 
-class Use(IntEnum):
+class Purpose(IntEnum):
     """The purpose of a random number. Each has its own stream."""
 
     DRAFT = 0
@@ -31,7 +31,7 @@ def sample_seed(seed: int, number: int) -> int:
 
 def random_keys(draws: Sequence[Draw]) -> mx.array:
     """(N, 2): one random key per draw. Rounds start at different positions, so they never share a key."""
-    return mx.array([[seed, position * len(Use) + use] for seed, position, use in draws], mx.uint32)
+    return mx.array([[seed, position * len(Purpose) + purpose] for seed, position, purpose in draws], mx.uint32)
 
 
 def uniform(keys: mx.array) -> mx.array:

@@ -1,4 +1,8 @@
-"""Types of values: one check for Python, JSON and the command line."""
+"""Types of values, with one check for Python, JSON and the command line, and the fields that have them.
+
+A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. Its marks are a
+`Flag`, and words such as `PYTHON_ONLY` that say where the option exists and with which others it has an effect.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,34 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from ..errors import Words
+
+# Marks of fields of any kind. sampling/options.py has those of decoding options.
+PYTHON_ONLY = "Python only"  # has no flag
+BASIC = "basic"  # one of the few flags that --help lists
+FOR_ALL_ROWS = "for all rows"  # the same for every row of a batch
+
+
+class Flag(NamedTuple):
+    """How a field is written on the command line, where it differs from its name in Python and its `Value`.
+
+    name: The flag without dashes.
+    short: A short form, with its dash.
+    metavar: The placeholder in usage messages.
+    bare: The value of the flag without an argument.
+    parameter: What Python functions call the field.
+    """
+
+    name: str = ""
+    short: str = ""
+    metavar: str = ""
+    bare: str | None = None
+    parameter: str = ""
 
 
 class Value(ABC):
@@ -36,7 +64,7 @@ class Value(ABC):
         return self.accept(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Int(Value):
     """An integer from `minimum` to `maximum`."""
 
@@ -63,7 +91,7 @@ class Int(Value):
         return self.accept(int(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Number(Value):
     """A finite number from `minimum` to `maximum`.
 
@@ -105,7 +133,7 @@ class Number(Value):
         return self.accept(float(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Text(Value):
     """Text, or one of `choices` if there are any."""
 
@@ -132,7 +160,7 @@ class Text(Value):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bool(Value):
     """True or False. On the command line, a flag without a value."""
 
@@ -150,7 +178,7 @@ class Bool(Value):
         return text.lower() == "true"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ListOf(Value):
     """A list, kept as a tuple. On the command line, a flag that may be repeated; `parse` converts one item."""
 
@@ -173,7 +201,7 @@ class ListOf(Value):
         return self.item.parse(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Union(Value):
     """A value of the first type that accepts it.
 
@@ -207,7 +235,7 @@ class Union(Value):
         raise ValueError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OrNone(Value):
     """A value of a type, or None; "none" on the command line."""
 
@@ -228,7 +256,35 @@ class OrNone(Value):
         return None if text == "none" else self.type.parse(text)
 
 
+class OptionSpec(NamedTuple):
+    """A field of a dataclass of options or flags: its Python type, accepted values, help, default and marks."""
+
+    annotation: Any
+    type: Value
+    help: Words
+    default: Any
+    flag: Flag
+    marks: tuple[str, ...]
+
+    @property
+    def per_row(self) -> bool:
+        """Whether the rows of a batch may differ in it."""
+        return FOR_ALL_ROWS not in self.marks
+
+
 @cache
 def annotations_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a class by field, including their `Value`. Python evaluates them slowly."""
+    """The annotations of a class by field, including their `Value`. Python evaluates them slowly."""
     return get_type_hints(kind, include_extras=True)
+
+
+@cache
+def specs_of(kind: type) -> Mapping[str, OptionSpec]:
+    """The fields of a dataclass by name, in order."""
+    specs = {}
+    for each in fields(kind):
+        annotation, type_, help_, *marks = get_args(annotations_of(kind)[each.name])
+        flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
+        words = tuple(mark for mark in marks if isinstance(mark, str))
+        specs[each.name] = OptionSpec(annotation, type_, help_, each.default, flag, words)
+    return specs

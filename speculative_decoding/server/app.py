@@ -1,4 +1,4 @@
-"""The HTTP application: its paths, error handlers and access log. The command in cli/serve.py runs it."""
+"""The HTTP application: its paths, error handlers and access log. The command in command.py runs it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from ..errors import one_line
+from ..rooms import has_room
 from .bodies import error_response
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
 from .model_names import served_names
 from .service import READY, Service
-from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
@@ -34,10 +34,8 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-NO_PATH = (
-    "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported), or a recording to "
-    "POST /v1/audio/transcriptions"
-)
+NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
+NO_PATH_SPEECH = f"{NO_PATH}, or a recording to POST /v1/audio/transcriptions"
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
@@ -80,7 +78,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = NO_PATH if error.status_code == 404 else error.detail
+        message = no_path if error.status_code == 404 else error.detail
         return on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
 
     def on_exception(request: Request, error: Exception) -> Response:
@@ -91,8 +89,6 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
-        Route("/v1/audio/translations", translations, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/translate", translate, methods=["POST"]),
@@ -101,6 +97,13 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         Route("/metrics", metrics),
         *(Route(path, page) for path in PAGE),
     ]
+    no_path = NO_PATH
+    if has_room("speech"):
+        from .transcriptions import transcriptions, translations
+
+        routes.append(Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]))
+        routes.append(Route("/v1/audio/translations", translations, methods=["POST"]))
+        no_path = NO_PATH_SPEECH
     paths = {route.path for route in routes}
     handlers: dict[Any, Any] = {
         ServerError: on_server_error,

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..errors import InputError
-from ..jobs.input import is_json_value, parse_json_object
 from .errors import ServerError
 
 JSON = "application/json"

@@ -1,6 +1,6 @@
-"""A client's request while it is decoded: its prompts or its recording, and the updates still to be read.
+"""A client's request while it is decoded: its prompts or its recording, and the progress still to be read.
 
-All methods run on the event loop. The decoding thread schedules the calls of `on_queued`, `on_update` and `fail` there.
+All methods run on the event loop. The decoding thread schedules calls of `on_queued`, `on_progress` and `fail` there.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from ..decoding.stats import GenerationStats
 from .errors import ServerError
 from .limits import Limits
 
-Call = Callable[[], None]  # runs on the event loop
+Callback = Callable[[], None]  # runs on the event loop
 
 
-class Update(Protocol):
-    """An extension of an item's output."""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the output has ended; None before the last update."""
+class Progress(Protocol):
+    """A round of a prompt (`Event`), or new segments of a recording (`TranscriptionEvent`)."""
 
     @property
-    def stats(self) -> GenerationStats | None:
-        """Set in the last update."""
+    def is_last(self) -> bool:
+        """Whether the item has ended."""
 
 
 @dataclass(eq=False)
-class Served(ABC):
-    """A part of a client's request that is decoded by itself, and its output as far as the client has read it."""
+class ClientItem(ABC):
+    """A part of a client's request that is decoded by itself, and its output as far as the client has read it.
+
+    finish_reason: None until the last progress has been read. An item that needs no decoding has one from the start.
+    """
 
     client: ClientRequest[Any] = field(init=False)
     index: int = field(init=False)  # in the client's request
@@ -44,14 +43,16 @@ class Served(ABC):
     def check(self, limits: Limits) -> None:
         """Check everything that does not need the model. Raises `ServerError` that names the field."""
 
-    def add(self, update: Any) -> None:
-        """Add an `Update` that the client reads."""
-        self.has_output = True
-        self.finish_reason = update.finish_reason
-        self.stats = update.stats
+    @abstractmethod
+    def add(self, progress: Any) -> None:
+        """Add `Progress` that the client reads. The last one sets `finish_reason` and `stats`."""
+
+    @abstractmethod
+    def error_of(self, error: Exception) -> ServerError:
+        """What a client is told about an error of this item."""
 
 
-Item = TypeVar("Item", bound=Served)
+Item = TypeVar("Item", bound=ClientItem)
 
 
 class ClientRequest(Generic[Item]):
@@ -62,7 +63,7 @@ class ClientRequest(Generic[Item]):
         on_first_output: Called when the first output of each item is read.
 
     Attributes:
-        unfinished: How many items have updates to come, even if the client has not read the previous ones.
+        unfinished: How many items have progress to come, even if the client has not read what came before.
         error: Why the request failed.
     """
 
@@ -70,12 +71,14 @@ class ClientRequest(Generic[Item]):
         self.items = items
         for index, item in enumerate(items):
             item.client, item.index = self, index
-        self.unfinished = len(items)
+        self.unfinished = sum(item.finish_reason is None for item in items)
         self.error: ServerError | None = None
         self._on_first_output = on_first_output
-        self._not_queued = len(items)
+        self._not_queued = self.unfinished
         self._all_queued = asyncio.Event()
-        self._updates: asyncio.Queue[tuple[Item, Update] | ServerError] = asyncio.Queue()
+        if not self.unfinished:
+            self._all_queued.set()
+        self._progress: asyncio.Queue[tuple[Item, Progress] | ServerError] = asyncio.Queue()
 
     def on_queued(self) -> None:
         """The decoding thread has accepted an item, which may still wait for a slot."""
@@ -83,19 +86,18 @@ class ClientRequest(Generic[Item]):
         if self._not_queued == 0:
             self._all_queued.set()
 
-    def on_update(self, item: Item, update: Update) -> None:
+    def on_progress(self, item: Item, progress: Progress) -> None:
         """The output of an item has grown."""
         if self.error is not None:
-            return  # the update was on its way when the request failed
-        if update.finish_reason is not None:
-            self.unfinished -= 1
-        self._updates.put_nowait((item, update))
+            return  # the progress was on its way when the request failed
+        self.unfinished -= progress.is_last
+        self._progress.put_nowait((item, progress))
 
     def fail(self, error: ServerError) -> None:
         self.unfinished = 0
         self.error = error
         self._all_queued.set()
-        self._updates.put_nowait(error)
+        self._progress.put_nowait(error)
 
     async def wait_until_queued(self) -> None:
         """Wait until the decoding thread has accepted all items. Raises `ServerError` if it refuses one."""
@@ -103,27 +105,31 @@ class ClientRequest(Generic[Item]):
         if self.error is not None:
             raise self.error
 
-    async def updates(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
-        """Yield each update until all items are finished, and None after each `timeout` seconds without one.
+    async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
+        """Yield all progress until all items are finished, and None after each `timeout` seconds without any.
 
-        Raises `ServerError` if the request fails.
+        An item that needed no decoding has None as its progress. Raises `ServerError` if the request fails.
         """
+        for item in self.items:
+            if item.finish_reason is not None:
+                yield item, None
         while any(item.finish_reason is None for item in self.items):
             try:
-                found = await asyncio.wait_for(self._updates.get(), timeout)
+                found = await asyncio.wait_for(self._progress.get(), timeout)
             except TimeoutError:
                 yield None
                 continue
             if isinstance(found, ServerError):
                 raise found
-            item, update = found
+            item, progress = found
             if not item.has_output:
+                item.has_output = True
                 self._on_first_output()
-            item.add(update)
-            yield item, update
+            item.add(progress)
+            yield item, progress
 
     async def wait_until_finished(self) -> None:
         """Wait for the complete output of all items. Raises `ServerError` if the request fails."""
         await self.wait_until_queued()
-        async for _ in self.updates():
+        async for _ in self.progress():
             pass

@@ -10,20 +10,17 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
 from ..checkpoints import read_config
-from ..cli.common import read_text, say
+from ..cli.common import read_text, say, start
 from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
-from ..distributed import ProcessGroup, shard_model
-from ..distributed import command as parallel
 from ..errors import InputError, Name
 from ..loading.names import model_name, other_names
 from ..loading.pair import ModelPair
@@ -34,6 +31,7 @@ PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
+BASIC_ACCESS = ("host", "port", "token_file", "no_token", "translate", "slots", "queue", "max_seconds")
 TRUSTED_PROXY = "address of a proxy, to which --max-connections does not apply; may be repeated"
 SHARE_CLIENT_TEXTS = (
     "let --ngram-store keep the prompts and outputs of all clients, and copy drafts from them: counts and timing then "
@@ -112,7 +110,7 @@ class AccessFlags:
 
 def serve_parser(program: str) -> Parser:
     description = "Serve completions and translations over HTTP to many clients at once, with metrics and a web page."
-    parser = Parser(prog=program, description=description)
+    parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
     without = ("seed", "strict", "num_return_sequences")  # requests set the first and last, as seed and n
@@ -121,10 +119,10 @@ def serve_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    return parallel.run(serve_parser(program), argv, serve)
+    return start(serve_parser(program), argv, serve)
 
 
-def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
+def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
     """Serve until shutdown, and return the exit status: 1 if the device failed and the process must be restarted.
 
     processes: the processes that share the target, if there are several; this one is rank 0.
@@ -139,9 +137,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
             raise InputError(without, "share_client_texts", "give both, or leave it out")
         problem = f"{chosen.ngram_store} would tell clients what other clients have sent"
         raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
-    config = run_config_from(chosen)
-    if processes is not None:
-        config = replace(config, models=replace(config.models, shard=partial(shard_model, processes=processes)))
+    config = run_config_from(chosen, processes=processes)
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
             (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),

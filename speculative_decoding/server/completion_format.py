@@ -9,18 +9,22 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from ..decoding.stats import Round
+from ..drafters.base import COPY
+from ..engine import Event
 from ..errors import InputError, UnknownOption
+from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, OTHER_NAMES, REMOVED, current_names, option_specs, validate
-from ..sampling.random import sample_seed
+from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, validate
 from ..sampling.values import Bool, Int, ListOf, Text, Union
+from ..session import Session
 from .errors import ServerError
 from .model_names import ModelNames
-from .prompts import PromptUpdate, ServedPrompt
+from .prompts import ClientPrompt
 from .service import Service
 
 # OpenAI's fields that are accepted only with the value that has no effect, and why
@@ -55,7 +59,7 @@ FIELDS = (
 class CompletionRequest:
     """The fields of a request."""
 
-    prompts: Sequence[tuple[str, GenerationOptions]]  # one for each choice, in their order
+    prompts: Sequence[tuple[str, GenerationOptions]]  # each has n choices
     n: int
     stream: bool
     include_usage: bool
@@ -84,7 +88,7 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
         options = parse_options(fields, service.options)
     except UnknownOption as error:
         name = str(error.field)
-        if name in OTHER_NAMES or name in REMOVED:
+        if name in OTHER_NAMES:
             raise ServerError.of(error) from None
         raise ServerError.unknown_field(name, FIELDS) from None
     except InputError as error:
@@ -102,9 +106,9 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
     if rounds and not stream:
         raise ServerError(400, "rounds: has no effect without stream; leave it out", "rounds")
 
-    seeds = [sample_seed(options.seed, number) for number in range(n)]
-    prompts = [(text, replace(options, seed=seed)) for text in texts for seed in seeds]
-    return CompletionRequest(prompts, n, stream, parse_include_usage(stream_options, stream), rounds)
+    include_usage = parse_include_usage(stream_options, stream)
+    options = options.with_values(num_return_sequences=n)
+    return CompletionRequest([(text, options) for text in texts], n, stream, include_usage, rounds)
 
 
 def parse_include_usage(stream_options: Any, stream: bool) -> bool:
@@ -120,7 +124,7 @@ def parse_include_usage(stream_options: Any, stream: bool) -> bool:
 
 def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
     """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
-    fields = current_names(fields)
+    fields = dict(fields)
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
         raise ServerError(400, message, "num_return_sequences", "unsupported_value")
@@ -144,8 +148,9 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
 class CompletionResponse:
     """Builds the JSON of one response. All its chunks have the same id and time."""
 
-    def __init__(self, model: str, request: CompletionRequest) -> None:
+    def __init__(self, model: str, request: CompletionRequest, session: Session) -> None:
         self._request = request
+        self._session = session
         self._base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -153,36 +158,36 @@ class CompletionResponse:
             "model": model,
         }
 
-    def complete(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
+    def complete(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
         """Return the whole response, for requests without `stream`."""
         choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in prompts]
         return {**self._base, "choices": choices, "usage": self._usage(prompts)}
 
-    def chunk(self, prompt: ServedPrompt, update: PromptUpdate) -> dict[str, Any] | None:
-        """Return the stream chunk of a round, or None if it would be empty."""
-        text = "".join(update.texts)
-        finish_reason = update.round.finish_reason
+    def chunk(self, prompt: ClientPrompt, event: Event | None) -> dict[str, Any] | None:
+        """Return the stream chunk of a round, or None if it would be empty. event: None for a blank prompt."""
+        round = Round([], [], 0, finish_reason=prompt.finish_reason) if event is None else event.round
+        texts = [] if event is None else event.texts
+        text = "".join(texts)
+        finish_reason = round.finish_reason
         if not (text or finish_reason or prompt.options.logprobs or self._request.rounds):
             return None
-        first_token = len(prompt.token_texts) - len(update.texts)
+        first_token = len(prompt.token_texts) - len(texts)
         fields = choice(prompt, text, finish_reason, first_token)
         if self._request.rounds:
-            fields["round"] = {
-                "texts": update.texts,
-                "accepted": update.round.accepted,
-                "rejected": update.rejected,
-            }
+            rejected = rejected_text(self._session, prompt.tokens, round)
+            fields["round"] = {"texts": texts, "accepted": round.accepted, "rejected": rejected}
         usage = {"usage": None} if self._request.include_usage else {}
         return {**self._base, "choices": [fields], **usage}
 
-    def usage_chunk(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
-        """Return the last chunk of a stream with `include_usage`."""
-        return {**self._base, "choices": [], "usage": self._usage(prompts)}
+    def usage_chunks(self, prompts: Sequence[ClientPrompt]) -> list[dict[str, Any]]:
+        """Return the last chunk of a stream with `include_usage`, if it was asked for."""
+        last = {**self._base, "choices": [], "usage": self._usage(prompts)}
+        return [last] if self._request.include_usage else []
 
-    def _usage(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
+    def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
         """Sum up the counts. `target_calls`, the passes of the target's decoder, is our own field."""
         stats = [prompt.stats for prompt in prompts if prompt.stats is not None]
-        prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts[:: self._request.n])
+        prompt_tokens = sum(each.prompt_tokens for each in stats[:: self._request.n])
         completion_tokens = sum(each.generated_tokens for each in stats)
         drafted = sum(each.drafted_tokens for each in stats)
         accepted = sum(each.accepted_tokens for each in stats)
@@ -198,7 +203,20 @@ class CompletionResponse:
         }
 
 
-def choice(prompt: ServedPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
+def rejected_text(session: Session, tokens: Sequence[int], round: Round) -> str:
+    """Return the text of the draft tokens that a round rejected. tokens: of the output, with those of the round.
+
+    Copies from stored texts are not shown: another client may have sent them.
+    """
+    may_be_stored = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
+    # If a round ends the text with an accepted token, the tokens after it were not verified
+    if may_be_stored or round.accepted >= len(round.tokens):
+        return ""
+    before = tokens[: len(tokens) - len(round.tokens) + round.accepted]
+    return continuation_text(session.tokenizer, before, round.rejected)
+
+
+def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
     """Return a choice, or the part of it in a chunk. A finished sample has a `seed`, which reproduces it."""
     fields: dict[str, Any] = {
         "text": text,
@@ -211,7 +229,7 @@ def choice(prompt: ServedPrompt, text: str, finish_reason: str | None, first_tok
     return fields
 
 
-def logprobs(prompt: ServedPrompt, first_token: int) -> dict[str, Any]:
+def logprobs(prompt: ClientPrompt, first_token: int) -> dict[str, Any]:
     """Return the logprobs from `first_token` on. A token that adds no text, like end-of-sequence, has the text ""."""
     offsets = [0, *accumulate(map(len, prompt.token_texts))]
     return {

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .bodies import EventStream, cancel_on_disconnect, read_fields
-from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
-from .errors import ServerError
+from .completion_format import CompletionResponse, parse_completion_request
 from .model_names import served_names
-from .prompts import served_prompts
+from .prompts import ClientPrompt, client_prompts
 from .service import Service
+from .streams import stream
 
 
 async def completions(request: Request) -> Response:
@@ -23,44 +22,17 @@ async def completions(request: Request) -> Response:
     fields = await read_fields(request, service.limits.max_body)
     completion = parse_completion_request(fields, service, names)
     request.scope["prompts"] = [prompt for prompt, _ in completion.prompts]
-    response = CompletionResponse(names.id, completion)
+    response = CompletionResponse(names.id, completion, service.session)
+    prompts = client_prompts(completion.prompts)
     if not completion.stream:
-        return JSONResponse(await cancel_on_disconnect(request.receive, complete(service, completion, response)))
+        await cancel_on_disconnect(request.receive, decode(service, prompts))
+        return JSONResponse(response.complete(prompts))
 
-    events = stream(service, completion, response)
+    events = stream(service, prompts, response.chunk, lambda: response.usage_chunks(prompts))
     await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
     return EventStream(events, service.limits.max_seconds)
 
 
-async def complete(service: Service, completion: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
-    with service.request(served_prompts(completion.prompts)) as client:
+async def decode(service: Service, prompts: Sequence[ClientPrompt]) -> None:
+    with service.request(prompts) as client:
         await client.wait_until_finished()
-        return response.complete(client.items)
-
-
-async def stream(
-    service: Service, completion: CompletionRequest, response: CompletionResponse
-) -> AsyncGenerator[dict[str, Any] | str | None]:
-    """Yield None when the engine has accepted all prompts, then the events of the stream.
-
-    A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
-    15 seconds without an event, to keep the connection open.
-    """
-    with service.request(served_prompts(completion.prompts, wants_rejected=completion.rounds)) as client:
-        await client.wait_until_queued()
-        yield None
-        try:
-            async for item in client.updates(timeout=15.0):
-                if item is None:
-                    yield None
-                    continue
-                chunk = response.chunk(*item)
-                if chunk is not None:
-                    yield chunk
-        except ServerError as error:
-            service.metrics.errors.labels(error.code or error.status).inc()
-            yield error.content
-            return
-        if completion.include_usage:
-            yield response.usage_chunk(client.items)
-        yield "[DONE]"

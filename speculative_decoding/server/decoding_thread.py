@@ -1,7 +1,7 @@
 """The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
 
 After each round it hands the updates of all requests to the event loop in one call. Knows nothing of HTTP, and prompts
-and recordings only as `Work`.
+and recordings only as `DecodingQueue`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import mlx.core as mx
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError, written
-from ..models.audio import AudioFrames
+from ..models.audio import NoiseFrames
+from ..rooms import require_room
 from ..session import Session
-from .client_request import Call, Served
+from .client_request import Callback, ClientItem
 from .errors import FAILED, ServerError
-from .limits import Limits
-from .prompts import PromptWork
+from .limits import EXTRA_SLOTS, Limits
+from .prompts import PromptQueue
 from .reading_threads import ReadingThreads
-from .recordings import EXTRA_SLOTS, RecordingWork
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
 
 
-class Work(Protocol):
-    """Items that are decoded together: prompts, or recordings.
+class DecodingQueue(Protocol):
+    """Items of clients that are decoded together: prompts, or recordings. A `rows.Scheduler` that clients may cancel.
 
     Attributes:
         decoding: How many items have a slot.
@@ -51,24 +51,24 @@ class Work(Protocol):
     @property
     def is_idle(self) -> bool: ...
     @property
-    def active(self) -> Sequence[Served]: ...
+    def active(self) -> Sequence[ClientItem]: ...
     @property
     def finished(self) -> int: ...
 
-    def submit(self, item: Any) -> Call:
-        """Queue an item. Returns the call that tells its client."""
+    def submit(self, item: Any) -> Sequence[Callback]:
+        """Queue an item. Returns the calls that tell its client. Raises if the item cannot be decoded."""
 
     def cancel(self, item: Any) -> None:
         """Free the slot of an item. A finished item is ignored."""
 
-    def step(self) -> list[Call]:
+    def step(self) -> Sequence[Callback]:
         """Run a round. Returns the calls that tell clients about it."""
 
 
 class DecodingThread:
     """Decodes the items of all clients.
 
-    A round that fails (out of memory, a bug) fails all requests, and new work with a new engine takes over. After
+    A round that fails (out of memory, a bug) fails all requests, and a new queue with a new engine takes over. After
     `MAX_FAILED_ROUNDS` failures in a row the thread ends, because only a new process may help. With a
     sharded model it ends after the first failure, because other ranks may wait for a sum of this rank.
 
@@ -87,8 +87,8 @@ class DecodingThread:
         self._open_session = open_session
         self._limits = limits
         self._wake = threading.Condition()
-        self._to_submit: list[Served] = []
-        self._to_cancel: list[Served] = []
+        self._to_submit: list[ClientItem] = []
+        self._to_cancel: list[ClientItem] = []
         self._is_stopping = False
         self._failed_rounds = 0
         self.decoding = 0
@@ -106,13 +106,13 @@ class DecodingThread:
         self._thread.start()
         self.reading.start()
 
-    def submit(self, items: Sequence[Served]) -> None:
+    def submit(self, items: Sequence[ClientItem]) -> None:
         """Queue items. Each is accepted or refused before any of them is decoded."""
         with self._wake:
             self._to_submit += items
             self._wake.notify()
 
-    def cancel(self, items: Sequence[Served]) -> None:
+    def cancel(self, items: Sequence[ClientItem]) -> None:
         """Free the slots of items before the next round. Finished items are ignored."""
         with self._wake:
             self._to_cancel += items
@@ -130,6 +130,8 @@ class DecodingThread:
         error: Exception | None = None
         try:
             with self._open_session() as session:
+                if session.model.audio is not None:
+                    require_room("speech", "model")
                 slots = self._limits.slots + (0 if session.model.audio is None else EXTRA_SLOTS)
                 warm_up(session, slots)
                 note = session.planner.exactness_note(session.options_with({}), slots)
@@ -147,52 +149,60 @@ class DecodingThread:
     def _decode(self, session: Session) -> Exception | None:
         """Decode until `stop` is called. Returns the error if too many rounds fail."""
         while not self._is_stopping:
-            work = self._new_work(session)
+            queue = self._new_queue(session)
             try:
-                while self._take(work):
-                    self._call_on_loop(work.step())
-                    self.decoding = work.decoding
-                    self.waiting = work.waiting
+                while self._take(queue):
+                    self._call_on_loop(queue.step())
+                    self.decoding = queue.decoding
+                    self.waiting = queue.waiting
             except Exception as error:
-                LOG.exception("a round failed, and with it %d requests", len(work.active))
+                LOG.exception("a round failed, and with it %d requests", len(queue.active))
                 failure = ServerError(500, FAILED, code="round_failed")
-                self._call_on_loop([partial(item.client.fail, failure) for item in work.active])
+                self._call_on_loop([partial(item.client.fail, failure) for item in queue.active])
                 self.decoding = 0
                 self.waiting = 0
-                self._failed_rounds = 1 if work.finished else self._failed_rounds + 1
+                self._failed_rounds = 1 if queue.finished else self._failed_rounds + 1
                 if session.model.ranks > 1 or self._failed_rounds == MAX_FAILED_ROUNDS:
                     return error
         return None
 
-    def _new_work(self, session: Session) -> Work:
+    def _new_queue(self, session: Session) -> DecodingQueue:
         if session.model.audio is None:
-            return PromptWork(session, self._limits)
-        return RecordingWork(session, self._limits, self.reading, self._notify)
+            return PromptQueue(session, self._limits)
+        from .recordings import RecordingQueue
 
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+        return RecordingQueue(session, self._limits)
 
-    def _take(self, work: Work) -> bool:
+    def _take(self, queue: DecodingQueue) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
         with self._wake:
-            while work.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
+            while queue.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
-        self._call_on_loop([work.submit(item) for item in to_submit])
+        self._call_on_loop([call for item in to_submit for call in submit(queue, item)])
         for item in to_cancel:
-            work.cancel(item)
+            queue.cancel(item)
         return not self._is_stopping
 
-    def _call_on_loop(self, calls: Sequence[Call]) -> None:
+    def _call_on_loop(self, calls: Sequence[Callback]) -> None:
         """Run the calls on the event loop, all in one wake-up."""
         if calls:
             with suppress(RuntimeError):  # the loop is closed, so no client is left
                 self._loop.call_soon_threadsafe(run_all, calls)
 
 
-def run_all(calls: Sequence[Call]) -> None:
+def submit(queue: DecodingQueue, item: ClientItem) -> Sequence[Callback]:
+    """Submit an item. An error fails only this item: others were taken together with it."""
+    try:
+        return queue.submit(item)
+    except Exception as error:
+        if not isinstance(error, InputError | ServerError):
+            LOG.exception("an item could not be prepared")
+        return [partial(item.client.fail, item.error_of(error))]
+
+
+def run_all(calls: Sequence[Callback]) -> None:
     for call in calls:
         call()
 
@@ -208,7 +218,7 @@ def warm_up(session: Session, slots: int) -> None:
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
-    source = "a" if audio is None else AudioFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+    source = "a" if audio is None else NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:

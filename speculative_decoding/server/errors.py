@@ -38,14 +38,20 @@ class ServerError(Exception):
         self.headers = headers
 
     @classmethod
-    def of(cls, error: InputError, name: Callable[[str], str] = str, subject: str | None = None) -> ServerError:
-        """Convert the error of an option, prompt or file.
+    def of(cls, error: Exception, name: Callable[[str], str] = str, subject: str | None = None) -> ServerError:
+        """Convert the error of an option, prompt or file. Clients are not told about any other error.
 
         Args:
             error: The error.
             name: Returns the API's name of an option.
             subject: The field that an error without one is about.
         """
+        if isinstance(error, ServerError):
+            return error
+        if isinstance(error, ArithmeticError):
+            return cls(500, str(error), code="not_finite")
+        if not isinstance(error, InputError):
+            return cls(500, FAILED)
         param = subject if error.field is None else name(error.field)[:80]
         code = "unknown_field" if isinstance(error, UnknownOption) else "invalid_value"
         return cls(400, error.message(name), param, code)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated as A
 
 from ..decoding.prompt import TOKEN_CHARACTERS
+from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
 
+EXTRA_SLOTS = 1  # for the first outputs of recordings
 MAX_STOP_CHARACTERS = 256  # each token is compared with every possible beginning of a stop string
 
 
@@ -18,7 +20,7 @@ MAX_STOP_CHARACTERS = 256  # each token is compared with every possible beginnin
 class Limits:
     """Limits of the server. Raises `InputError` if they contradict each other."""
 
-    slots: A[int, Int(1), "prompts to decode together"] = 8
+    slots: A[int, Int(1), "prompts to decode together"] = DEFAULT_SLOTS
     queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
     max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20

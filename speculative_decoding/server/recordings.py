@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..decoding.stats import GenerationStats
 from ..errors import InputError
+from ..sampling import GenerationOptions
 from ..session import Session
-from ..speech.mel import MelSpectrogram
+from ..speech.api import new_scheduler
 from ..speech.options import TranscriptionOptions
-from ..speech.scheduler import TranscriptionEvent
-from ..speech.segments import Segment
+from ..speech.recording import Recording
+from ..speech.scheduler import Task, TranscriptionEvent
 from ..speech.transcription import Transcription
-from .client_request import Call, Served
-from .errors import FAILED, ServerError
-from .limits import Limits
-from .reading_threads import ReadingThreads
+from .client_request import Callback, ClientItem
+from .errors import ServerError
+from .limits import EXTRA_SLOTS, Limits
 from .turns import Turns
 
 FIELD_NAMES = {  # fields of the API for options with another name
@@ -29,78 +26,61 @@ FIELD_NAMES = {  # fields of the API for options with another name
     "initial_prompt": "prompt",
     "word_timestamps": "timestamp_granularities[]",
 }
-EXTRA_SLOTS = 1  # for the first outputs of recordings
-
-
-class RecordingUpdate(NamedTuple):
-    """Segments that were finished, and the result with the last ones."""
-
-    segments: list[Segment]
-    result: Transcription | None
-
-    @property
-    def finish_reason(self) -> str | None:
-        return None if self.result is None else "stop"
-
-    @property
-    def stats(self) -> GenerationStats | None:
-        return None if self.result is None else self.result.stats
 
 
 @dataclass(eq=False)
-class ServedRecording(Served):
+class ClientRecording(ClientItem):
     """A recording.
 
     Args:
         recording: Its frames.
-        options: Of the transcription and of decoding; see `Scheduler.task`.
+        options: How to transcribe it.
+        decoding: How to decode it: drafts, sampling, beams.
         address: Of its client, which shares its turns with the other recordings of that client.
     """
 
-    recording: MelSpectrogram
-    options: Mapping[str, Any]
+    recording: Recording
+    options: TranscriptionOptions
+    decoding: GenerationOptions
     address: str = ""
     result: Transcription | None = field(init=False, default=None)
+    num_segments: int = field(init=False, default=0)
 
     def check(self, limits: Limits) -> None:
-        limits.check_length("prompt", self.options.get("initial_prompt", ""))
+        limits.check_length("prompt", self.options.initial_prompt or "")
 
-    def add(self, update: RecordingUpdate) -> None:
-        super().add(update)
-        self.result = update.result
+    def add(self, progress: TranscriptionEvent) -> None:
+        self.num_segments += len(progress.segments)
+        if progress.result is not None:
+            self.result = progress.result
+            self.finish_reason, self.stats = "stop", progress.result.stats
+
+    def error_of(self, error: Exception) -> ServerError:
+        return ServerError.of(error, field_name, "file")
 
 
-class RecordingWork:
-    """Transcribes recordings for the decoding thread; see `Work`.
+class RecordingQueue:
+    """Transcribes recordings for the decoding thread; see `DecodingQueue`.
 
     A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
     client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs. A
     recording that wants its next output waits for the first outputs in progress, which would be slowed down by it.
-    Meanwhile `reading` reads the frames of its next window and of the one after it, since the output decides where that
-    begins: so the decoding thread reads no audio.
 
     Args:
         session: With a speech model.
         limits: Of the server.
-        reading: Reads frames.
-        wake: Called in other threads when frames have been read.
     """
 
-    def __init__(self, session: Session, limits: Limits, reading: ReadingThreads, wake: Callable[[], None]) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
-        self._scheduler = session.scheduler(TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
+        self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
-        self._frames = 2 * self._scheduler.audio.window_frames
-        self._reading = reading
-        self._wake = wake
-        self._turns = Turns[ServedRecording](credit=1.0)  # counted in outputs
-        self._numbers: dict[ServedRecording, int] = {}  # of those that have been started
-        self._items: dict[int, ServedRecording] = {}  # by number
+        self._turns = Turns[ClientRecording](credit=1.0)  # counted in outputs
+        self._numbers: dict[ClientRecording, int] = {}  # of those that have been started
+        self._items: dict[int, ClientRecording] = {}  # by number
         self._next_number = count()
-        self._being_read: dict[ServedRecording, Future[None]] = {}
-        self._read: deque[ServedRecording] = deque()  # since the last step; appended to by other threads
-        self._first: set[ServedRecording] = set()  # those with a slot for their first output
-        self._held: dict[ServedRecording, set[ServedRecording]] = {}  # by first outputs that began before they waited
+        self._first: set[ClientRecording] = set()  # those with a slot for their first output
+        self._held: dict[ClientRecording, set[ClientRecording]] = {}  # by first outputs that began before they waited
         self.finished = 0
 
     @property
@@ -113,41 +93,40 @@ class RecordingWork:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.decoding or self._turns.waiting or self._read)
+        return not (self.decoding or self._turns.waiting)
 
     @property
-    def active(self) -> list[ServedRecording]:
+    def active(self) -> list[ClientRecording]:
         return self._turns.items
 
-    def submit(self, item: ServedRecording) -> Call:
+    def submit(self, item: ClientRecording) -> list[Callback]:
         self._turns.enter(item, item.address)
-        self._read_ahead(item, 0)
-        return item.client.on_queued
+        self._turns.wait(item)
+        return [item.client.on_queued]
 
-    def cancel(self, item: ServedRecording) -> None:
+    def cancel(self, item: ClientRecording) -> None:
         self._turns.leave(item)
         self._first.discard(item)
         self._held.pop(item, None)
-        if (reading := self._being_read.pop(item, None)) is not None:
-            reading.cancel()
         if (number := self._numbers.pop(item, None)) is not None:
             self._scheduler.cancel(number)
             del self._items[number]
 
-    def step(self) -> list[Call]:
-        calls = self._take_read()
+    def step(self) -> list[Callback]:
+        calls: list[Callback] = []
         while (item := self._next()) is not None:
             self._turns.charge(item, 1)
             calls += self._resume(item)
-        calls += self._handled(self._scheduler.step())
-        for number in self._scheduler.paused:
-            item = self._items[number]
-            self._first.discard(item)
-            if item not in self._being_read and not self._turns.is_waiting(item):
-                self._read_ahead(item, self._scheduler.seek(number))
+        calls += self._handled(self._scheduler.decode_round())
+        paused = [self._items[number] for number in self._scheduler.paused]
+        self._first.difference_update(paused)
+        for item in paused:
+            if not self._turns.is_waiting(item):
+                self._turns.wait(item)
+                self._held[item] = set(self._first)
         return calls
 
-    def _next(self) -> ServedRecording | None:
+    def _next(self) -> ClientRecording | None:
         """Return the recording that gets a slot. None if no slot is free, or none waits for it."""
         free = self._slots - self.decoding
         if free + EXTRA_SLOTS <= 0:
@@ -155,80 +134,39 @@ class RecordingWork:
         held = [item for item, firsts in self._held.items() if firsts & self._first]
         return self._turns.take(newcomers_only=free <= 0, without=held)
 
-    def _read_ahead(self, item: ServedRecording, start: int) -> None:
-        """Let a recording wait for its turn as soon as its frames have been read."""
-        reading = self._reading.run(item.address, item.recording.read_ahead(start, start + self._frames))
-        self._being_read[item] = reading
-
-        def on_read(_: Future[None]) -> None:
-            self._read.append(item)
-            self._wake()
-
-        reading.add_done_callback(on_read)
-
-    def _take_read(self) -> list[Call]:
-        """Let recordings whose frames have been read wait for their turns."""
-        calls: list[Call] = []
-        while self._read:
-            item = self._read.popleft()
-            reading = self._being_read.pop(item, None)
-            if reading is None or item not in self._turns:
-                continue  # cancelled
-            error = reading.exception()
-            if error is None:
-                self._turns.wait(item)
-                if item in self._numbers:
-                    self._held[item] = set(self._first)
-            elif isinstance(error, InputError):  # the file is damaged further on
-                self.cancel(item)
-                calls.append(partial(item.client.fail, of_recording(error)))
-            else:
-                raise error
-        return calls
-
-    def _resume(self, item: ServedRecording) -> list[Call]:
+    def _resume(self, item: ClientRecording) -> list[Callback]:
         """Give a recording a slot."""
-        calls: list[Call] = []
+        calls: list[Callback] = []
         self._held.pop(item, None)
         if item not in self._numbers:
             self._first.add(item)
             number = self._numbers[item] = next(self._next_number)
             self._items[number] = item
             try:
-                task = self._scheduler.task(item.recording, item.options)
+                task = Task(item.recording, item.options, item.decoding)
                 calls += self._handled(self._scheduler.start(number, task))
             except InputError as error:
                 self.cancel(item)
-                calls.append(partial(item.client.fail, of_recording(error)))
+                calls.append(partial(item.client.fail, item.error_of(error)))
         if item in self._numbers:  # it has not failed
             calls += self._handled(self._scheduler.resume(self._numbers[item]))
         return calls
 
-    def _handled(self, events: Iterable[TranscriptionEvent]) -> list[Call]:
+    def _handled(self, events: Iterable[TranscriptionEvent]) -> list[Callback]:
         """Return the calls that tell clients about their recordings."""
-        calls: list[Call] = []
+        calls: list[Callback] = []
         for event in events:
             item = self._items[event.number]
             if event.is_last:
                 self.cancel(item)
             if event.error is not None:
-                calls.append(partial(item.client.fail, of_recording(event.error)))
+                calls.append(partial(item.client.fail, item.error_of(event.error)))
             elif event.segments or event.result is not None:
                 self.finished += event.result is not None
-                update = RecordingUpdate(event.segments, event.result)
-                calls.append(partial(item.client.on_update, item, update))
+                calls.append(partial(item.client.on_progress, item, event))
         return calls
 
 
 def field_name(option: str) -> str:
     """Return the field of the API for an option of a transcription."""
     return FIELD_NAMES.get(option, option)
-
-
-def of_recording(error: Exception) -> ServerError:
-    """Convert the error of a recording, naming the fields of the API."""
-    if isinstance(error, ArithmeticError):
-        return ServerError(500, str(error), code="not_finite")
-    if isinstance(error, InputError):
-        return ServerError.of(error, field_name, "file")
-    return ServerError(500, FAILED)

@@ -7,6 +7,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ..models.audio import AudioConfig
@@ -25,7 +26,7 @@ READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # of a recording whose memory must not wait until Python collects its garbage
-MAX_UPLOADS = 16  # recordings of the largest size that may be in memory
+MAX_UPLOADS = 16  # recordings of the largest size and duration that may be in memory, with their frames
 
 
 class Service:
@@ -110,15 +111,17 @@ class Service:
             )
 
     @contextmanager
-    def upload(self) -> Iterator[Upload]:
-        """Admit a recording, whose bytes are in memory until the context is left. Raises `ServerError`.
+    def upload(self, largest: int) -> Iterator[Upload]:
+        """Admit a recording, which is in memory until the context is left. Raises `ServerError`.
 
         Its request has one deadline, and may finish while the server stops.
+
+        largest: The most bytes of a recording with its frames.
         """
         self.require_ready()
         self.require_room(1)
         loop = asyncio.get_running_loop()
-        upload = Upload(loop.time() + self.limits.max_seconds, self._require_memory)
+        upload = Upload(loop.time() + self.limits.max_seconds, partial(self._require_memory, largest))
         timer = loop.call_at(upload.deadline, upload.fail, self._timeout())
         self._uploads.add(upload)
         self._is_empty.clear()
@@ -131,8 +134,8 @@ class Service:
             if upload.size >= COLLECTED_BYTES:
                 loop.call_soon(gc.collect)
 
-    def _require_memory(self, count: int) -> None:
-        if sum(upload.size for upload in self._uploads) + count > MAX_UPLOADS * self.limits.max_audio:
+    def _require_memory(self, largest: int, count: int) -> None:
+        if sum(upload.size for upload in [*self._uploads]) + count > MAX_UPLOADS * largest:
             message = "too many recordings are being transcribed; try again later"
             raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
 
@@ -169,7 +172,7 @@ class Service:
         timer = loop.call_at(deadline, self._fail, request, self._timeout())
         self._requests.add(request)
         self._is_empty.clear()
-        self._thread.submit(items)
+        self._thread.submit([item for item in items if item.finish_reason is None])
         try:
             yield request
         finally:

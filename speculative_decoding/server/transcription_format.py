@@ -18,17 +18,15 @@ from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, Text, Value
 from ..speech import formats
 from ..speech.keywords import split_options
-from ..speech.options import transcription_specs
-from ..speech.scheduler import language_code
-from ..speech.segments import Segment
+from ..speech.options import TranscriptionOptions, transcription_specs
+from ..speech.scheduler import TranscriptionEvent, language_code
 from ..speech.transcription import Transcription
 from .errors import ServerError
 from .model_names import ModelNames
 from .multipart import Part
-from .recordings import field_name
+from .recordings import ClientRecording, field_name
 
-FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-MEDIA_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
+FORMATS = ("json", "verbose_json", *formats.STREAMED)
 GRANULARITIES = ("word", "segment")
 UNSUPPORTED = {  # OpenAI's fields, and why they are refused
     "include": "log-probabilities are only returned as averages, with response_format verbose_json",
@@ -60,14 +58,15 @@ class TranscriptionRequest:
     """The fields of a request."""
 
     content: bytes  # of the file
-    options: Mapping[str, Any]  # for `Scheduler.task`
+    options: TranscriptionOptions
+    decoding: GenerationOptions
     response_format: str
     granularities: Sequence[str]
     stream: bool
 
     @property
     def is_translation(self) -> bool:
-        return bool(self.options["task"] == "translate")
+        return self.options.task == "translate"
 
 
 def parse_transcription_request(
@@ -98,12 +97,12 @@ def parse_transcription_request(
     if options.get("temperature") == 0:
         del options["temperature"]  # in this API, 0 raises the temperature where necessary, as the default does
     try:
-        own, decoding = split_options(options, audio)
+        own, given = split_options(options, audio)
         language_code(audio, own)
-        defaults.override_for_row(decoding)
+        decoding = defaults.override_for_row(given)
     except InputError as error:
         raise ServerError.of(error, field_name) from None
-    return TranscriptionRequest(content, options, response_format, granularities or ["segment"], stream)
+    return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream)
 
 
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
@@ -161,12 +160,13 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
         case "text":
             return PlainTextResponse(text + "\n")
         case name:
-            return PlainTextResponse("".join(formats.STREAMED[name](result.segments)), media_type=MEDIA_TYPES[name])
+            content = "".join(formats.STREAMED[name](result.segments))
+            return PlainTextResponse(content, media_type=formats.MEDIA_TYPES[name])
 
 
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:
     fields = {
-        "task": request.options["task"],
+        "task": request.options.task,
         "language": "en" if request.is_translation else result.language,  # of the text
         "duration": result.seconds,
         "text": result.text.strip(),
@@ -184,10 +184,15 @@ def usage(result: Transcription) -> dict[str, Any]:
     return {"type": "duration", "seconds": result.seconds}
 
 
-def delta_event(segments: Sequence[Segment], *, is_first: bool) -> dict[str, Any]:
-    text = "".join(segment.text for segment in segments)
+def delta_event(item: ClientRecording, progress: TranscriptionEvent) -> dict[str, Any] | None:
+    """Return the event of new segments. The first one of a recording begins without a space."""
+    if not progress.segments:
+        return None
+    text = "".join(segment.text for segment in progress.segments)
+    is_first = item.num_segments == len(progress.segments)
     return {"type": "transcript.text.delta", "delta": text.lstrip() if is_first else text}
 
 
-def done_event(result: Transcription) -> dict[str, Any]:
-    return {"type": "transcript.text.done", "text": result.text.strip()}
+def done_events(item: ClientRecording) -> list[dict[str, Any]]:
+    assert item.result is not None
+    return [{"type": "transcript.text.done", "text": item.result.text.strip()}]

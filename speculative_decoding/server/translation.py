@@ -19,7 +19,7 @@ from ..session import Session
 from .bodies import FORM, cancel_on_disconnect, media_type, read_fields
 from .errors import ServerError
 from .guard import require_token
-from .prompts import served_prompts
+from .prompts import client_prompts
 from .service import Service
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
@@ -136,7 +136,7 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
     found: list[str] = []
     size = service.limits.max_prompts
     for start in range(0, len(prompts), size):
-        with service.request(served_prompts(prompts[start : start + size], prompt_field="q")) as client:
+        with service.request(client_prompts(prompts[start : start + size], prompt_field="q")) as client:
             await client.wait_until_finished()
             for prompt in client.items:
                 if prompt.finish_reason == "length":

@@ -12,14 +12,14 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """All methods run on the event loop.
+    """All methods run on the event loop, but `add` also in the thread that reads the recording after it has arrived.
 
     Args:
         deadline: When its request must be finished, in the event loop's time.
-        count: Called with the number of bytes that arrive. It may raise `ServerError`.
+        count: Called with the number of bytes that are added. It may raise `ServerError`.
 
     Attributes:
-        size: Bytes in memory.
+        size: Bytes in memory: the file until it has been read, and its frames.
         is_opening: Whether it counts in the queue: it has arrived, and has not been passed to the decoding thread.
     """
 
@@ -31,7 +31,7 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes that have arrived. Raises `ServerError` if the recordings of all clients become too large."""
+        """Count bytes of the file or its frames. Raises `ServerError` if all recordings are too large."""
         self._count(size)
         self.size += size
 

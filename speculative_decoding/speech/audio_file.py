@@ -81,14 +81,14 @@ class Tensor(Protocol):
 
 
 class AudioSource(Protocol):
-    """A recording that can be read several times."""
+    """A recording, which is read once."""
 
     @property
     def name(self) -> str:
         """The recording in messages."""
 
     def blocks(self) -> Iterator[Samples]:
-        """Yield the samples from the start, between -1 and 1, in blocks of BLOCK_SAMPLES. The last one is shorter."""
+        """Yield the samples, between -1 and 1, in blocks of BLOCK_SAMPLES. The last one is shorter."""
 
 
 Audio = (
@@ -164,6 +164,21 @@ class AudioBytes:
         return decoded_blocks(BytesIO(self.content), self.name)
 
 
+class BegunSource:
+    """A recording whose first block has been read. Raises `InputError` if there is none."""
+
+    def __init__(self, source: AudioSource) -> None:
+        self.name = source.name
+        rest = source.blocks()
+        first = next(rest, None)
+        if first is None:
+            raise InputError(f"{self.name}: contains no sound; name another file")
+        self._blocks = chain([first], rest)
+
+    def blocks(self) -> Iterator[Samples]:
+        return self._blocks
+
+
 def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
     """Yield the samples of a file with an audio stream; see `AudioSource.blocks`."""
     decode = decode_any if find_spec("av") else decode_wav
@@ -179,7 +194,7 @@ def open_source(audio: Audio) -> AudioSource:
     audio: The path of a file; its content, as bytes or an open binary file; samples at 16 kHz in an array of NumPy or
         MLX or a tensor of PyTorch; or a source.
     """
-    if isinstance(audio, AudioArray | AudioFile | AudioBytes):
+    if isinstance(audio, AudioArray | AudioFile | AudioBytes | BegunSource):
         return audio
     if isinstance(audio, str | os.PathLike):
         path = Path(audio)

@@ -6,34 +6,34 @@ continues the text before it.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 from ..decoding.stats import GenerationStats
-from .mel import Frames, MelSpectrogram
+from ..models.audio import AudioFrames
+from ..rows import in_order
+from .recording import Recording
 from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment
 from .transcription import Transcription
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
-    """A part of a recording, as a `Recording`. Its frames are in memory, because chunks are not read in order."""
+class Part:
+    """A part of a recording."""
 
-    held: Frames
+    recording: Recording
+    start: int
+    num_frames: int
 
-    @property
-    def num_frames(self) -> int:
-        return len(self.held)
-
-    def frames(self, start: int, count: int) -> Frames:
-        return self.held[start : start + count]
+    def window(self, start: int, count: int, length: int) -> AudioFrames:
+        return self.recording.window(self.start + start, count, length)
 
 
-def transcribe_chunks(
-    recording: MelSpectrogram, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
+def chunk_events(
+    recording: Recording, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
 ) -> Iterator[TranscriptionEvent]:
     """Yield the progress of one recording.
 
@@ -49,8 +49,8 @@ def transcribe_chunks(
     stats = GenerationStats()
 
     def read(scheduler: Scheduler, start: int) -> Task:
-        chunk = Chunk(recording.frames(start, min(chunk_frames, total - start)))
-        return Task(chunk, scheduler.options, scheduler.decoding, start)
+        part = Part(recording, start, min(chunk_frames, total - start))
+        return Task(part, scheduler.options, scheduler.decoding, start)
 
     def decoded(language: str | None, some: range) -> Iterator[TranscriptionEvent]:
         scheduler = new_scheduler(language)
@@ -58,7 +58,7 @@ def transcribe_chunks(
 
     def merged(events: Iterable[TranscriptionEvent], first: int) -> Iterator[TranscriptionEvent]:
         nonlocal text
-        for event in in_order(events):
+        for event in in_order(events, attrgetter("number"), attrgetter("is_last")):
             start = starts[first + event.number]
             new = [moved(segment, start, len(segments) + i) for i, segment in enumerate(event.segments)]
             segments.extend(new)
@@ -92,15 +92,3 @@ def moved(segment: Segment, frames: int, id: int) -> Segment:
         end=segment.end + seconds,
         words=words,
     )
-
-
-def in_order(events: Iterable[TranscriptionEvent]) -> Iterator[TranscriptionEvent]:
-    """Yield all events of the first recording, then those of the second one, each as soon as possible."""
-    waiting: dict[int, deque[TranscriptionEvent]] = defaultdict(deque)
-    current = 0
-    for event in events:
-        waiting[event.number].append(event)
-        while waiting[current]:
-            ready = waiting[current].popleft()
-            yield ready
-            current += ready.is_last

@@ -1,4 +1,4 @@
-"""main.py --audio, or `speculative-decoding transcribe`: prints the segments of recordings as they are finished."""
+"""`transcribe`: prints the segments of recordings as they are finished."""
 
 from __future__ import annotations
 
@@ -6,64 +6,113 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
+from typing import Annotated as A
+from typing import Any
 
-from ..cli import common
-from ..cli.common import printing, say, write_stats
-from ..cli.compare import note_exactness
-from ..cli.flags import (
-    SHARED_FLAGS,
-    Files,
-    Recordings,
-    Views,
-    require_consistent,
-    transcribe_parser,
-    transcription_options,
-)
-from ..cli.parser import flags_from, require_writable
+from ..cli.common import printing, require_one_process, say, start_alone, write_stats
+from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, require_different_files
+from ..cli.parser import Parser, add_flags, flags_from, require_writable
 from ..cli.progress import ShowProgress, progress
 from ..cli.run_config import run_config_from
+from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
 from ..decoding.stats import GenerationStats
+from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.names import model_name
-from .audio_file import AudioBytes, AudioSource, open_source
-from .chunks import in_order
-from .formats import STREAMED
-from .options import TranscriptionOptions
+from ..rows import in_order
+from ..sampling import GenerationOptions
+from ..sampling.values import Bool, Int, Text
+from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
+from .formats import FORMATS, STREAMED, SUBTITLES
+from .keywords import DECODING
+from .options import TranscriptionOptions, transcription_specs
 from .scheduler import TranscriptionEvent, language_code
+
+FILES = (
+    "transcribe these files: 16 kHz WAV, and with the package av every audio and video format; - reads standard input"
+)
+OUTPUT_FORMAT = (
+    f"text, subtitles ({', '.join(SUBTITLES)}), or json with the fields of openai-whisper, as a list for several files"
+)
+CHUNKED = (
+    "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
+    "the text before it"
+)
+PYTHON_ONLY = ("prepend_punctuations", "append_punctuations")  # options without a flag
+BASIC = (
+    *("audio", "output_format", "chunked", "task", "language", "word_timestamps", "initial_prompt"),
+    *("clip_timestamps", "model", "draft_model", "drafter", "num_draft_tokens"),
+)
+
+
+@dataclass(frozen=True)
+class TranscribeFlags(RunFlags):
+    """The flags of `transcribe`, besides the options of a transcription and of decoding."""
+
+    audio: A[Sequence[str], Text(), FILES] = ()
+    output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "text"
+    chunked: A[bool, Bool(), CHUNKED] = False
+    slots: A[int, Int(1), "number of recordings, or of windows with --chunked, to transcribe together"] = DEFAULT_SLOTS
+
+    def __post_init__(self) -> None:
+        count = len(self.audio)
+        if count > 1 and self.output_format in SUBTITLES:
+            raise InputError(
+                f"{self.output_format} is for one file (got {count})", "output_format", "choose text or json"
+            )
+        if count > 1 and self.chunked:
+            problem = f"is for one file (got {count}), as several are transcribed together anyway"
+            raise InputError(problem, "chunked", "leave it out")
+
+
+def transcribe_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s FILE [FILE ...] --model NAME [options]",
+        description="Transcribe recordings with a speech model such as Whisper.",
+        basic=BASIC,
+    )
+    parser.add_argument("audio", nargs="+", metavar="FILE", help=FILES)
+    add_flags(parser, "output", TranscribeFlags, without=("audio", "prefix"))
+    add_flags(parser, "transcription", TranscriptionOptions, without=PYTHON_ONLY)
+    add_decoding_flags(parser, without=all_but(GenerationOptions, *DECODING))
+    return parser
 
 
 def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding transcribe") -> int:
-    parser = transcribe_parser(program)
-    chosen = parser.parse_args(argv)
-    return common.run(program, lambda: transcribe(chosen), name=parser.name_of)
+    return start_alone(transcribe_parser(program), argv, transcribe)
 
 
 def transcribe(chosen: argparse.Namespace) -> int:
-    """Transcribe the files of --audio, and return the exit status: 1 if some of several could not be transcribed."""
-    require_consistent(vars(chosen))
-    flags = flags_from(Recordings, chosen)
-    stats_json = flags_from(Views, chosen).stats_json
-    require_writable("stats_json", stats_json)
-    options = transcription_options(chosen)
-    slots = flags_from(Files, chosen).slots
+    """Transcribe the files, and return the exit status: 1 if some of several could not be transcribed."""
+    require_one_process()
+    given = vars(chosen)
+    flags = flags_from(TranscribeFlags, chosen)
+    require_writable("stats_json", flags.stats_json)
+    files: list[NamedFile] = [((Name("audio"),), name) for name in flags.audio]
+    require_different_files(given, files)
+    options = transcription_options(given)
+    slots = flags.slots
     if not flags.chunked:
+        if len(flags.audio) == 1 and "slots" in given:
+            raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
         slots = min(slots, len(flags.audio))
     recordings = [open_recording(name) for name in flags.audio]
-    require_a_recording(recordings)
+    begin_to_read(recordings)
 
-    decoding = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name not in SHARED_FLAGS})
+    decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
     config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
     pair = config.open()
     audio = pair.target.model.audio
     if audio is None:
         raise InputError(
             f"{model_name(pair.target.folder)} reads text and cannot transcribe",
-            "audio",
+            "model",
             ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
         )
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
@@ -81,10 +130,37 @@ def transcribe(chosen: argparse.Namespace) -> int:
     stats = output.stats
     say(f"{duration(output.seconds)} of audio in {seconds:.1f} s ({output.seconds / seconds:.1f} times real time)")
     say(run_summary(stats, config.options, len(flags.audio), 0))
-    if stats_json is not None:
+    if flags.stats_json is not None:
         settings = {"audio": list(flags.audio), "audio_seconds": output.seconds, "seconds": seconds, "slots": slots}
-        write_stats(stats_json, pair.folders | settings | options | {"drafter": config.drafter} | stats.as_dict())
+        settings |= pair.folders | options | {"drafter": config.options.drafter}
+        write_stats(flags.stats_json, settings | stats.as_dict())
     return 1 if output.has_errors else 0
+
+
+def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a transcription that were given, by name. Raises `InputError` for those without effect."""
+    options = {name: given[name] for name in transcription_specs() if name in given}
+    if options.get("language") == "none":  # detect it, whatever the model's default is
+        options["language"] = None
+    if "temperature" in given and "compression_ratio_threshold" in given:
+        raise InputError(
+            ("has no effect with ", Name("temperature"), ", which turns the fallback to higher temperatures off"),
+            "compression_ratio_threshold",
+            "leave one of them out",
+        )
+    if given.get("num_beams", 1) > 1 and given.get("temperature", 0) > 0:
+        raise InputError(
+            (f"{given['num_beams']} has no effect at ", Name("temperature"), f" {given['temperature']:g}"),
+            "num_beams",
+            "leave one out",
+        )
+    if "carry_initial_prompt" in given and "initial_prompt" not in given:
+        raise InputError(
+            ("has no effect without ", Name("initial_prompt")), "carry_initial_prompt", "give both, or leave it out"
+        )
+    if "chunked" in given and "clip_timestamps" in given:
+        raise InputError(("cannot be combined with ", Name("chunked")), "clip_timestamps", "leave one of them out")
+    return options
 
 
 def open_recording(name: str) -> AudioSource:
@@ -96,15 +172,15 @@ def open_recording(name: str) -> AudioSource:
     return AudioBytes(sys.stdin.buffer.read(), "standard input")
 
 
-def require_a_recording(recordings: Sequence[AudioSource]) -> None:
-    """Read the start of the files before models load. Raises `InputError` if none of them is a recording."""
-    for recording in recordings:
+def begin_to_read(recordings: list[AudioSource]) -> None:
+    """Read the first block of a recording before models load. Raises `InputError` if none of the files is one."""
+    for number, recording in enumerate(recordings):
         try:
-            if next(recording.blocks(), None) is not None:
-                return
-            error = InputError(f"{recording.name}: contains no sound; name another file")
+            recordings[number] = BegunSource(recording)
         except InputError as found:
             error = found
+        else:
+            return
     raise error if len(recordings) == 1 else InputError(f"none of the files can be read ({error})", "audio")
 
 
@@ -131,7 +207,8 @@ class Output:
 
     def print(self, events: Iterable[TranscriptionEvent]) -> None:
         with progress(prints_above=self.format in STREAMED) as show:
-            for index, own in groupby(in_order(self._watched(events, show)), key=attrgetter("number")):
+            ordered = in_order(self._watched(events, show), attrgetter("number"), attrgetter("is_last"))
+            for index, own in groupby(ordered, key=attrgetter("number")):
                 own = self._noted(own)
                 if self.format == "json":
                     *_, last = own

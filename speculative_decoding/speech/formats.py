@@ -38,6 +38,8 @@ def vtt(segments: Iterable[Segment]) -> Iterator[str]:
 
 
 STREAMED: dict[str, Callable[[Iterable[Segment]], Iterator[str]]] = {"text": text, "srt": srt, "vtt": vtt}
+MEDIA_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}  # of the server's responses
+SUBTITLES = tuple(name for name in STREAMED if name != "text")
 FORMATS = (*STREAMED, "json")
 
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-from ..errors import Name, UnknownOption
+from ..errors import UnknownOption
 from ..models.audio import AudioConfig
-from ..sampling import GenerationOptions
-from ..sampling.keywords import keyword_parameters
-from ..sampling.options import current_names, suggested_option
+from ..sampling.options import FOR_SPEECH, option_specs, shows, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
-P = ParamSpec("P")
-R = TypeVar("R")
+# The fields of `GenerationOptions` that a transcription has, too; it determines all others
+DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
-DECODING = (  # fields of `GenerationOptions`; a transcription determines all others
-    "num_beams",
-    "drafter",
-    "num_draft_tokens",
-    "acceptance",
-    "delta",
-    "max_ngram_size",
-    "strict",
-    "seed",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "timed",
-)
-ALSO_CALLED = {"src_lang": "language"}
-NAMES_FOR_TEXT = {"max_tokens": "sample_len", "max_new_tokens": "sample_len"}  # options of text to suggest another for
+shows_transcription_options = shows({**transcription_specs(), **DECODING})
 
 
 class TranscriptionKeywords(TypedDict, total=False):
@@ -55,7 +35,6 @@ class TranscriptionKeywords(TypedDict, total=False):
     prepend_punctuations: str
     append_punctuations: str
     sample_len: int | None
-    src_lang: str | None
     num_beams: int
     drafter: str | Any | None
     num_draft_tokens: int | str | Any
@@ -90,25 +69,12 @@ def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """The same as two mappings, whose values are not checked. Raises `InputError` for an unknown name."""
     own: dict[str, Any] = {}
     decoding: dict[str, Any] = {}
-    known = [*transcription_specs(), *DECODING]
-    named = {ALSO_CALLED.get(name, name): value for name, value in current_names(options).items()}
-    for name, value in named.items():
+    for name, value in options.items():
         if name in transcription_specs():
             own[name] = value
         elif name in DECODING:
             decoding[name] = value
         else:
-            meant = NAMES_FOR_TEXT.get(name)
-            way_out = ("did you mean ", Name(meant), "?") if meant else suggested_option(name, known)
+            way_out = suggested_option(name, [*transcription_specs(), *DECODING])
             raise UnknownOption("transcriptions have no such option", name, way_out)
     return own, decoding
-
-
-def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Let `help()` list every option, with its type and default, in place of **options."""
-    signature = inspect.signature(function)
-    leading = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    own = keyword_parameters(TranscriptionOptions).values()
-    decoding = [each for name, each in keyword_parameters(GenerationOptions).items() if name in DECODING]
-    function.__signature__ = signature.replace(parameters=[*leading, *own, *decoding])  # type: ignore[attr-defined]
-    return function

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Annotated, get_args
+from dataclasses import dataclass
+from typing import Annotated
 
 from ..errors import InputError, Name
-from ..sampling.options import OptionSpec, validate
-from ..sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union, annotations_of
+from ..sampling.options import documented, validate
+from ..sampling.values import (
+    BASIC,
+    PYTHON_ONLY,
+    Bool,
+    Flag,
+    Int,
+    ListOf,
+    Number,
+    OptionSpec,
+    OrNone,
+    Text,
+    Union,
+    specs_of,
+)
 
 TASKS = ("transcribe", "translate")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class TranscriptionOptions:
     """How to transcribe a recording. Raises `InputError` naming the option for a value that is not accepted."""
@@ -23,14 +36,17 @@ class TranscriptionOptions:
         str,
         Text(TASKS),
         "transcribe the speech, or translate it to English; the model's files may state another default",
+        BASIC,
     ] = "transcribe"
     language: Annotated[
         str | None,
         OrNone(Text()),
         "language of the speech, such as en or English; none: detect it in the first 30 seconds (default: the model's "
         "language if its files state one, else none)",
+        BASIC,
+        Flag("source-language"),
     ] = None
-    word_timestamps: Annotated[bool, Bool(), "return the time of each word"] = False
+    word_timestamps: Annotated[bool, Bool(), "return the time of each word", BASIC] = False
     without_timestamps: Annotated[bool, Bool(), "write no timestamps; a segment is a window of 30 seconds"] = False
     initial_prompt: Annotated[
         str | None, OrNone(Text(may_be_empty=True)), "text before the first window, such as names with their spelling"
@@ -74,13 +90,18 @@ class TranscriptionOptions:
         Union((Text(may_be_empty=True), ListOf(Number(0)))),
         "transcribe only START,END,START,END,... in seconds; the last end may be missing",
     ] = "0"
-    prepend_punctuations: Annotated[str, Text(may_be_empty=True), "punctuation that belongs to the next word"] = (
-        "\"'“¿([{-"
-    )
-    append_punctuations: Annotated[str, Text(may_be_empty=True), "punctuation that belongs to the word before it"] = (
-        "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
-    )
-    sample_len: Annotated[int | None, OrNone(Int(1)), "maximum number of tokens of a window (default: 224)"] = None
+    prepend_punctuations: Annotated[
+        str, Text(may_be_empty=True), "punctuation that belongs to the next word", PYTHON_ONLY
+    ] = "\"'“¿([{-"
+    append_punctuations: Annotated[
+        str, Text(may_be_empty=True), "punctuation that belongs to the word before it", PYTHON_ONLY
+    ] = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+    sample_len: Annotated[
+        int | None,
+        OrNone(Int(1)),
+        "maximum number of tokens of a window (default: 224)",
+        Flag("max-tokens", short="-m"),
+    ] = None
 
     def __post_init__(self) -> None:
         for name, spec in transcription_specs().items():
@@ -113,12 +134,6 @@ class TranscriptionOptions:
         return list(zip(points[::2], points[1::2], strict=True))
 
 
-@cache
 def transcription_specs() -> Mapping[str, OptionSpec]:
     """The options by name, in order."""
-    hints = annotations_of(TranscriptionOptions)
-    specs = {}
-    for each in fields(TranscriptionOptions):
-        _, type_, help_ = get_args(hints[each.name])
-        specs[each.name] = OptionSpec(type_, help_, per_row=True)
-    return specs
+    return specs_of(TranscriptionOptions)

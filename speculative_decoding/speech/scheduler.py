@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-
-import mlx.core as mx
 
 from ..decoding.request import Request
 from ..draft_length.base import DraftLength
@@ -17,13 +15,16 @@ from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..models.threads import use_mlx
+from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
+from .audio_file import Audio
 from .keywords import split_names
 from .options import TranscriptionOptions
+from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
-from .transcription import Attempt, Recording, Transcriber, Transcription
+from .transcription import Attempt, Transcriber, Transcription, WindowSource
 from .window_requests import WindowRequests, language_probabilities
 
 
@@ -59,7 +60,7 @@ class TranscriptionEvent(NamedTuple):
 class Task:
     """A recording, and how to transcribe it. first_frame: where it begins in a longer one, of which it is a part."""
 
-    recording: Recording
+    recording: WindowSource
     options: TranscriptionOptions
     decoding: GenerationOptions  # drafts, sampling, beams
     first_frame: int = 0
@@ -91,20 +92,21 @@ class Running:
 
 @dataclass
 class Scheduler:
-    """Decodes the windows of several recordings side by side.
+    """Decodes the windows of several recordings side by side; a `rows.Scheduler`.
 
-    `start` prepares the first window of a recording, and `step` decodes. A recording that is `paused` between two
-    outputs has no slot; `resume` gives it one. What it needs to continue is its own, so its text does not depend on
-    when it is resumed.
+    A caller that shares slots between clients uses `start`, `decode_round` and `resume` in place of `submit` and
+    `step`: a recording that is `paused` between two outputs has no slot until it is resumed. What it needs to continue
+    is its own, so its text does not depend on when that happens.
 
     Args:
         model: A speech model.
         tokenizer: The model's.
-        options: How to transcribe recordings without a `Task`.
+        options: How to transcribe recordings that have no options of their own.
         decoding: How to decode them: drafts, sampling, beams.
         slots: How many recordings are transcribed together.
         new_engine: Makes an engine for requests with these options.
         draft_length: Chooses the draft lengths of a request with these options.
+        num_mel_bins: See `Recording`.
     """
 
     model: EncoderDecoder
@@ -114,6 +116,7 @@ class Scheduler:
     slots: int
     new_engine: Callable[[GenerationOptions, int], Engine]
     draft_length: Callable[[GenerationOptions, int], DraftLength]
+    num_mel_bins: Sequence[int]
     _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
     _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
     _paused: dict[int, Running] = field(init=False, default_factory=dict)  # by number
@@ -124,7 +127,14 @@ class Scheduler:
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
 
-    def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
+    def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
+        """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
+        own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
+        if "audio" not in own:
+            raise InputError("is missing: this model transcribes speech", "audio", "name a file")
+        return self.task(open_audio(own.pop("audio"), self.num_mel_bins), own)
+
+    def task(self, recording: WindowSource, overrides: Mapping[str, Any]) -> Task:
         """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
         own, decoding = split_names(overrides)
         return Task(recording, replace(self.options, **own), self.decoding.override_for_row(decoding))
@@ -139,29 +149,31 @@ class Scheduler:
         """The recordings that wait for `resume`."""
         return [*self._paused]
 
-    def seek(self, number: int) -> int:
-        """The first frame that a paused recording needs."""
-        return self._paused[number].transcriber.seek
+    @property
+    def wants_more(self) -> bool:
+        return self.running < self.slots
 
-    def run(self, recordings: Iterable[Callable[[], Recording | Task]]) -> Iterator[TranscriptionEvent]:
+    @property
+    def is_idle(self) -> bool:
+        return not self._decoding
+
+    def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
-        waiting = enumerate(recordings)
-        has_more = True
-        while has_more or self._decoding:
-            while has_more and self.running < self.slots:
-                number, open_recording = next(waiting, (-1, None))
-                if open_recording is None:
-                    has_more = False
-                    break
-                try:
-                    opened = open_recording()
-                    task = opened if isinstance(opened, Task) else Task(opened, self.options, self.decoding)
-                    yield from self.start(number, task)
-                except InputError as error:
-                    yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
-                yield from self._resume_all()
-            yield from self.step()
-            yield from self._resume_all()
+        return drive(self, enumerate(recordings))
+
+    def submit(self, item: tuple[int, Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
+        """Open a numbered recording, and give it a slot."""
+        number, open_recording = item
+        try:
+            yield from self.start(number, open_recording())
+        except InputError as error:
+            yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
+        yield from self._resume_all()
+
+    def step(self) -> Iterator[TranscriptionEvent]:
+        """Run a round, and let every recording continue with its next output."""
+        yield from self.decode_round()
+        yield from self._resume_all()
 
     def _resume_all(self) -> Iterator[TranscriptionEvent]:
         for number in self.paused:
@@ -183,7 +195,7 @@ class Scheduler:
         yield one.event()
         yield from self._advance(one, None)
 
-    def step(self) -> Iterator[TranscriptionEvent]:
+    def decode_round(self) -> Iterator[TranscriptionEvent]:
         """Run a round of every recording with a slot. One whose output is complete is paused before the next."""
         for engine in [*self._engines.values()]:
             for event in engine.step():
@@ -218,9 +230,10 @@ class Scheduler:
                 self._engine(request.options).cancel(request)
                 del self._decoding[request]
 
-    def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
+    def _detect(self, recording: WindowSource) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
-        opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
+        length = self.audio.window_frames
+        opening = recording.window(0, length, length)
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
@@ -231,9 +244,6 @@ class Scheduler:
             one.attempt = next(one.attempts) if output is None else one.attempts.send(output)
         except StopIteration:
             yield one.event(is_last=True)
-            return
-        except InputError as error:  # the file is damaged further on
-            yield one.event()._replace(error=error)
             return
         self._paused[one.number] = one
         if one.transcriber.seek != seek:

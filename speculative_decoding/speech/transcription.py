@@ -10,10 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
-
 from ..decoding.stats import GenerationStats
 from ..models.audio import AudioFrames
 from .hallucinations import cut_hallucinations, leading_silence
@@ -25,14 +21,14 @@ from .word_timestamps import TimedWord, add_words
 HIGH_TEMPERATURE = 0.5  # the next window does not continue text that was sampled above it
 
 
-class Recording(Protocol):
-    """The log-mel frames of a recording, 100 per second."""
+class WindowSource(Protocol):
+    """A recording or a part of one. There are 100 frames per second."""
 
     @property
     def num_frames(self) -> int: ...
 
-    def frames(self, start: int, count: int) -> NDArray[np.float32]:
-        """Frames `start` to `start + count`, (count, mel bands)."""
+    def window(self, start: int, count: int, length: int) -> AudioFrames:
+        """Frames `start` to `start + count`, silence if the recording ends before; then zeros up to `length` frames."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class Transcriber:
         stats: Counts and times of all outputs, added by the caller.
     """
 
-    recording: Recording = field(repr=False)
+    recording: WindowSource = field(repr=False)
     text_tokens: SpeechText = field(repr=False)
     language: str
     options: TranscriptionOptions
@@ -133,8 +129,7 @@ class Transcriber:
         size = min(length, self.recording.num_frames - self.seek, end - self.seek)
         if self.opening is not None and (self.seek, size) == (0, length):
             return Window(self.seek, size, self.opening)
-        frames = self.recording.frames(self.seek, size)
-        return Window(self.seek, size, AudioFrames(mx.array(np.pad(frames, [(0, length - size), (0, 0)]))))
+        return Window(self.seek, size, self.recording.window(self.seek, size, length))
 
     def _with_fallback(self, window: Window) -> Generator[Attempt, DecodedWindow, DecodedWindow]:
         """Try the temperatures in turn until an output is neither repetitive nor unlikely, or the window is silent."""

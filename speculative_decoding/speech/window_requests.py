@@ -9,15 +9,16 @@ import mlx.core as mx
 import numpy as np
 
 from ..decoding.prompt import DecoderPrompt
-from ..decoding.request import Evidence, Request
+from ..decoding.request import Request
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..sampling import Constraints, GenerationOptions
-from ..sampling.constraints import TimestampRules
 from ..sampling.random import sample_seed
+from .evidence import Evidence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_POSITION, DecodedWindow, Window
 from .speech_text import SpeechText
+from .timestamp_rules import TimestampRules
 from .transcription import Attempt
 from .word_timestamps import TimedWord, align
 
@@ -76,7 +77,7 @@ class WindowRequests:
             self.decoding.no_repeat_ngram_size or 0,
             banned=tuple((token,) for token in never),
             not_before=tuple((token, begin + 1) for token in self.text.blank),
-            timestamps=rules,
+            processor=rules,
         )
         positions = self.max_positions
         length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not read
@@ -90,13 +91,22 @@ class WindowRequests:
             seed=sample_seed(self.decoding.seed, number),
         )
         options = self.model.generation_config.with_defaults(options, begin)
+        search = None
+        if options.num_beams > 1:
+            from .transcript_search import TranscriptBeamSearch
+
+            assert options.length_penalty is not None and options.early_stopping is not None
+            search = TranscriptBeamSearch(
+                options.num_beams, options.length_penalty, options.early_stopping, length, {audio.end}, tokens
+            )
         evidence = Evidence(len(previous) + 1, audio.no_speech)
-        return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence)
+        return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence, search)
 
     def decoded(self, request: Request) -> DecodedWindow:
         """The output of a finished request."""
-        evidence = request.evidence
-        assert evidence is not None and evidence.probability is not None
+        evidence = request.observer
+        assert isinstance(evidence, Evidence) and evidence.probability is not None
+        sum_logprob = evidence.sum_logprob if request.search is None else request.search.sum_logprob
         tokens = request.tokens
         if tokens[-1:] == [self.audio.end]:
             tokens = tokens[:-1]
@@ -104,7 +114,7 @@ class WindowRequests:
             tokens,
             self.text.decode(tokens).strip(),
             request.options.temperature,
-            evidence.sum_logprob / (len(tokens) + 1),
+            sum_logprob / (len(tokens) + 1),
             float(evidence.probability),
         )
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..cli import common
-from ..cli.common import say
+from ..cli.common import read_prompts, say, start_alone
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
@@ -20,7 +19,7 @@ from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
 from ..loading.load import ModelHandle, open_model
 from ..loading.pair import require_same_tokens
-from ..sampling.values import Bool, Int, Number, Text
+from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from .options import TrainingOptions
 from .recordings import Prompt, read_manifest
@@ -35,15 +34,21 @@ LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
 class TrainFlags(TrainingOptions):
     """The flags of `train`. Raises `InputError` for contradictions."""
 
-    model: A[str | None, Text(), "the target: a folder, or a name under models/"] = None
+    model: A[str | None, Text(), "the target: a folder, or a name under models/", Flag(metavar="NAME")] = None
     output: A[Path | None, File(), "the folder to write; unfinished work is kept in OUTPUT.training"] = None
     kind: A[str, Text(tuple(LEARNING_RATES)), "train a draft head, or distill the --draft-model"] = "head"
     draft_model: A[
-        str | None, Text(), "the draft to start from: a head of this target, or with --kind model a small model"
+        str | None,
+        Text(),
+        "the draft to start from: a head of this target, or with --kind model a small model",
+        Flag(metavar="NAME"),
     ] = None
-    adapter: A[str | None, Text(), "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub"] = (
-        None
-    )
+    adapter: A[
+        str | None,
+        Text(),
+        "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub",
+        Flag(metavar="NAME"),
+    ] = None
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
     steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False
@@ -78,6 +83,7 @@ class TrainFlags(TrainingOptions):
 def train_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
+        usage="%(prog)s --model NAME --prompts FILE [FILE ...] --output FOLDER [options]",
         description="Train a draft head for a target, or distill a small model, on the target's own outputs.",
         argument_default=argparse.SUPPRESS,
     )
@@ -104,7 +110,7 @@ def train(chosen: argparse.Namespace) -> int:
     folder = find(flags.model, "model")
     conversion.require_replaceable(flags.output, folder, flags.force)
     prompts: dict[str, Sequence[Prompt]] = {}
-    prompts |= {str(path): common.read_prompts(path, Name("prompts")) for path in chosen.prompts}
+    prompts |= {str(path): read_prompts(path, Name("prompts")) for path in chosen.prompts}
     prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
     target = open_model(folder, dtype="float32", adapter=flags.adapter)
     require_readable(target, flags, bool(chosen.audio_manifest))
@@ -241,7 +247,5 @@ def plot_curves(path: Path, history: Sequence[Sequence[float]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
-    parser = train_parser(program)
-    chosen = parser.parse_args(argv)
     when_interrupted = "; run the same command with --resume to continue"
-    return common.run("train", lambda: train(chosen), when_interrupted, parser.name_of)
+    return start_alone(train_parser(program), argv, train, when_interrupted)

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..session import Session
-from ..speech.mel import open_audio
+from ..speech.recording import open_audio
 from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech.speech_text import SpeechText
 from ..speech.window_requests import MAX_POSITIONS
@@ -91,7 +91,7 @@ class WindowMaker:
         """Yield the windows of a recording. previous: output ids before it."""
         audio = self.text.audio
         longest = audio.window_frames
-        mel = open_audio(recording.audio, audio.num_mel_bins)
+        mel = open_audio(recording.audio, [audio.num_mel_bins])
         rest = list(recording.segments)
         start = 0
         while rest:

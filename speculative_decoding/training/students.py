@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters.draft_model import DraftModel, DraftVocabulary
+from ..drafters.draft_model import DraftVocabulary
 from ..models.base import EncoderDecoder
 from ..models.cache import padding_mask
 from ..models.draft_head import DraftHead
@@ -48,7 +48,7 @@ class Student(ABC):
         """Return the final states (N, d) at the label positions; (N, d + 1) if the output matrix has a bias row."""
 
     @abstractmethod
-    def draft(self) -> DraftModel | DraftHead:
+    def draft(self) -> EncoderDecoder | DraftHead:
         """Return the draft with its current weights."""
 
     @property
@@ -128,9 +128,9 @@ class ModelStudent(Student):
     def output_model(self) -> EncoderDecoder:
         return self.module
 
-    def draft(self) -> DraftModel:
+    def draft(self) -> EncoderDecoder:
         self.module.finalize()
-        return DraftModel(self.module)
+        return self.module
 
 
 def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:

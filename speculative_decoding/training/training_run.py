@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
 from ..decoding.stats import GenerationStats
-from ..draft_length.costs import RoundCosts
+from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
 from ..loading import manifest
@@ -215,13 +215,13 @@ class TrainingRun:
 
     def expected_speedup(self, tokens_per_call: float) -> float:
         """Return the speedup over baseline decoding that the measured costs of this machine predict."""
-        round_seconds = self._costs.round_seconds(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
-        return tokens_per_call * self._costs.baseline / round_seconds
+        round_cost = self._costs.round_cost(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
+        return tokens_per_call * self._costs.baseline / round_cost
 
     @cached_property
     def _costs(self) -> RoundCosts:
         drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
-        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).settle(1)
+        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).measure_fully(1)
 
     @property
     def memory_needed(self) -> int:

@@ -12,8 +12,9 @@ import pytest
 
 from speculative_decoding import InputError, Session, load
 from speculative_decoding.beam_search.search import BeamSearch, Continuation, best_continuations
+from speculative_decoding.cli.lines import InputLine
 from speculative_decoding.cli.main import main
-from speculative_decoding.jobs.input import InputLine, ParsedLine
+from speculative_decoding.jobs.input import ParsedLine
 from speculative_decoding.jobs.job import record
 from speculative_decoding.loading.load import BUNDLED, checked_generation_config
 from speculative_decoding.models.base import EncoderDecoder
@@ -312,13 +313,8 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
             ["--num-return-sequences", "2", "--show-draft"],
             "--show-draft: needs a single output, not --num-return-sequences 2",
         ),
-        (
-            ["--interactive", "--num-return-sequences", "2"],
-            "--num-return-sequences: cannot be combined with --interactive",
-        ),
     ):
-        given = [*prompt, *more] if "--interactive" not in more else more
-        assert main(given) == 2
+        assert main([*prompt, *more]) == 2
         assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
 
 

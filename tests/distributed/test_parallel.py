@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -23,12 +21,10 @@ import pytest
 from speculative_decoding import InputError, checkpoints, models
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
-from speculative_decoding.decoding.results import BatchResult, GenerationResult
-from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
+from speculative_decoding.distributed import Channel, shard_model
 from speculative_decoding.distributed.channel import accept, connect
 from speculative_decoding.distributed.sharding import Shard
-from speculative_decoding.jobs.messages import parse_batch_result
+from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.loading.load import Storage, build_model
 from tests.support import parallel_process
 from tests.support.parallel_process import GOLDENS, PROMPT
@@ -123,16 +119,16 @@ def test_all_ranks_run_the_same_passes(two: Any) -> None:
 def test_a_data_parallel_job_writes_the_bytes_of_one_process(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The job can be resumed after a process died, which is reported in one line."""
     folder, said = two
-    job = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
-    assert main_command([*job, "--output", str(folder / "one.jsonl")]) == 0
+    job = ["--model", str(folder / "words"), str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
+    assert batch_command([*job, "--output", str(folder / "one.jsonl")]) == 0
     one, data, dead = ((folder / f"{name}.jsonl").read_bytes() for name in ("one", "data", "dead"))
     assert data == one and json.loads(said[0][1].splitlines()[1]) == 0
     assert one.startswith(dead) and len(dead) < len(one)
     assert [status for status, *_ in said] == [1, -9]
     (line,) = (each for each in said[0][2].splitlines() if "error" in each)
-    assert line.startswith("main.py: error: process 2: has ended, or has been unreachable for 20 seconds")
+    assert line.startswith("speculative-decoding batch: error: process 2: has ended, or has been unreachable for 20")
     assert "Traceback" not in said[0][2]
-    assert main_command([*job, "--output", str(folder / "dead.jsonl"), "--resume"]) == 0
+    assert batch_command([*job, "--output", str(folder / "dead.jsonl"), "--resume"]) == 0
     assert (folder / "dead.jsonl").read_bytes() == one
 
 
@@ -203,37 +199,12 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
         ("t5", 3, "with num_heads 4, d_ff 64; use 2 or 4"),
         ("marian", 4, "encoder_attention_heads 2"),
-        ("whisper", 2, "processes cannot share a speech model; use one process, or"),
+        ("whisper", 2, "processes cannot share a speech model; use one process"),
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
         assert words in refusal(name, processes, monkeypatch)
     quantized = refusal("t5", 4, monkeypatch, bits=4)
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
-
-
-def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
-    sent, answers = Counter[int](), list[tuple[int, Any]]()
-
-    def send(row: Any, rank: int | None = None) -> None:
-        if rank is not None:
-            sent[rank] += 1
-            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
-
-    def engine(rows: Iterator[Any]) -> list[BatchResult]:
-        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
-
-    channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    rows: Iterator[Any] = iter([{}] * 24)
-    found = decode_on_all_ranks(rows, engine, channel, range(1, 4), max_pending=28, parse=parse_batch_result)
-    assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
-
-
-def test_a_result_survives_its_message() -> None:
-    stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
-    stats.accepted_histogram.update({0: 1, 2: 4})
-    one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
-    for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Joining and lost ranks.
@@ -286,7 +257,7 @@ def test_a_silent_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flag_without_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main_command(["--prompt", "a", "--parallel", "tensor"]) == 2
+    assert batch_command(["prompts.txt", "--parallel", "tensor"]) == 2
     assert "--parallel: tensor has no effect on one process" in capsys.readouterr().err
     monkeypatch.setenv("MLX_RANK", "0")
     assert main_command(["--prompt", "a"]) == 2

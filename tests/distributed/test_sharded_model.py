@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from speculative_decoding import InputError
+from speculative_decoding.distributed import shard_model
 from speculative_decoding.distributed.sharded_model import BroadcastCache, RankBroadcaster, sharded_class
+from speculative_decoding.loading.load import BUNDLED, open_model
+from speculative_decoding.models import memory_budget
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.support.tiny import tiny_model
@@ -104,3 +109,15 @@ def test_other_ranks_free_deleted_caches(ranks: tuple[Any, Any, Line]) -> None:
     gc.collect()
     first.states(mx.array([[3], [4], [5]]), kept)
     assert follow(other, line).keys() == {kept.number}
+
+
+def test_a_process_opens_its_shard_and_needs_memory_for_that_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: Any = SimpleNamespace(rank=1, size=2, is_first=False)
+    shard = partial(shard_model, processes=processes)
+    whole, own = open_model(BUNDLED / "t5-web-docs"), open_model(BUNDLED / "t5-web-docs", shard=shard)
+    assert (whole.model.ranks, own.model.ranks) == (1, 2)
+    assert whole.nbytes / 2 < own.nbytes < whole.nbytes  # each process holds the embedding and the norms
+    monkeypatch.setattr(memory_budget, "physical_memory", lambda: own.nbytes)
+    assert open_model(BUNDLED / "t5-web-docs", shard=shard).nbytes == own.nbytes
+    with pytest.raises(InputError, match="exceed this computer's memory"):
+        open_model(BUNDLED / "t5-web-docs")

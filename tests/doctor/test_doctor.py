@@ -1,4 +1,4 @@
-"""--doctor: the report, private facts that its JSON must not contain, and planted faults that it must find."""
+"""`doctor`: the report, private facts that its JSON must not contain, and planted faults that it must find."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding.cli import device, programs
-from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli import programs
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.doctor import command as doctor
-from speculative_decoding.doctor import diagnosis
+from speculative_decoding.doctor import device, diagnosis
 from speculative_decoding.doctor.kernel_checks import kernel_checks
+from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length import adaptive
-from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength, recommend_length
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.session import Session
 from tests.parity.test_families import FOLDERS
+from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import load_golden
 from tests.support.paths import ROOT
 from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
@@ -54,7 +56,7 @@ def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
 ) -> None:
     file = tmp_path / "figures.json"
     file.write_text("old")
-    assert main_command.main(["--doctor", *pair, "--json", str(file)]) == 0
+    assert doctor.main([*pair, "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert [out.index(f"\n{each}") for each in SECTIONS] == sorted(out.index(f"\n{each}") for each in SECTIONS)
     assert [line for line in out.splitlines() if len(line) > 80] == [] and "all checks: pass" in out
@@ -90,8 +92,17 @@ def test_a_speech_model_is_tested_with_the_bundled_recording(
     own_precision_only(monkeypatch)
     config = WHISPER | {"num_mel_bins": 80, "max_target_positions": 120}
     folder = save_whisper(tiny_whisper(**config), tmp_path / "hf", config)
-    assert main_command.main(["--doctor", "--model", str(folder)]) == 0
+    assert doctor.main(["--model", str(folder)]) == 0
     assert "1 of 1 identical" in capsys.readouterr().out
+
+
+def test_without_the_folder_speech_the_self_test_of_a_speech_model_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "has_room", lambda name: False)
+    model = tiny_whisper()
+    prompts = [*diagnosis.self_test_prompts(None, model.audio)]
+    found = diagnosis.self_test(Session(model, Numbers()), prompts)
+    assert prompts == [] and found["skipped"] == "the folder speech is missing" and not found["differences"]
+    assert diagnosis.has_passed({"self_test": found})
 
 
 def test_only_json_goes_to_standard_output(
@@ -108,7 +119,7 @@ def test_json_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
     monkeypatch.setattr(doctor, "print_report", lambda *_: None)
     (link := tmp_path / "link").symlink_to(tmp_path / "file")
-    assert main_command.main(["--doctor", "--json", str(link)]) == 1
+    assert doctor.main(["--json", str(link)]) == 1
     assert link.is_symlink() and json.loads((tmp_path / "file").read_text()) == {"passed": False}
 
 
@@ -116,7 +127,7 @@ def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_precision_only(monkeypatch)
-    assert main_command.main(["--doctor", "--json", "-"]) == 0
+    assert doctor.main(["--json", "-"]) == 0
     found = json.loads(text := capsys.readouterr().out)
     assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
     assert found["precisions"][0]["self_test"]["identical"] == 6
@@ -148,7 +159,7 @@ def test_a_wrong_fused_kernel_is_found(
     own_precision_only(monkeypatch)
     monkeypatch.setattr(diagnosis, "self_test", lambda *_: {"differences": [], "skipped": "not now"})
     monkeypatch.setattr(mx.fast, name, FUSED[name])
-    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    assert doctor.main([*pair, "--json", "-"]) == 1
     out, err = capsys.readouterr()
     failed = {each["kernel"] for each in json.loads(out)["precisions"][0]["kernels"] if each["failed"]}
     assert failed == {name} and "FAIL" in err and "all checks" not in err
@@ -170,7 +181,7 @@ def test_wrongly_accepted_tokens_are_found(
     own_precision_only(monkeypatch)
     right = acceptance.longest_prefix
     monkeypatch.setattr(acceptance, "longest_prefix", lambda draft, keep, best: right(draft, keep | True, best))
-    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    assert doctor.main([*pair, "--json", "-"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["precisions"][0]["self_test"]["differences"] and "differs at token" in err
 
@@ -180,23 +191,19 @@ def test_weights_that_do_not_fit_in_memory_are_not_loaded(
 ) -> None:
     monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})
     monkeypatch.setattr(diagnosis, "check_precision", lambda *_, **__: pytest.fail())
-    assert main_command.main(["--doctor", *pair]) == 0
+    assert doctor.main([*pair]) == 0
     out = capsys.readouterr().out
     assert "nothing was checked" in out and "skipped: does not fit into memory" in out and "Target passes" not in out
 
 
 REFUSED = [
-    ("--json: has no effect without --doctor", "--json", "x.json"),
-    ("prompt: cannot be combined with --doctor", "--doctor", "--prompt", "x"),
-    ("--input: cannot be combined with --doctor", "--doctor", "--input", "x"),
-    ("--interactive: cannot be combined with --doctor", "--doctor", "--interactive"),
-    ("--compare: cannot be combined with --doctor", "--doctor", "--compare"),
-    ("--verify: cannot be combined with --doctor", "--doctor", "--verify"),
-    ("--trace: cannot be combined with --doctor", "--doctor", "--trace", "x"),
-    ("--temperature: cannot be combined with --doctor", "--doctor", "--temperature", "1"),
-    ("--num-draft: cannot be combined with --doctor", "--doctor", "--num-draft", "3"),
-    ("--json: /nowhere/x.json cannot be written", "--doctor", "--json", "/nowhere/x.json"),
-    ("--json: . cannot be written", "--doctor", "--json", "."),
+    ("unexpected argument", "x"),
+    ("--prompt: unknown option", "--prompt", "x"),
+    ("--verify: unknown option", "--verify"),
+    ("--temperature: unknown option", "--temperature", "1"),
+    ("--num-draft: unknown option", "--num-draft", "3"),
+    ("--json: /nowhere/x.json cannot be written", "--json", "/nowhere/x.json"),
+    ("--json: . cannot be written", "--json", "."),
 ]
 
 
@@ -204,7 +211,11 @@ REFUSED = [
 def test_flags_without_effect_are_one_line_errors(
     words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main_command.main(arguments) == 2
+    try:
+        status = doctor.main(arguments)
+    except SystemExit as ended:  # raised by argparse
+        status = int(ended.code or 0)
+    assert status == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and words in err
 
@@ -223,7 +234,7 @@ def test_recommendations_equal_those_of_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
-    monkeypatch.setattr(adaptive, "HOPE", 0.0)
+    monkeypatch.setattr(adaptive, "OPTIMISM", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
     _, speedup = length._best([MODEL], [LONGEST], costs)

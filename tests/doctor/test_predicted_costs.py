@@ -19,7 +19,7 @@ from speculative_decoding.doctor.predicted_costs import (
     predicted_costs,
     relative_costs,
 )
-from speculative_decoding.draft_length.adaptive import recommend_length
+from speculative_decoding.doctor.recommendation import recommend_length
 from tools import predicted_speed
 
 BASE = Work(247_600_000, 165)  # T5-base in 16 bits

@@ -13,23 +13,24 @@ import pytest
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
 from speculative_decoding.draft_length import DraftLength, DraftOutcome, FixedLength
-from speculative_decoding.drafters import DraftModel, DraftRequest, NgramDrafter, RequestView
+from speculative_decoding.drafters import DraftRequest, NgramDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.memory_budget import slots_within
 from speculative_decoding.sampling import GenerationOptions
+from tests.support.rooms import needs_room
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters, every_row_at_the_furthest_offset
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-TRIMMED = DraftModel(DRAFT, DraftVocabulary((1, 3, 5, 8, 9, 13, 20)))
+TRIMMED = DraftVocabulary((1, 3, 5, 8, 9, 13, 20))
 PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abcdefghijkl", "cc", "hij", "ecb", "iii"]
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"drafter": "none"},
     "model": {"drafter": "model", "draft_model": DRAFT},
-    "model, trimmed": {"drafter": "model", "draft_model": TRIMMED},
+    "model, trimmed": {"drafter": "model", "draft_model": DRAFT, "draft_vocabulary": TRIMMED},
     "default": {"draft_model": DRAFT},
     "default, without a draft model": {},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
@@ -330,7 +331,14 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
         session.generate(["abc", 5])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "acceptance": "coupled"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"num_beams": 3}, marks=needs_room("beam_search")),
+        {"temperature": 1.0, "acceptance": "coupled"},
+    ],
+)
 def test_a_blank_text_of_several_gives_a_blank_text_and_leaves_the_others_unchanged(options: dict[str, Any]) -> None:
     session = Session(TARGET, Letters(), slots=2)
     rows: list[Any] = ["", "abc", " \t\n", {"prompt": "", "max_tokens": 5}, "cab", "\u3000"]

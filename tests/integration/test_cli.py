@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import io
 import json
@@ -23,27 +22,21 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import Session, models, session
-from speculative_decoding.cli import compare
+from speculative_decoding import models, session
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli import runner
 from speculative_decoding.cli import verify as verify_command
-from speculative_decoding.cli.common import read_prompts
-from speculative_decoding.cli.flags import main_parser
+from speculative_decoding.cli.main import EXAMPLE, prompt_parser
 from speculative_decoding.cli.parser import flag
-from speculative_decoding.cli.prompts import EXAMPLE
-from speculative_decoding.cli.views import make_console
+from speculative_decoding.cli.runner import PromptRunner
 from speculative_decoding.decoding.results import blank_result
-from speculative_decoding.draft_length.calibration import Calibration
-from speculative_decoding.draft_length.planner import PassPlanner
 from speculative_decoding.engine import Engine, Event
-from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
-from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS, SCHEDULES, default, option_specs
+from speculative_decoding.sampling import DRAFTERS, GenerationOptions
+from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -100,9 +93,7 @@ def test_draft_and_verify_times_are_shown_with_show_draft_and_trace(tmp_path: Pa
 def test_the_prompt_may_be_a_positional_argument(main_py) -> None:  # type: ignore[no-untyped-def]
     assert main_py(PROMPT)[:2] == main_py("--prompt", PROMPT)[:2]
     status, _, error = main_py(PROMPT, "--prompt", PROMPT)
-    assert status == 2 and "prompt: cannot be combined with a positional prompt" in error
-    status, _, error = main_py(PROMPT, "--input", "x")
-    assert status == 2 and "prompt: cannot be combined with --input" in error
+    assert status == 2 and "argument --prompt: not allowed with argument PROMPT" in error
 
 
 def test_the_users_own_prompts_print_once_that_the_bundled_target_is_a_demonstration(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -151,18 +142,6 @@ def test_standard_input_with_a_byte_order_mark_is_decoded(encoding: str, main_py
     assert main_py("-m", "8", stdin=(mark + text).encode(encoding))[:2] == expected and expected[0] == 0
 
 
-def test_files_with_a_byte_order_mark_are_decoded(tmp_path: Path, main_py) -> None:  # type: ignore[no-untyped-def]
-    records = []
-    for name, encoding in (("plain", "utf-8"), ("marked", "utf-16")):
-        path = tmp_path / f"{name}.txt"
-        path.write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
-        assert read_prompts(path) == [PROMPT, "Grüße"]
-        status, out, _ = main_py("--input", str(path), "-m", "8", "--drafter", "none")
-        assert status == 0
-        records.append(out)
-    assert records[0] == records[1]
-
-
 LINES_IN_A_TEXT = "eins\nzwei\r\n\ndrei\u2028vier"
 
 
@@ -191,20 +170,14 @@ def test_an_output_with_line_breaks_is_one_line_if_each_prompt_is_one(main_py) -
     assert status == 0 and out == f"{LINES_IN_A_TEXT}\n" and "line breaks" not in err
 
 
-@pytest.mark.usefixtures("with_line_breaks")
-def test_records_keep_line_breaks(main_py, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "in.txt").write_text("a\n")
-    _, out, _ = main_py("--input", str(tmp_path / "in.txt"), "-m", "1", "--drafter", "none")
-    assert json.loads(out)["text"] == LINES_IN_A_TEXT
-
-
 def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    result = blank_result(GenerationOptions(num_return_sequences=2, num_beams=2))
+    result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
-    fake: Any = SimpleNamespace(tokenizer=None, generate=lambda tokens: result)
-    monkeypatch.setattr(compare, "note_unknown", lambda *arguments: None)
-    monkeypatch.setattr(compare, "decoding_modes", lambda session: ["speculative"])
-    compare.PromptRunner(make_console(), in_one_line=True).run_several(fake, "prompt", tokens=[1])
+    options = GenerationOptions(num_return_sequences=2, num_beams=2)
+    fake: Any = SimpleNamespace(tokenizer=None, options=options, generate=lambda tokens: result)
+    monkeypatch.setattr(runner, "unknown_characters", lambda *arguments: [])
+    monkeypatch.setattr(runner, "answer_mode", lambda session: "speculative")
+    PromptRunner(in_one_line=True).run(fake, "prompt", tokens=[1])
     assert capsys.readouterr().out == "a b\nc\n"
 
 
@@ -214,7 +187,7 @@ def test_a_prompt_that_is_the_name_of_a_file_gets_a_note(tmp_path: Path, main_py
     path.write_text("a\nb\nc\n")
     status, out, err = main_py(str(path), "-m", "1")
     (note,) = [line for line in err.splitlines() if "name of a file" in line]
-    assert status == 0 and out.count("\n") == 1 and f"--input {path}" in note and f"< {path}" in note
+    assert status == 0 and out.count("\n") == 1 and f"speculative-decoding batch {path}" in note and f"< {path}" in note
     assert "name of a file" not in main_py("-m", "1", stdin=f"{path}\n".encode())[2]
 
 
@@ -234,7 +207,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
     assert "Diese Funktion" in err and "[- " in err and "{+ " in err
-    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
+    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--baseline"]) == 0
     err = capsys.readouterr().err
     assert "round 10: no draft, " in err and "accepted" not in err.replace("accepted [-", "")
 
@@ -254,18 +227,12 @@ def test_texts_cut_at_max_tokens_are_reported(main_py) -> None:  # type: ignore[
 
 
 def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
-    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--baseline")[2]
 
 
 def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
     _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
     assert "LOSSY: --delta 0.5" in err
-
-
-def test_a_delta_of_a_line_is_labeled_lossy(main_py, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT, "delta": 0.5}))
-    _, _, err = main_py("--input", str(tmp_path / "in.jsonl"))
-    assert "LOSSY: the delta of a line accepts tokens" in err
 
 
 def test_verify_reports_identical_output_or_the_first_divergence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,13 +326,6 @@ def test_the_seed_determines_the_sample(main_py) -> None:  # type: ignore[no-unt
     assert sample[0] == sample[1] != sample[2]
 
 
-def test_former_names_of_flags_are_accepted(main_py) -> None:  # type: ignore[no-untyped-def]
-    models = ("--model-name", "t5-web-docs", "--draft-model-name", "t5-web-docs-draft")
-    arguments = (*models, "-m", "3", "--num-draft", "2")
-    status, out, err = main_py("--prompt", PROMPT, *arguments)
-    assert status == 0 and out.strip() and "3 tokens" in err
-
-
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[str] | None = None) -> tuple[int, str]:
     try:
         status = main_command.main(list(arguments))
@@ -403,10 +363,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--min-p", "0.5"], "--min-p: has no effect at --temperature 0"),
         (["--acceptance", "coupled"], "--acceptance: has no effect at --temperature 0"),
         (["--drafter", "none", "--num-draft", "3"], "--num-draft: has no effect with --drafter none"),
-        (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
-        (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
-        (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
-        (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
+        (["--baseline", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
+        (["--confidence-threshold", "0.5"], "--confidence-threshold: unknown option; did you mean --num-draft?"),
+        (["--min-ngram-size", "2"], "--min-ngram-size: unknown option; did you mean --max-ngram-size?"),
+        (["--num-draft", "heuristic"], "--num-draft: must be a whole number, 0 to 64 or one of auto, not 'heuristic'"),
+        (["--regular-decode"], "--regular-decode: unknown option; did you mean --baseline?"),
+        (["--model-name", "t5-small"], "--model-name: unknown option; did you mean --model?"),
+        (["--draft-model-name", "t5-small"], "--draft-model-name: unknown option; did you mean --draft-model?"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
@@ -416,11 +379,10 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
             ["--verify", "--temperature", "1", "--acceptance", "block"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
         ),
-        (["--verify", "--regular-decode"], "--verify: compares with and without a draft"),
+        (["--verify", "--baseline"], "--verify: compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare: compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--baseline: cannot be combined with --compare"),
-        (["--compare", "--verify"], "--verify: cannot be combined with --compare"),
-        (["--interactive"], "prompt: cannot be combined with --interactive"),
+        (["--compare", "--baseline"], "--compare: compares with and without a draft"),
+        (["--trace", "x", "--stats-json", "x"], "--stats-json: x is already used by --trace; name another"),
         (
             ["--show-draft", "He go home."],
             "must be one of text, rounds; put a prompt before this flag, or use --prompt",
@@ -450,6 +412,74 @@ def test_invalid_arguments_are_a_one_line_error_with_status_2(
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "prompts.txt"], "--input: is now a command; use speculative-decoding batch prompts.txt"),
+        (["--input=my prompts.txt"], "--input: is now a command; use speculative-decoding batch 'my prompts.txt'"),
+        (["-m", "5", "--input", "-", "--output", "x"], "--input: is now a command; use speculative-decoding batch -"),
+        (["--input"], "--input: is now a command; use speculative-decoding batch"),
+        (
+            ["--model", "m", "--audio", "a.wav", "b.wav", "--task", "translate"],
+            "--audio: is now a command; use speculative-decoding transcribe a.wav b.wav",
+        ),
+        (["--interactive", "secret"], "--interactive: is now a command; use speculative-decoding console"),
+        (["-i"], "-i: is now a command; use speculative-decoding console"),
+        (["--doctor", "--json", "x.json"], "--doctor: is now a command; use speculative-decoding doctor"),
+    ],
+)
+def test_a_flag_that_has_become_a_command_names_it(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_command, "start", None)  # nothing is parsed or loaded
+    assert main_command.main(arguments) == 2
+    assert capsys.readouterr() == ("", f"main.py: error: {message}\n")
+
+
+def test_a_prompt_after_two_dashes_is_not_a_flag(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = main_py("-m", "2", "--", "--input")
+    assert status == 0 and out
+
+
+@pytest.mark.parametrize("prefix", ["translate English to German: ", "translate English to German:", " "])
+def test_a_prefix_equals_writing_it_before_the_prompt(prefix: str, main_py) -> None:  # type: ignore[no-untyped-def]
+    """Blank lines of standard input stay blank."""
+    texts = ["The method returns the value.", "He go.", ""]
+    assert main_py(texts[0], "--prefix", prefix, *FIXED)[:2] == main_py(prefix + texts[0], *FIXED)[:2]
+    written = "\n".join(prefix + text if text else "" for text in texts)
+    found = main_py("--prefix", prefix, *FIXED, stdin="\n".join(texts).encode())
+    assert found[:2] == main_py(*FIXED, stdin=written.encode())[:2] and found[0] == 0
+    status, out, err = main_py("", "--prefix", prefix)
+    assert status == 2 and not out and err.endswith("prompt: is empty; give it some text\n")
+
+
+def test_a_blank_line_gives_a_blank_line_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n \n")))
+    assert main_command.main(["--prefix", "grammar: "]) == 2
+    out, err = capsys.readouterr()
+    assert out == "\n\n" and "standard input is empty" in err
+
+
+def test_a_comparison_can_also_be_verified(main_py) -> None:  # type: ignore[no-untyped-def]
+    status, out, err = main_py(PROMPT, "--compare", "--verify")
+    assert status == 0 and out.count("\n") == 1 and "verify: identical" in err and "speedup" in err
+
+
+def test_views_are_imported_only_if_they_are_used() -> None:
+    code = "import sys; from speculative_decoding.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    views = {f"speculative_decoding.cli.{name}" for name in ("views", "compare", "divergence", "verify", "modes")}
+    found = []
+    for more in ([], ["--show-draft"], ["--compare"], ["--verify"]):
+        command = [sys.executable, "-c", code, "-m", "2", *more, "--prompt", PROMPT]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found.append(views & {*done.stdout.split()} | {"rich"} & {*done.stdout.split()})
+    assert found[0] == set() and found[1] == {"speculative_decoding.cli.views", "rich"}
+    assert found[2] >= {"speculative_decoding.cli.compare"} and "speculative_decoding.cli.verify" in found[3]
+
+
 SECRET = "translate English to German: my password is fish"
 
 
@@ -464,7 +494,7 @@ SECRET = "translate English to German: my password is fish"
         (["--zzz", SECRET], "--zzz: unknown option"),
         (["--draft-modle=t5", SECRET, f"- {SECRET}"], "--draft-modle: unknown option; did you mean --draft-model?"),
         (SECRET.split(), "unexpected argument; put a text with spaces in quotes, and give each argument once"),
-        (["--prompt", "a", SECRET], "prompt: cannot be combined with a positional prompt; leave one of them out"),
+        (["--prompt", "a", SECRET], "argument PROMPT: not allowed with argument --prompt"),
         (["--show-draft", SECRET], "argument --show-draft: must be one of text, rounds; put a prompt before this flag"),
     ],
 )
@@ -566,15 +596,14 @@ class FullDisk(io.FileIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("more", [[], ["--input", "data/grammar.txt", "-m", "1"]])
 def test_a_full_disk_is_a_one_line_error(
-    more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = tmp_path / "full"
     with io.TextIOWrapper(FullDisk(full, "w"), write_through=True) as stdout:  # write_through: no data is buffered
         monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.chdir(ROOT)
-        assert main_command.main(more or ["--prompt", EXAMPLE]) == 2
+        assert main_command.main(["--prompt", EXAMPLE]) == 2
         err = capfd.readouterr().err
     assert err.splitlines()[1:] == [
         "main.py: error: standard output: No space left on device; redirect it to another disk"
@@ -589,65 +618,6 @@ def test_a_full_disk_is_a_one_line_error(
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, str(full)]) == 2
         assert f"main.py: error: {name}: {full} cannot be written (No space left" in capfd.readouterr().err
-
-
-def test_a_job_of_an_earlier_version_can_be_resumed(
-    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]
-) -> None:
-    """The journal contains former option names and removed options."""
-    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    prompts.write_text("a\n")
-    arguments = ["--input", str(prompts), "--output", str(output), "-m", "2", *FIXED]
-    assert main_py(*arguments)[0] == 0
-    content = json.loads(journal_path(output).read_text())
-    former = {current: name for name, current in ALIASES.items()}
-    settings = {former.get(name, name): value for name, value in content["settings"].items()}
-    settings |= {"confidence_threshold": 0.0, "min_ngram_size": 1}
-    assert settings.keys() > ALIASES.keys()
-    journal_path(output).write_text(json.dumps(content | {"settings": settings}))
-    assert main_py(*arguments, "--resume")[0] == 0
-
-
-def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
-    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    arguments = ["--input", str(prompts), "--output", str(output), "-m", "2"]
-    used: list[bool | None] = []
-    batch = Session.batch_as_completed
-
-    def noted(self: Session, *given: Any, **options: Any) -> Any:
-        used.append(self.options.strict)
-        return batch(self, *given, **options)
-
-    def settings() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(journal_path(output).read_text())["settings"]
-        return found
-
-    monkeypatch.setattr(Session, "batch_as_completed", noted)
-    monkeypatch.setattr(PassPlanner, "_any_width", False)
-    decided = True
-    monkeypatch.setattr(Calibration, "is_exact_by_default", lambda *given: decided)
-    prompts.write_text("a\n")
-    assert main_py(*arguments)[0] == 0
-    assert settings()["exact"] is True and settings()["strict"] is False and used == [True]
-    decided = False
-    prompts.write_text("a\nb\n")
-    assert main_py(*arguments, "--resume")[0] == 0
-    assert settings()["exact"] is True and used == [True, True]
-    status, _, err = main_py(*arguments, "--resume", "--no-strict")
-    assert status == 2 and "exact was true, is false" in err
-
-    monkeypatch.setattr(ModelPair, "load_weights", None)
-    status, _, err = main_py(*arguments, "--resume")
-    assert status == 0 and "2 lines" in err and len(output.read_text().splitlines()) == 2
-    monkeypatch.undo()
-
-    former = json.loads(journal_path(output).read_text())  # earlier versions did not record it
-    del former["settings"]["exact"]
-    journal_path(output).write_text(json.dumps(former))
-    prompts.write_text("a\nb\nc\n")
-    assert main_py(*arguments, "--resume")[0] == 0 and "exact" in settings()
 
 
 def test_characters_that_standard_output_cannot_encode_are_escaped(
@@ -697,23 +667,14 @@ def test_commands_import_only_what_they_need(arguments: tuple[str, ...], needed:
     assert process.returncode == 0 and needed <= imported and not unneeded & imported
 
 
-def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignore[no-untyped-def]
-    _, out, _ = main_py("--help")
-    for action in main_parser()._actions:
-        if action.help != argparse.SUPPRESS:
-            assert all(name in out for name in action.option_strings)
-    for name in ("seed", "max_tokens", "num_draft_tokens", "temperature", "max_ngram_size"):
-        assert f"(default: {default(name)})" in " ".join(out.split())
-
-
 def test_every_option_has_a_flag_that_accepts_every_valid_name() -> None:
     without = {"logprobs", "timed"}  # options of the Python API only
-    flags = {name for action in main_parser()._actions for name in action.option_strings}
+    flags = {name for action in prompt_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in option_specs()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft_tokens", SCHEDULES)):
         for name in names:
-            assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
-    assert not vars(main_parser().parse_args([]))
+            assert vars(prompt_parser().parse_args([flag(option), name])) == {option: name}
+    assert not vars(prompt_parser().parse_args([]))
 
 
 def test_convert_writes_a_folder_and_replaces_it_only_with_force(

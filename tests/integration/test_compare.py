@@ -9,7 +9,7 @@ from rich.console import Console
 
 from speculative_decoding import GenerationStats
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.summary import comparison_table
+from speculative_decoding.cli.compare import comparison_table
 
 PROMPT = "translate English to German: The method returns the value of the property."
 FIXED = ("--drafter", "model", "--num-draft", "5", "--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft")

@@ -21,13 +21,13 @@ import pytest
 
 from speculative_decoding import InputError, engine
 from speculative_decoding.cli import console
-from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.console import answer
+from speculative_decoding.cli.compare import decoding_modes
+from speculative_decoding.cli.console import answer, console_parser
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
-from speculative_decoding.cli.flags import main_parser
-from speculative_decoding.cli.run_config import ModelPair, run_config_from
+from speculative_decoding.cli.run_config import run_config_from
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import ModelPair
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -39,7 +39,7 @@ TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
 def open_console(*arguments: str) -> ConsoleState:
-    config = run_config_from(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
+    config = run_config_from(console_parser("console").parse_args([*PAIR, *arguments]))
     state = ConsoleState(config)
     state.open(config)
     return state
@@ -83,7 +83,7 @@ def in_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, *arguments: str
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    status = main_command.main(["--interactive", *arguments])
+    status = console.main([*arguments])
     return status, *capsys.readouterr()
 
 
@@ -168,7 +168,7 @@ def test_wrong_arguments_print_the_usage_and_change_nothing(
     name: str, talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
     state: ConsoleState = talk.state
-    before = (state.options, state.modes, state.session)
+    before = (state.options, state.runner.is_on, state.session)
     lines = iter(f"{name} {each}" for each in WRONG[name])
 
     def read() -> str:
@@ -181,7 +181,7 @@ def test_wrong_arguments_print_the_usage_and_change_nothing(
     assert console.run(state) == 0
     err = capsys.readouterr().err
     assert err.count(f"usage: {name}") == err.count(f"{name}: ") == len(WRONG[name])
-    assert (state.options, state.modes, state.session) == before
+    assert (state.options, state.runner.is_on, state.session) == before
 
 
 def test_settings_change_the_text(talk) -> None:  # type: ignore[no-untyped-def]
@@ -224,6 +224,13 @@ def test_prefixes_apply_until_they_are_cleared(talk) -> None:  # type: ignore[no
     assert talk("/prefix", GERMAN)[0] == f"{TEXT}\n"
     assert talk("/output-prefix Diese Methode", GERMAN)[0].startswith(" gibt")
     assert talk("/output-prefix", GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_a_prefix_flag_is_the_first_prefix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    short = GERMAN.removeprefix("translate English to German: ")
+    typed = f"{short}\n/prefix\n{GERMAN}\n"
+    status, out, err = in_process(monkeypatch, capsys, typed, "--prefix", "translate English to German: ", *FIXED)
+    assert status == 0 and out == f"{TEXT}\n{TEXT}\n" and "prefix: not set" in err
 
 
 def test_modes_are_compared_and_the_baseline_has_no_draft(talk) -> None:  # type: ignore[no-untyped-def]
@@ -291,13 +298,9 @@ def test_lines_of_a_pipe_may_begin_with_a_byte_order_mark(
 ) -> None:
     lines = "\ufeff/max-tokens 7\n/prefix grammar: ü\n/quit\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode(encoding)), "utf-8"))
-    assert main_command.main(["--interactive", *PAIR]) == 0
+    assert console.main([*PAIR]) == 0
     err = capsys.readouterr().err
     assert "max-tokens: 7" in err and "prefix: grammar: ü" in err and "error" not in err
-
-
-def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
 
 
 def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]
@@ -322,14 +325,18 @@ def test_models_are_replaced_or_kept_on_an_error() -> None:
             with pytest.raises(ValueError, match="nowhere"):
                 answer(state, wrong)
         both = "draft models/t5-web-docs-draft and copies of the text"
-        assert both in state.config.describe() and state.modes == ["speculative"]
+        assert both in state.config.describe() and decoding_modes(state.session)[0] == "speculative"
         answer(state, "/max-tokens 7")
         answer(state, "/model t5-web-docs-draft")
         assert state.config.describe() == "target models/t5-web-docs-draft, drafts copied from the text"
         with pytest.raises(ValueError, match="/drafter: model needs a draft model"):
             answer(state, "/drafter model")
         answer(state, "/draft-model t5-web-docs-draft")
-        assert both in state.config.describe() and state.modes == ["speculative"] and state.options.max_tokens == 7
+        assert (
+            both in state.config.describe()
+            and decoding_modes(state.session)[0] == "speculative"
+            and state.options.max_tokens == 7
+        )
         answer(state, "/drafter model")
         with pytest.raises(
             ValueError, match="^/model: /drafter: model has no effect without a draft model; name one with /draft-model"
@@ -365,17 +372,20 @@ def test_an_ngram_store_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--prompt", "x"], "prompt: cannot be combined with --interactive"),
-        (["--compare"], "--compare: cannot be combined with --interactive"),
-        (["--verify"], "--verify: cannot be combined with --interactive"),
-        (["--stats-json", "x.json"], "--stats-json: cannot be combined with --interactive"),
-        (["--input", "x.txt"], "--interactive: cannot be combined with --input"),
+        (["x"], "unexpected argument"),
+        (["--prompt", "x"], "--prompt: unknown option"),
+        (["--compare"], "--compare: unknown option"),
+        (["--verify"], "--verify: unknown option"),
+        (["--stats-json", "x.json"], "--stats-json: unknown option"),
+        (["--num-return-sequences", "2"], "--num-return-sequences: unknown option"),
     ],
 )
 def test_options_without_effect_in_the_console_are_refused(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main_command.main(["--interactive", *arguments]) == 2
+    with pytest.raises(SystemExit) as ended:
+        console.main(arguments)
+    assert ended.value.code == 2
     assert named in capsys.readouterr().err
 
 
@@ -463,14 +473,14 @@ TIMEOUT = 180  # seconds; generous, for slow machines
 
 
 class Terminal:
-    """main.py --interactive in a pseudo-terminal."""
+    """The console in a pseudo-terminal."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.master, slave = pty.openpty()
         caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}  # compiled kernels
         environment = {**os.environ, **caches, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "main.py"), "--interactive", *arguments],
+            [sys.executable, "-m", "speculative_decoding", "console", *arguments],
             cwd=ROOT,
             stdin=slave,
             stdout=slave,
@@ -577,4 +587,4 @@ def test_the_end_of_input_ends_the_console(terminal: Terminal) -> None:
 
 def test_quit_ends_the_console() -> None:
     with pytest.raises(Quit):
-        answer(ConsoleState(run_config_from(main_parser().parse_args([]))), "/quit")
+        answer(ConsoleState(run_config_from(console_parser("console").parse_args([]))), "/quit")

@@ -36,7 +36,7 @@ INSTALLING = (
 
 IN_PROCESS = re.compile(
     r"(?P<input>(?:head|echo|printf) [^|]+\| )?"
-    r"(?P<command>python (?:main\.py|-m (?:speculative_decoding\.\w+|benchmarks)) [^;<>|&]*?)"
+    r"(?P<command>python (?:main\.py|-m (?:speculative_decoding(?:\.\w+)?|benchmarks)) [^;<>|&]*?)"
     r"(?: [12]?> ?[\w./]+)?"
 )
 QUANTIZABLE = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
@@ -47,7 +47,7 @@ SHORTER = (
     (INSTALLING, ""),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (r"head -60 ", "head -28 "),
-    (r"--doctor\b", "--doctor --model tiny --draft-model tiny"),
+    (r" doctor\b", " doctor --model tiny --draft-model tiny"),
     (
         r"python -m speculative_decoding\.train\b",
         "python -m speculative_decoding.train --max-tokens 6 --frequent 64 --held-out 4",

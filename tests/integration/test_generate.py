@@ -98,28 +98,25 @@ def rewind_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bonus token is committed but not reported."""
+    commit_row = loop.commit_row
 
-    def without_bonus(*, tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
-        kept = tokens[:-1] if accepted == len(proposed) else tokens
-        return Round(tokens=kept, proposed=proposed, accepted=accepted, **rest)
+    def without_bonus(request: Request, round: Round, row: Any) -> None:
+        commit_row(request, round, row)
+        if round.accepted == len(round.proposed):
+            round.tokens = round.tokens[:-1]
 
-    monkeypatch.setattr(loop, "Round", without_bonus)
+    monkeypatch.setattr(loop, "commit_row", without_bonus)
 
 
 def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = loop.commit
+    commit_row = loop.commit_row
 
-    def with_rejected(batch: Any, verifications: Any, draft: Draft, kinds: Any) -> Any:
-        found, proposed = [], draft.tokens.tolist()
-        for each in verifications:
-            following = each.result.next_token.tolist()
-            for i, kept in enumerate(each.result.accepted.tolist()):
-                if kept < draft.length(i):
-                    following[i] = proposed[i][kept]
-            found.append(each._replace(result=each.result._replace(next_token=mx.array(following))))
-        return commit(batch, found, draft, kinds)
+    def with_rejected(request: Request, round: Round, row: Any) -> None:
+        if row.accepted < len(round.proposed):
+            row = row._replace(next_token=round.proposed[row.accepted])
+        commit_row(request, round, row)
 
-    monkeypatch.setattr(loop, "commit", with_rejected)
+    monkeypatch.setattr(loop, "commit_row", with_rejected)
 
 
 @pytest.mark.parametrize(

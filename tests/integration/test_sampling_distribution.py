@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Coupled
-from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.round import Batch, Verified
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.decoding.verification import Verification
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
@@ -36,12 +35,13 @@ from speculative_decoding.drafters import (
     NgramDrafter,
     choose_drafter,
     model,
+    model_drafter,
 )
 from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import Constraints, GenerationOptions, History, distribution, logprobs
+from speculative_decoding.sampling import ACCEPTANCE, Constraints, GenerationOptions, History, distribution, logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
 
@@ -157,9 +157,9 @@ def outcomes(
         drafter.begin(row)
     batch = Batch(TARGET, drafter, decoder_cache, rows)
     found: list[tuple[int, ...]] = [()] * len(rows)
-    while batch.active:
-        for slot, event in loop.speculate(batch).items():
-            found[slot] += tuple(event.tokens)
+    while batch.requests:
+        for request, event in loop.speculate(batch).items():
+            found[request.slot] += tuple(event.tokens)
     return found
 
 
@@ -189,7 +189,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
 ]
-RULES = ["rejection", "block"]
+RULES = [name for name, facts in ACCEPTANCE.items() if "lossless" in facts and "comparable" not in facts]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -259,7 +259,7 @@ def in_batches(
             seeded(seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
             for seed in range(start, start + rows)
         ]
-        source = choose_drafter(batch[0], TARGET, DRAFT, NgramDrafter(min_chance=0.0))
+        source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
         counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
     return counts
 
@@ -273,12 +273,12 @@ def test_ragged_batches_follow_the_target_distribution(names: list[str], drafter
 
 def neighbors_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are verified with the logits of their neighbors."""
-    verify_draft = loop.verify_draft
+    verify = loop.verify
 
-    def shifted(batch: Batch, rows: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:
-        return verify_draft(batch, rows, draft, mx.roll(logits, 1, axis=0))
+    def shifted(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
+        return verify(batch, draft, mx.roll(logits, 1, axis=0))
 
-    monkeypatch.setattr(loop, "verify_draft", shifted)
+    monkeypatch.setattr(loop, "verify", shifted)
 
 
 def neighbors_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,11 +441,14 @@ def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bonus token is committed but not reported."""
+    commit_row = loop.commit_row
 
-    def without_bonus(tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
-        return Round(tokens[:-1] if accepted == len(proposed) else tokens, proposed, accepted, **rest)
+    def without_bonus(request: Request, round: Round, row: Any) -> None:
+        commit_row(request, round, row)
+        if round.accepted == len(round.proposed):
+            round.tokens = round.tokens[:-1]
 
-    monkeypatch.setattr(loop, "Round", without_bonus)
+    monkeypatch.setattr(loop, "commit_row", without_bonus)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
-from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
+from speculative_decoding.draft_length.passes import RoundCosts
+from speculative_decoding.drafters import NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
 from tests.support.tiny import tiny_model
@@ -63,12 +65,14 @@ def test_options_without_effect_give_a_warning(session: Session, baseline: list[
         list(session.batch([{"prompt": PROMPT, "top_p": 0.5, "max_tokens": 2}]))
 
 
-def test_a_session_leaves_the_peak_memory_of_the_process_to_others(session: Session) -> None:
+def test_sessions_report_the_peak_memory_of_the_process_and_leave_it_to_others(session: Session) -> None:
     mx.eval(large := mx.zeros(1 << 22))
     del large
     peak = mx.get_peak_memory()
-    Session(session.model, session.tokenizer).generate(PROMPT, max_tokens=2, drafter="none", strict=False)
-    assert mx.get_peak_memory() >= peak
+    for _ in range(2):
+        other = Session(session.model, session.tokenizer)
+        result = other.generate(PROMPT, max_tokens=2, drafter="none", strict=False)
+        assert result.stats.peak_memory_bytes >= peak and mx.get_peak_memory() >= peak
 
 
 def test_a_session_decodes_with_its_models(session: Session, baseline: list[int]) -> None:
@@ -197,10 +201,26 @@ def test_a_draft_model_with_other_end_tokens_is_refused_at_creation(session: Ses
 
 def test_a_trimmed_draft_vocabulary_does_not_change_the_output(session: Session, baseline: list[int]) -> None:
     model, tokenizer = session.model, session.tokenizer
-    draft = session.draft_model
-    assert not isinstance(draft, DraftModel) and draft is not None
     vocabulary = DraftVocabulary.from_lines(200, [PROMPT, "It was a good business."], tokenizer, [1])
-    trimmed = Session(model, tokenizer, DraftModel(draft, vocabulary))
+    trimmed = Session(model, tokenizer, session.draft_model, draft_vocabulary=vocabulary)
     result = trimmed.generate(PROMPT, num_draft_tokens=3)
     assert result.tokens == baseline and result.stats.accepted_tokens > 0
     assert mx.array(vocabulary.ids).size < model.config.vocab_size
+
+
+def test_load_opens_a_store_and_trims_the_draft_as_the_command_line_does(tmp_path: Path, session: Session) -> None:
+    path, vocabulary = tmp_path / "store", DraftVocabulary.from_lines(200, [PROMPT], session.tokenizer, [1])
+    calls = []
+    for _ in range(2):
+        ours = load(TARGET, draft=DRAFT, drafter="ngram", num_draft_tokens=5, store=path, draft_vocabulary=vocabulary)
+        assert ours.draft_vocabulary is vocabulary and ours.ngram is not None
+        store = ours.ngram.store
+        assert isinstance(store, TextStore) and bool(len(store)) == bool(calls)
+        calls.append(ours.generate(PROMPT).stats.target_calls)
+        store.save(path)
+    assert calls[1] < calls[0]
+
+
+def test_a_draft_vocabulary_without_a_draft_is_refused(session: Session) -> None:
+    with pytest.raises(InputError, match="^draft_vocabulary: has no effect without a draft model"):
+        Session(session.model, session.tokenizer, draft_vocabulary=DraftVocabulary((1, 2)))

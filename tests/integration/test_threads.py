@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
 from tests.support.serving import PATIENCE
 from tests.support.speech import Letters, noise, speech_model
@@ -33,7 +34,10 @@ mx.eval(TEXT.model.parameters(), SPEECH.model.parameters())  # a stream belongs 
         lambda: [*TEXT.batch(["abc", "fed"])],
         lambda: TEXT.score("abc", "fed"),
         lambda: mx.eval(TEXT.encode("abc")),
-        lambda: SPEECH.transcribe(noise(1, 0.3)),
+        pytest.param(
+            lambda: SPEECH.transcribe(noise(1, 0.3)),
+            marks=pytest.mark.skipif(not has_room("speech"), reason="this copy lacks speech/"),
+        ),
         lambda: Session(tiny_model(), TextLetters(), options=OPTIONS),
     ],
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.cli.flags import Files
 from speculative_decoding.jobs import ResumableOutput
-from speculative_decoding.jobs.command import require_recordings, row_decoder, transcribe_rows
+from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_scheduler
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import tiny_model
@@ -62,8 +60,8 @@ def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_sl
     found = []
     for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
         chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
-        decode = partial(transcribe_rows, chosen, Files(input=str(folder / "in.jsonl"), slots=slots))
-        run_job(folder / f"out{slots}", content, decode, format="jsonl")
+        scheduler = row_scheduler(chosen, BatchFlags(input=str(folder / "in.jsonl"), slots=slots))
+        run_job(folder / f"out{slots}", content, scheduler, format="jsonl")
         records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
         found.append([(each["text"], each["segments"]) for each in records])
     assert found[0] == found[1] == found[2] and found[0][0] == found[0][2] != found[0][1]
@@ -74,8 +72,8 @@ def content() -> bytes:
 
 
 def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> None:
-    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
-    totals = run_job(folder / "out", content(), decode, format="jsonl")
+    scheduler = row_scheduler(session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
+    totals = run_job(folder / "out", content(), scheduler, format="jsonl")
     records = [json.loads(line) for line in (folder / "out").read_bytes().splitlines()]
     assert [each["line"] for each in records] == [*range(1, 11)] and records[0]["id"] == 7
     for line, error in ERRORS.items():
@@ -97,36 +95,49 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
 
 
 def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
-    decode = partial(transcribe_rows, session(), Files(input=str(folder / "job.jsonl"), slots=2))
-    run_job(folder / "whole", content(), decode, format="jsonl")
+    files = BatchFlags(input=str(folder / "job.jsonl"), slots=2)
+    run_job(folder / "whole", content(), row_scheduler(session(), files), format="jsonl")
 
     def stop(output: ResumableOutput) -> None:
         if output.written.lines >= 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_job(folder / "out", content(), decode, format="jsonl", after_row=stop)
+        run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", after_row=stop)
     assert (folder / "out").read_bytes() != (folder / "whole").read_bytes()
-    run_job(folder / "out", content(), decode, format="jsonl", resume=True)
+    run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", resume=True)
     assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
 
 
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
     own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
-    decode = row_decoder(own, Files(input="job.jsonl", slots=2))
-    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), decode, format="jsonl")
+    scheduler = row_scheduler(own, BatchFlags(input="job.jsonl", slots=2))
+    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), scheduler, format="jsonl")
     refused, carried = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
     assert "this model reads text" in refused["error"]
     assert carried["audio"] == "a.wav" and carried["language"] == "de" and "error" not in carried
 
 
-@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory"])
+def test_without_the_folder_speech_a_line_with_a_recording_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculative_decoding.rooms.has_room", lambda name: name != "speech")
+    run_job(tmp_path / "out", b'{"audio": "a.wav", "id": 7}\n{"prompt": "ab", "audio": "a.wav"}', format="jsonl")
+    refused, prompt = (json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines())
+    assert refused["error"].startswith("audio: needs the folder speculative_decoding/speech") and refused["id"] == 7
+    assert prompt["text"] == "ba"
+    with pytest.raises(InputError, match="^input: needs the folder speculative_decoding/speech"):
+        row_scheduler(session(), BatchFlags(input="job.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory", "prefix"])
 def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
-    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0}
-    is_file_flag = name == "max_memory"
-    options = GenerationOptions(**{} if is_file_flag else {name: values[name]})
-    files = Files(input="job.jsonl", max_memory=3.0 if is_file_flag else None)
+    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0, "prefix": "a"}
+    own = {name: values[name]}
+    is_file_flag = name in ("max_memory", "prefix")
+    options = GenerationOptions(**{} if is_file_flag else own)
+    files = BatchFlags(input="job.jsonl", **own if is_file_flag else {})
     with pytest.raises(InputError, match=f"^{name}: has no effect"):
         require_recordings(options, files, None)
-    require_recordings(GenerationOptions(), Files(input="job.jsonl"), None)
+    require_recordings(GenerationOptions(), BatchFlags(input="job.jsonl"), None)

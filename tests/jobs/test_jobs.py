@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError, generate, load
-from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli import lines
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs import Job, choose_format, output, parse_line, read_lines
-from speculative_decoding.jobs import input as job_input
+from speculative_decoding.jobs import command as batch_command
+from speculative_decoding.jobs.fields import LINE_OPTIONS
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.sampling import GenerationOptions
@@ -33,12 +34,12 @@ from speculative_decoding.sampling.options import option_specs
 from tests.support.job_engine import (
     SETTINGS,
     Choose,
+    FakeScheduler,
     HalfWrites,
     Pipe,
     at_random,
-    engine,
     first,
-    interrupted_main,
+    interrupted_batch,
     last,
     print_memory,
     result_of,
@@ -83,7 +84,7 @@ def memory(folder: Path, *arguments: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("choose", [first, last, at_random(1), at_random(2)])
 def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
-    run_job(tmp_path / "out", INPUT, engine(choose))
+    run_job(tmp_path / "out", INPUT, FakeScheduler(choose))
     lines = INPUT.decode().split("\n")
     for number, (line, fields) in enumerate(zip(lines, records(tmp_path / "out"), strict=True), start=1):
         assert fields["line"] == number
@@ -138,7 +139,7 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "temp: unknown option; use temperature"),
         (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
-        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: unknown option; use max_ngram_size alone"),
+        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: is an option of all lines; give it on"),
         (
             b'{"prompt": "a", "num_beam_groups": 4}',
             "num_beam_groups: unknown option; leave it out, or rename the field",
@@ -219,7 +220,7 @@ def test_options_of_a_line_are_passed_on() -> None:
     row = parse_line(line, "jsonl")
     assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
-    assert {name for name, spec in option_specs().items() if spec.per_row} - job_input.LINE_OPTIONS.keys() == {
+    assert {name for name, spec in option_specs().items() if spec.per_row} - LINE_OPTIONS.keys() == {
         "decoder_prefix",
         "logprobs",
     }
@@ -231,7 +232,7 @@ def test_options_of_a_line_are_passed_on() -> None:
         ("langauge", "langauge: unknown option; use language, or rename the field if it is not an option"),
         ("word-timestamps", "word-timestamps: unknown option; use word_timestamps, or rename"),
         ("max_tokens", "max_tokens: unknown option; use sample_len, or rename"),
-        ("source_language", "src_lang: unknown option; use language, or rename"),
+        ("source_language", "source_language: unknown option; use language, or rename"),
         ("stop", "stop: unknown option; leave it out, or rename"),
         ("strict", "strict: is an option of all lines; give it on the command line"),
         ("speaker", None),
@@ -243,36 +244,13 @@ def test_a_field_of_a_recording_that_looks_like_an_option_is_refused(field: str,
     assert (row.error or "").startswith(error or "") and (row.error is None) == (error is None)
 
 
-def test_lines_accept_former_option_names() -> None:
-    given = {"prompt": "a", "num_draft": 3, "source_language": "eng_Latn", "target_language": "deu_Latn", "seed": 1}
-    (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = parse_line(line, "jsonl")
-    current = {"prompt": "a", "num_draft_tokens": 3, "src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "seed": 1}
-    assert row.fields == current and row.carried == {}
-
-
-def test_a_journal_with_former_option_names_can_be_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    settings = {"num_draft_tokens": 3, "src_lang": None, "tgt_lang": "deu_Latn", "decoder_prefix": "a"}
-    former = {"num_draft": 3, "source_language": None, "target_language": "deu_Latn", "prefix": "a"}
-    write_journal(path, former)
-    assert output.read_journal(path, settings) == output.ResumePoint()
-    with pytest.raises(InputError, match="num_draft_tokens was 3, is 4"):
-        output.read_journal(path, settings | {"num_draft_tokens": 4})
-
-
-def test_a_journal_with_removed_options_can_be_resumed_if_they_had_their_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    write_journal(path, {"seed": 0, "confidence_threshold": 0.0, "min_ngram_size": 1})
-    assert output.read_journal(path, {"seed": 0}) == output.ResumePoint()
-    write_journal(path, {"seed": 0, "confidence_threshold": 0.4, "min_ngram_size": 1})
-    with pytest.raises(InputError, match=r"confidence_threshold was 0\.4, is null"):
-        output.read_journal(path, {"seed": 0})
-
-
-def write_journal(output_path: Path, settings: dict[str, Any]) -> None:
-    content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": settings}
-    output.journal_path(output_path).write_text(json.dumps(content))
+@pytest.mark.parametrize(
+    ("former", "meant"),
+    [("num_draft", "num_draft_tokens"), ("source_language", "src_lang"), ("target_language", "tgt_lang")],
+)
+def test_a_former_name_of_an_option_gets_a_suggestion(former: str, meant: str) -> None:
+    (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", former: 3}).encode()))
+    assert (parse_line(line, "jsonl").error or "").startswith(f"{former}: unknown option; use {meant}, or rename")
 
 
 def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
@@ -297,7 +275,7 @@ def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
 def test_line_ends_byte_order_mark_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path / "out", "\ufeffab\r\n\ufeffc".encode())
     assert [each["text"] for each in records(tmp_path / "out")] == ["ba", "c\ufeff"]
-    monkeypatch.setattr(job_input, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 8)
     content = b"1234567\n" + b"x" * 8 + b"\n" + b"y" * 30 + b"\nend"
     run_job(tmp_path / "out", content, force=True)
     texts = [each.get("text") for each in records(tmp_path / "out")]
@@ -344,7 +322,13 @@ def test_long_lines_reduce_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
             taken = line.number
             yield line
 
-    job = Job(counted(), partial(parse_line, format="text"), engine(last), lambda record, _: written.write(record))
+    job = Job(
+        counted(),
+        partial(parse_line, format="text"),
+        FakeScheduler(last),
+        lambda record, _: written.write(record),
+        slots=4,
+    )
     assert max(taken - totals.lines for totals in job.run()) <= 10
     assert len(written.getvalue().splitlines()) == 200
 
@@ -353,9 +337,9 @@ LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
 
 
 def lines_of(capfd: pytest.CaptureFixture[str], path: Path, content: bytes, *arguments: object) -> list[dict[str, Any]]:
-    """Return the records that main.py writes for these lines."""
+    """Return the records that `batch` writes for these lines."""
     path.write_bytes(content)
-    _, out, _ = main(capfd, "--input", path, "-m", "3", *arguments)
+    _, out, _ = main(capfd, path, "-m", "3", *arguments)
     return [json.loads(line) for line in out.splitlines()]
 
 
@@ -719,7 +703,7 @@ def test_totals_sum_up_the_rows(tmp_path: Path) -> None:
     assert totals.as_dict()["iterations"] == 6
 
 
-# main.py with the bundled models
+# `batch` with the bundled models
 
 SAMPLE = {"temperature": 1.5}  # does not depend on the draft
 PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
@@ -727,7 +711,7 @@ PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
 
 def main(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     try:
-        status = main_command.main([str(each) for each in arguments])
+        status = batch_command.main([str(each) for each in arguments])
     except SystemExit as exit:  # raised by argparse
         status = int(exit.code or 0)
     return status, *capfd.readouterr()
@@ -737,7 +721,7 @@ def test_each_record_equals_generate(tmp_path: Path, capfd: pytest.CaptureFixtur
     options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
     content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
-    arguments = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
+    arguments = [tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
     status, out, err = main(capfd, *arguments)
     assert status == 0 and not out
     model, tokenizer = load("t5-web-docs")
@@ -769,19 +753,19 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_bytes(f"{PROMPTS[0]}\n\n{'word ' * 600}\n".encode() + b"\xff\n")
-    status, out, err = main(capfd, "--input", tmp_path / "in.txt", "--regular-decode")
+    status, out, err = main(capfd, tmp_path / "in.txt", "--baseline")
     fields = [json.loads(line) for line in out.splitlines()]
     assert status == 1 and [each["line"] for each in fields] == [1, 2, 3, 4]
     assert (
         fields[1]["finish_reason"] == "blank" and "at most 512" in fields[2]["error"] and "UTF-8" in fields[3]["error"]
     )
     assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
-    with (tmp_path / "in.txt").open("rb") as stdin:  # for --input -
+    with (tmp_path / "in.txt").open("rb") as stdin:  # for -
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-        assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)
+        assert main(capfd, "-", "--baseline")[:2] == (status, out)
 
 
-def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_batch_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
     options = [
         "--temperature",
@@ -795,15 +779,15 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
         "--dtype",
         "float32",
     ]
-    arguments = ["--input", tmp_path / "in.txt", *options]
+    arguments = [tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]
     resumed = [*map(str, arguments), "--resume"]
-    status, _, err = in_a_process(tmp_path, interrupted_main, 3, signal.SIGINT, resumed)
+    status, _, err = in_a_process(tmp_path, interrupted_batch, 3, signal.SIGINT, resumed)
     assert status == 130 and "Traceback" not in err
     assert "run the same command with --resume to continue" in err
     assert (tmp_path / "out").read_bytes().count(b"\n") == 3
-    assert in_a_process(tmp_path, interrupted_main, 4, signal.SIGKILL, resumed)[0] == -signal.SIGKILL
+    assert in_a_process(tmp_path, interrupted_batch, 4, signal.SIGKILL, resumed)[0] == -signal.SIGKILL
     assert (tmp_path / "out").read_bytes().count(b"\n") == 7
     status, _, err = main(capfd, *arguments, "--resume")
     assert status == 0 and "resuming" in err
@@ -818,7 +802,7 @@ def test_an_unfinished_job_of_an_earlier_version_keeps_its_acceptance_rule(
     """The default was rejection, and settings recorded it like a rule that was named."""
     file = tmp_path / "in.jsonl"
     lines = [json.dumps({"prompt": prompt} | own) + "\n" for prompt in PROMPTS[:3] for own in (SAMPLE, {})]
-    arguments = ["--input", file, "-m", "8", "--drafter", "model", "--num-draft", "3", "--output"]
+    arguments = [file, "-m", "8", "--drafter", "model", "--num-draft", "3", "--output"]
     for rule in ("rejection", "block"):
         file.write_text("".join(lines[:3]))
         assert main(capfd, *arguments, tmp_path / rule, "--temperature", "0.9", "--acceptance", rule)[0] == 0
@@ -842,9 +826,9 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
-    arguments = ["--input", str(tmp_path / "in.txt"), "--model", "t5-web-docs-draft", "-m", "5", "--output"]
+    arguments = [str(tmp_path / "in.txt"), "--model", "t5-web-docs-draft", "-m", "5", "--output"]
     ours, theirs = os.openpty()
-    command = [sys.executable, "main.py", *arguments, str(tmp_path / "out")]
+    command = [sys.executable, "-m", "speculative_decoding", "batch", *arguments, str(tmp_path / "out")]
     environment = os.environ | {"COLUMNS": "120", "TERM": "xterm"}
     with subprocess.Popen(command, cwd=ROOT, stderr=theirs, env=environment) as process:
         os.close(theirs)
@@ -860,38 +844,36 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--output", "x"], "--output: has no effect without --input; give both"),
-        (["--resume"], "--resume: has no effect without --output"),
-        (["--slots", "3"], "--slots: has no effect without --input"),
-        (["--max-memory", "3"], "--max-memory: has no effect without --input"),
-        (["--input", "-", "--prompt", "x"], "prompt: cannot be combined with --input; leave"),
-        (["--input", "-", "--verify"], "--verify: cannot be combined with --input; leave"),
-        (["--input", "-", "--resume"], "--resume: has no effect without --output"),
-        (["--input", "-", "--force"], "--force: has no effect without --output"),
-        (["--input", "-", "--output", "x", "--force", "--resume"], "leave one of them out"),
-        (["--input", "-", "--slots", "0"], "--slots: must be a whole number >= 1"),
-        (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
-        (["--input", "/nowhere"], "--input: /nowhere: No such file or directory"),
-        (["--input", "/"], "--input: /: not a regular file; name a file"),
-        (["--input", "README.md", "--output", "./README.md"], "--output: README.md is already used by --input; name"),
+        (["--output", "x"], "the following arguments are required: FILE"),
+        (["-", "--prompt", "x"], "--prompt: unknown option"),
+        (["-", "--verify"], "--verify: unknown option"),
+        (["-", "--parallel", "data"], "--parallel: data has no effect on one process; start several with mlx.launch"),
+        (["-", "--resume"], "--resume: has no effect without --output"),
+        (["-", "--force"], "--force: has no effect without --output"),
+        (["-", "--output", "x", "--force", "--resume"], "leave one of them out"),
+        (["-", "--slots", "0"], "--slots: must be a whole number >= 1"),
+        (["-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
+        (["/nowhere"], "FILE: /nowhere: No such file or directory"),
+        (["/"], "FILE: /: not a regular file; name a file"),
+        (["README.md", "--output", "./README.md"], "--output: README.md is already used by FILE; name"),
         (
-            ["--input", "x.job", "--output", "x"],
-            "--output: x.job is already used by --input; name another",
+            ["x.job", "--output", "x"],
+            "--output: x.job is already used by FILE; name another",
         ),
         (
-            ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
+            ["README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
             "--output: LICENSE is already used by",
         ),
         (
-            ["--input", "README.md", "--stats-json", "-"],
+            ["README.md", "--stats-json", "-"],
             "--stats-json: must be the path of a file (- is not supported), not '-'",
         ),
         (
-            ["--input", "README.md", "--output", "-"],
+            ["README.md", "--output", "-"],
             "--output: must be the path of a file (- is not supported), not '-'",
         ),
         (
-            ["--input", "README.md", "--output", "LICENSE"],
+            ["README.md", "--output", "LICENSE"],
             "--output: LICENSE already exists; continue it with --resume",
         ),
     ],

@@ -31,7 +31,7 @@ CASES = [  # command, part of the progress line at which it is interrupted, end 
     (TRAIN, " outputs,", TO_RESUME),
     (TRAIN, "features of", TO_RESUME),
     (TRAIN, "step 25", TO_RESUME),
-    ("generate --model target --input prompts.txt --output made", "lines,", TO_RESUME),
+    ("batch prompts.txt --model target --output made", "lines,", TO_RESUME),
     ("serve --model target --port 0", "ready when GET /health", ""),
 ]
 
@@ -72,7 +72,7 @@ def interrupt(state: str, said: Path, *processes: BaseProcess) -> str:
 def test_ctrl_c_ends_a_program_with_one_line(command: str, state: str, last: str, inputs: Path, tmp_path: Path) -> None:
     for name in ("target", "prompts.txt"):
         (tmp_path / name).symlink_to(inputs / name)
-    complete = {"generate": {"made", "made.job"}, "train": {"made.training"}}.get(command.split()[0], set())
+    complete = {"batch": {"made", "made.job"}, "train": {"made.training"}}.get(command.split()[0], set())
     for signals, expected in ((1, 130), (2, -signal.SIGINT)):  # a shell reports 130 for both
         status, said = interrupted(tmp_path, command, state, signals)
         pattern = rf"\n[\w. -]+: interrupted( after line \d+)?{re.escape(last)}\n"
@@ -129,7 +129,7 @@ def test_importing_the_package_leaves_ctrl_c_to_other_programs(tmp_path: Path) -
 
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
-    job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"
+    job = f"batch {inputs / 'prompts.txt'} --model {inputs / 'target'} --output {tmp_path / 'made'}"
     started = start(2, tmp_path, pausing.main, "lines,", 1, job.split())
     interrupt("lines,", tmp_path / "said-0", *(started if to_all else started[:1]))
     for process in started:

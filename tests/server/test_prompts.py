@@ -1,13 +1,18 @@
-"""Prompts that cannot be prepared fail by themselves."""
+"""Prompts that cannot be prepared fail by themselves, and samples of a prompt share its encoding."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.decoding_thread import submit
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.prompts import PromptWork, served_prompts
+from speculative_decoding.server.prompts import PromptQueue, client_prompts
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 
@@ -18,7 +23,7 @@ def test_a_failing_planner_fails_one_prompt(
 ) -> None:
     """The decoding thread takes several prompts at once; an exception would lose the others."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=3))
-    work = PromptWork(session, Limits())
+    queue = PromptQueue(session, Limits())
     draft_length = session.planner.draft_length
     results = iter([error])
 
@@ -28,9 +33,41 @@ def test_a_failing_planner_fails_one_prompt(
         return draft_length(options, slots)
 
     monkeypatch.setattr(session.planner, "draft_length", fails_once)
-    items = [served_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
+    items = [client_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
     clients = [ClientRequest([item]) for item in items]
-    for call in [work.submit(item) for item in items]:
+    for call in [call for item in items for call in submit(queue, item)]:
         call()
     assert clients[0].error is not None and clients[0].error.status == status
-    assert work.active == [items[1]] and clients[1].error is None
+    assert queue.active == [items[1]] and clients[1].error is None
+
+
+def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GenerationOptions(drafter="none", max_tokens=6, temperature=1.0, seed=7, num_return_sequences=3)
+    session = Session(tiny_model(), Letters())
+    expected = [each.text for each in session.generate("fed", **vars(options)).sequences]
+    encoded: list[int] = []
+    encode_rows = session.model.encode_rows
+
+    def counted(sources: Sequence[Any]) -> Any:
+        encoded.append(len(sources))
+        return encode_rows(sources)
+
+    monkeypatch.setattr(type(session.model), "encode_rows", lambda self, sources: counted(sources))
+
+    async def decode(leaves: bool) -> list[str | None]:
+        queue = PromptQueue(session, Limits())
+        client = ClientRequest(client_prompts([("fed", options)]))
+        for call in [call for item in client.items for call in submit(queue, item)]:
+            call()
+        await client.wait_until_queued()
+        if leaves:
+            queue.cancel(client.items[1])
+            client.items[1].finish_reason = "cancelled"
+        while queue.active:
+            for call in queue.step():
+                call()
+        await client.wait_until_finished()
+        return [each.text for each in client.items]
+
+    assert asyncio.run(decode(leaves=False)) == expected and encoded == [1]
+    assert asyncio.run(decode(leaves=True)) == [expected[0], "", expected[2]]

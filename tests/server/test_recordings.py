@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.server import recordings
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.recordings import RecordingWork, ServedRecording
+from speculative_decoding.server.recordings import ClientRecording, RecordingQueue
+from speculative_decoding.speech.options import TranscriptionOptions
 
 
 class Outputs:
@@ -34,7 +38,7 @@ class Outputs:
         self.with_slot.append(number)
         return []
 
-    def step(self) -> list[Any]:
+    def decode_round(self) -> list[Any]:
         return []
 
     def seek(self, number: int) -> int:
@@ -48,23 +52,16 @@ class Outputs:
         self.paused.append(number)
 
 
-class Reading:
-    """Threads that have read at once."""
-
-    def run(self, client: str, steps: object) -> Future[None]:
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot() -> None:
+def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     outputs = Outputs()
-    session: Any = SimpleNamespace(model=SimpleNamespace(audio=None), scheduler=lambda *_: outputs)
-    work = RecordingWork(session, Limits(slots=2), cast(Any, Reading()), lambda: None)
+    monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
+    session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
+    work = RecordingQueue(session, Limits(slots=2))
 
-    def submit(client: str) -> ServedRecording:
-        recording: Any = SimpleNamespace(read_ahead=lambda start, stop: iter(()))
-        item = ServedRecording(recording, {}, client)
+    def submit(client: str) -> ClientRecording:
+        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
         item.client = cast(Any, SimpleNamespace(on_queued=None))
         work.submit(item)
         work.step()

@@ -118,7 +118,12 @@ def test_rounds_field_describes_accepted_and_rejected_tokens(server: Serving, se
 
 
 SECRET = "grammar: My secret pass phrase is violet umbrella Rotterdam nineteen."
-FOLLOWER = {"prompt": "grammar: My secret pass phrase is a thing.", "stream": True, "rounds": True, "num_draft": 8}
+FOLLOWER = {
+    "prompt": "grammar: My secret pass phrase is a thing.",
+    "stream": True,
+    "rounds": True,
+    "num_draft_tokens": 8,
+}
 
 
 @pytest.mark.parametrize("shares_texts", [False, True])
@@ -234,12 +239,11 @@ def test_openai_fields_with_neutral_values_are_accepted(client: openai.OpenAI) -
     assert create(client, GRAMMAR, top_p=1, suffix=None, stop=None, **plain).choices[0].text == expected
 
 
-def test_former_field_names_are_accepted(server: Serving, session: Session) -> None:
-    response = server.post(prompt=GERMAN, num_draft=3, prefix="Das")
-    expected = session.generate(GERMAN, num_draft_tokens=3, decoder_prefix="Das").text
-    assert response.json()["choices"][0]["text"] == expected
-    both = server.post(prompt=GERMAN, num_draft=3, num_draft_tokens=4)
-    assert both.status_code == 400 and both.json()["error"]["param"] == "num_draft_tokens"
+def test_former_field_names_get_a_suggestion(server: Serving) -> None:
+    for former, meant in (("num_draft", "num_draft_tokens"), ("prefix", "decoder_prefix")):
+        response = server.post(prompt=GERMAN, **{former: 3})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == former and f"did you mean {meant}?" in error["message"]
 
 
 def test_every_name_of_the_model_is_served() -> None:

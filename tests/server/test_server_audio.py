@@ -23,7 +23,6 @@ from speculative_decoding.server import transcriptions
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.audio_file import AudioBytes
 from speculative_decoding.speech.formats import STREAMED
-from speculative_decoding.speech.mel import MelSpectrogram
 from speculative_decoding.speech.transcription import Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
 from tests.support.serving import PATIENCE, Serving, eventually, serving
@@ -185,7 +184,7 @@ def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
 
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "gpt-4o-transcribe"}, "model", "does not exist"),
-    ({"response_format": "diarized_json"}, "response_format", "one of json, text, srt, verbose_json, vtt"),
+    ({"response_format": "diarized_json"}, "response_format", "one of json, verbose_json, text, srt, vtt"),
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream": "true", "response_format": "srt"}, "stream", "use json"),
     ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "use verbose_json"),
@@ -292,6 +291,15 @@ def test_recordings_in_memory_are_limited(server: Serving, monkeypatch: pytest.M
     assert post(server, 3).status_code == 200
 
 
+def test_frames_count_as_memory(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = len(httpx.Request("POST", server.url, files={"file": file(0)}, data=form({})).read())
+    largest = LIMITS.max_audio + LIMITS.max_audio_seconds * 100 * 6 * 4
+    monkeypatch.setattr(service_module, "MAX_UPLOADS", (received + 2_000) / largest)
+    refused = post(server, 0)  # the file fits, but not its 162 frames with 6 bins
+    assert refused.status_code == 429 and uploaded(server) == server.service.admitted == 0
+    assert post(server, 3).status_code == 200
+
+
 def test_models_refuse_the_other_kind_of_input(server: Serving) -> None:
     for path in ("/v1/completions", "/translate"):
         response = server.post(path, prompt="a", q="a")
@@ -311,7 +319,8 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
             with client.stream("POST", PATH, **sent) as response:
                 assert response.status_code == 200
                 eventually(lambda: server.service.admitted == 1)
-                assert uploaded(server) > 50_000
+                assert uploaded(server) == 162 * 6 * 4  # the frames, and no longer the file
+                eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioBytes)])
         may_step.set()
         eventually(lambda: server.service.admitted == server.thread.decoding == uploaded(server) == 0)
         assert server.metric("prompts_total", finish_reason="cancelled") == 1
@@ -374,13 +383,13 @@ def test_a_short_recording_passes_long_ones_and_changes_no_text() -> None:
 
 
 class Opening:
-    """Replaces `MelSpectrogram.opening`: says when it has begun, and waits until a test lets it continue."""
+    """Replaces `opening`: says when it has begun, and waits until a test lets it continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun = threading.Event()
         self.may_end = threading.Event()
-        self._opening = MelSpectrogram.opening
-        monkeypatch.setattr(MelSpectrogram, "opening", self)
+        self._opening = transcriptions.opening
+        monkeypatch.setattr(transcriptions, "opening", self)
 
     def __call__(self, *args: Any) -> Any:
         self.has_begun.set()
@@ -515,15 +524,16 @@ def test_the_memory_of_a_recording_is_free_when_its_request_has_ended(monkeypatc
 
 
 def test_a_damaged_recording_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second reading finds what the first one did not."""
+    """Its end cannot be read, after the first block."""
 
-    def fails(self: MelSpectrogram, start: int, stop: int) -> Iterator[None]:
-        if self.num_frames == 160:
+    def fails(*args: Any) -> Iterator[None]:
+        read = yield from opening(*args)
+        if read.num_frames == 160:
             raise InputError("file: planted")
-        return read_ahead(self, start, stop)
+        return read
 
-    read_ahead = MelSpectrogram.read_ahead
-    monkeypatch.setattr(MelSpectrogram, "read_ahead", lambda self, *args: (yield from fails(self, *args)))
+    opening = transcriptions.opening
+    monkeypatch.setattr(transcriptions, "opening", fails)
     with serving(session(), LIMITS, model=MODEL) as server:
         failed = post(server, 0)
         assert failed.status_code == 400 and failed.json()["error"]["message"] == "file: planted"
@@ -544,3 +554,19 @@ def test_a_request_that_cannot_be_submitted_fails_alone(monkeypatch: pytest.Monk
         failed = post(server, 0, language="de")
         assert failed.status_code == 400 and "planted" in failed.text
         assert post(server, 1, language="en").status_code == 200 and not server.ended
+
+
+def test_without_the_folder_speech_there_are_no_paths_for_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.server.app.has_room", lambda name: name != "speech")
+    text = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=2))
+    with serving(text) as server:
+        answers = [server.post(f"/v1/audio/{path}") for path in ("transcriptions", "translations", "nothing")]
+        assert [each.status_code for each in answers] == [404] * 3
+        assert answers[0].json() == answers[1].json() == answers[2].json()
+        assert "/v1/audio" not in answers[0].text and server.post(prompt="abc").status_code == 200
+
+
+def test_without_the_folder_speech_a_speech_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.rooms.has_room", lambda name: name != "speech")
+    with pytest.raises(AssertionError, match="needs the folder speculative_decoding/speech"), serving(session()):
+        pass

@@ -16,26 +16,26 @@ from contextlib import contextmanager
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import httpx
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import GenerationOptions, Session
+from speculative_decoding import Event, GenerationOptions, Session
 from speculative_decoding.cli.programs import main as program
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.stats import GenerationStats, Round
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import command as serve_command
-from speculative_decoding.server import connections, decoding_thread
+from speculative_decoding.server import connections
 from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.prompts import PromptUpdate, ServedPrompt
+from speculative_decoding.server.prompts import ClientPrompt
 from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
@@ -183,10 +183,11 @@ def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
 
 
 def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
-    request = ClientRequest([ServedPrompt(text, GenerationOptions()) for text in ("abc", "b")])
+    request = ClientRequest([ClientPrompt(text, GenerationOptions()) for text in ("abc", "b")])
     for prompt, reason in zip(request.items, ("stop", None), strict=True):
-        prompt.on_queued(3)
-        request.on_update(prompt, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+        request.on_queued()
+        decoded: Any = SimpleNamespace(stats=GenerationStats())
+        request.on_progress(prompt, Event(decoded, Round([2], [], 0, 0.0, finish_reason=reason), ["a"]))
     assert request.unfinished == 1
     request.fail(ServerError(504, "late"))
     assert request.unfinished == 0
@@ -256,13 +257,11 @@ def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], ca
     assert caplog.text.count("MemoryError: planted") == MAX_FAILED_ROUNDS
 
 
-def test_a_failed_round_of_a_sharded_model_ends_the_server(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_round_of_a_sharded_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """The server cannot continue, because other ranks may have computed part of the round."""
     model = tiny_model_like(TARGET)
     model.update(TARGET.parameters())
-    monkeypatch.setattr(decoding_thread, "ShardedModel", EncoderDecoder)
+    model.ranks = 2
     session = Gated(tiny(model))
     session.allow()
     with serving(session, FEW) as server:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
-from speculative_decoding.server.recordings import ServedRecording
+from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.server.service import READY, Service
+from speculative_decoding.speech.options import TranscriptionOptions
 
 
 def test_a_recording_has_one_deadline_from_its_arrival() -> None:
@@ -31,11 +33,11 @@ def test_a_recording_has_one_deadline_from_its_arrival() -> None:
             return call_at(when, *args, **options)
 
         loop.call_at = recorded  # type: ignore[assignment, method-assign]
-        with service.upload() as upload:
+        with service.upload(1000) as upload:
             with service.opening(upload):
                 assert service.admitted == 1
             await asyncio.sleep(0.01)
-            item: Any = ServedRecording(None, {})  # type: ignore[arg-type]
+            item: Any = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
             item.stats = None
             with service.request([item], upload):
                 assert service.admitted == 1
@@ -58,7 +60,7 @@ def test_an_upload_that_fails_cancels_its_work() -> None:
             finally:
                 cancelled.append(True)
 
-        with pytest.raises(ServerError, match="is stopping"), service.upload() as upload:
+        with pytest.raises(ServerError, match="is stopping"), service.upload(1000) as upload:
             asyncio.get_running_loop().call_soon(service.abort)
             await upload.unless_failed(endless())
         assert cancelled == [True]

@@ -1,4 +1,4 @@
-"""main.py --audio with the real whisper-base, whose folder the environment variable WHISPER_BASE names."""
+"""`transcribe` with the real whisper-base, whose folder the environment variable WHISPER_BASE names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from speculative_decoding.cli import main as main_py
+from speculative_decoding.speech import command as transcribe
 from tests.support.paths import ROOT
 
 MODEL = os.environ.get("WHISPER_BASE")
@@ -23,17 +23,17 @@ TEXT = [
 
 def test_the_bundled_recording_is_transcribed(capsys: pytest.CaptureFixture[str]) -> None:
     """Alone, as fixed windows, and beside the same recording."""
-    command = ["--model", str(MODEL), "--dtype", "float32", "--audio", str(ROOT / "data/jfk.wav")]
-    assert main_py.main(command) == 0
+    command = ["--model", str(MODEL), "--dtype", "float32", str(ROOT / "data/jfk.wav")]
+    assert transcribe.main(command) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == TEXT
     assert "detected language: en\n" in err and "0:11 of audio" in err
 
-    assert main_py.main([*command, "--source-language", "en", "--chunked", "--output-format", "srt"]) == 0
+    assert transcribe.main([*command, "--source-language", "en", "--chunked", "--output-format", "srt"]) == 0
     out, err = capsys.readouterr()
     assert [line for line in out.splitlines() if " " in line and "-->" not in line] == TEXT and "detected" not in err
 
-    assert main_py.main([*command, command[-1], "--output-format", "json", "--word-timestamps"]) == 0
+    assert transcribe.main([*command, command[-1], "--output-format", "json", "--word-timestamps"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert first == second and first["text"] == " " + " ".join(TEXT) and first["language"] == "en"
     words = [word for segment in first["segments"] for word in segment["words"]]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file
 from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav, open_source
-from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import CODECS, sound, write_audio
 from tests.support.paths import ROOT
 
@@ -93,7 +93,7 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\na.mp3\n#EXT-X-ENDLIST\n")
     for name in ("list.txt", "list.m3u8"):
         with pytest.raises(InputError, match=rf"{name}: not a readable audio file"):
-            open_audio(tmp_path / name, 80)
+            open_audio(tmp_path / name, [80])
 
 
 def encoded(path: Path) -> bytes:
@@ -195,7 +195,7 @@ WITHOUT_PYAV = {
 
 def require_one_line(make: Callable[[Path], Any], message: str, path: Path) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        open_audio(make(path), 80)
+        open_audio(make(path), [80])
     assert "\n" not in str(caught.value)
 
 

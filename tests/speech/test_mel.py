@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file
-from speculative_decoding.speech.mel import mel_filters, open_audio
+from speculative_decoding.speech.mel import mel_filters
+from speculative_decoding.speech.recording import open_audio
 from tests.support.paths import ROOT
 
 JFK = ROOT / "data" / "jfk.wav"
@@ -32,7 +33,7 @@ def reference(samples: NDArray[np.float32], bands: int, count: int) -> NDArray[n
 @pytest.mark.parametrize("bands", [80, 128])
 def test_frames_equal_openai_whispers(bands: int) -> None:
     """openai-whisper's own error is about 1e-5 in the weakest bands, where MKL's float32 transform rounds."""
-    mel = open_audio(JFK, bands)
+    mel = open_audio(JFK, [bands])
     assert (mel.num_frames, mel.seconds) == (1100, 11.0)
     np.testing.assert_allclose(mel.frames(0, 4100)[GOLDENS["frames"]], GOLDENS[f"mel_{bands}"], rtol=1e-5, atol=1e-5)
 
@@ -42,7 +43,7 @@ def test_frames_equal_openai_whispers(bands: int) -> None:
 def test_frames_do_not_depend_on_blocks(num_samples: int, block_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = noise(num_samples)
     monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", block_samples)
-    mel = open_audio(samples, 80)
+    mel = open_audio(samples, [80])
     assert mel.num_frames == num_samples // 160
     count = mel.num_frames + 5
     np.testing.assert_allclose(mel.frames(0, count), reference(samples, 80, count), atol=1e-5)
@@ -50,25 +51,27 @@ def test_frames_do_not_depend_on_blocks(num_samples: int, block_samples: int, mo
 
 def test_the_order_of_reading_does_not_change_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", 800)
-    mel = open_audio(noise(16000), 80)
+    mel = open_audio(noise(16000), [80])
     frames = mel.frames(0, 130)
     for start, count in ((0, 50), (0, 50), (7, 9), (40, 30), (90, 40), (95, 3), (2, 128), (129, 1), (0, 0)):
         assert np.array_equal(mel.frames(start, count), frames[start : start + count])
 
 
 def test_silence_has_the_value_of_openai_whisper() -> None:
-    np.testing.assert_allclose(open_audio(np.zeros(32000, np.float32), 80).frames(0, 3000), -1.5, atol=1e-6)
+    np.testing.assert_allclose(open_audio(np.zeros(32000, np.float32), [80]).frames(0, 3000), -1.5, atol=1e-6)
 
 
 def test_samples_of_any_float_type_give_the_same_frames() -> None:
     samples = noise(3200).astype(np.float16)
-    assert np.array_equal(open_audio(samples, 80).frames(0, 20), open_audio(samples.astype(float), 80).frames(0, 20))
+    assert np.array_equal(
+        open_audio(samples, [80]).frames(0, 20), open_audio(samples.astype(float), [80]).frames(0, 20)
+    )
 
 
 def test_a_long_recording_is_refused_before_it_is_read_to_its_end() -> None:
     with pytest.raises(InputError, match="longer than 3 seconds"):
-        open_audio(JFK, 80, max_seconds=3)
-    assert open_audio(JFK, 80, max_seconds=11).seconds == 11
+        open_audio(JFK, [80], max_seconds=3)
+    assert open_audio(JFK, [80], max_seconds=11).seconds == 11
 
 
 @pytest.mark.parametrize("bands", [80, 128])

@@ -12,8 +12,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.sampling import Constraints, History, scores
-from speculative_decoding.sampling.constraints import TimestampRules
 from speculative_decoding.sampling.options import GenerationOptions
+from speculative_decoding.speech.timestamp_rules import TimestampRules
 from tests.support.tiny import DRAFTERS, SOURCES, noisy_copy, run, tiny_model, tokens_of
 from tests.support.together import drafter_of_rows, options_of, together
 
@@ -92,7 +92,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
             rules = TimestampRules(len(prefix), TEXT_END, ZERO, rng.choice([None, ZERO + 2]), added_from)
             tokens.append(prefix + output)
             banned = rng.choice([(), ((ZERO - 1,), (0,))])
-            constraints.append(Constraints(banned=banned, timestamps=rng.choice([rules, rules, rules, None])))
+            constraints.append(Constraints(banned=banned, processor=rng.choice([rules, rules, rules, None])))
         draft = [
             [rng.choice([rng.randrange(VOCAB), rng.randrange(ZERO, VOCAB)]) for _ in range(drafted)] for _ in tokens
         ]
@@ -122,8 +122,8 @@ def mismatches(without: Collection[str] = ()) -> int:
                 before = [*history.tokens[row], *drafted[row][: first + i]]
                 expected: list[float] = logits[row, i].tolist()  # type: ignore[assignment]
                 expected = [-math.inf if (token,) in own.banned else value for token, value in enumerate(expected)]
-                if own.timestamps is not None:
-                    expected = naive_rules(expected, before, own.timestamps, without)
+                if own.processor is not None:
+                    expected = naive_rules(expected, before, own.processor, without)
                 found += values[row][i] != expected
     return found
 
@@ -142,7 +142,7 @@ DRAFT = noisy_copy(TARGET)
 CONSTRAINTS = Constraints(
     banned=((ZERO - 1,),),
     not_before=((BLANK, 2), (TEXT_END, 2)),
-    timestamps=TimestampRules(1, TEXT_END, ZERO, ZERO + 3),
+    processor=TimestampRules(1, TEXT_END, ZERO, ZERO + 3),
 )
 
 

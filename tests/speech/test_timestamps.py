@@ -11,7 +11,7 @@ from speculative_decoding.drafters.base import DraftRequest, RequestView
 from speculative_decoding.drafters.draft_model import OutputHead
 from speculative_decoding.drafters.model import DraftSampler
 from speculative_decoding.sampling import Constraints, GenerationOptions
-from speculative_decoding.sampling.constraints import TimestampRules
+from speculative_decoding.speech.timestamp_rules import TimestampRules
 
 END, ZERO = 10, 20  # text below, timestamps from
 IDS = [END, 3, 5, ZERO, ZERO + 1, ZERO + 2]
@@ -31,7 +31,7 @@ IDS = [END, 3, 5, ZERO, ZERO + 1, ZERO + 2]
 def test_drafts_repeat_and_prefer_timestamps(
     tokens: Sequence[int], logits: Sequence[float], expected: Sequence[int]
 ) -> None:
-    constraints = Constraints(timestamps=TimestampRules(1, END, ZERO))
+    constraints = Constraints(processor=TimestampRules(1, END, ZERO))
     request = RequestView(GenerationOptions(), [], list(tokens), constraints=constraints)
     head = OutputHead(lambda states: mx.array([logits]), mx.array(IDS, mx.uint32), ZERO + 5)
     sampler = DraftSampler([DraftRequest(request, 2)], 1, head)
@@ -40,7 +40,7 @@ def test_drafts_repeat_and_prefer_timestamps(
 
 @pytest.mark.parametrize("ids", [[3, 5, END], [ZERO, ZERO + 1]], ids=["no timestamps", "only timestamps"])
 def test_ids_of_one_kind_are_drafted_under_all_rules(ids: Sequence[int]) -> None:
-    constraints = Constraints(timestamps=TimestampRules(1, END, ZERO))
+    constraints = Constraints(processor=TimestampRules(1, END, ZERO))
     request = RequestView(GenerationOptions(), [], [15, ZERO, 3], constraints=constraints)
     head = OutputHead(lambda states: mx.array([[0.0, 1.0, 0.5][: len(ids)]]), mx.array(ids, mx.uint32), ZERO + 5)
     assert DraftSampler([DraftRequest(request, 1)], 1, head).choose(mx.zeros((1, 4))).item() == ids[1]

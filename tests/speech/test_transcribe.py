@@ -1,4 +1,4 @@
-"""main.py --audio: what is printed, in which order, and which flags are refused. Events come from a fake session."""
+"""`transcribe`: what is printed, in which order, and which flags are refused. Events come from a fake session."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculative_decoding.cli import main as main_py
-from speculative_decoding.cli import programs
-from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.models.whisper_tokens import config_by_layout
+from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
 from speculative_decoding.speech.audio_file import AudioSource
-from speculative_decoding.speech.chunks import in_order, transcribe_chunks
-from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.chunks import chunk_events
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
@@ -67,7 +67,7 @@ class FakeSession:
         yield from self.events
 
 
-MULTILINGUAL = AudioConfig.by_layout(
+MULTILINGUAL = config_by_layout(
     51865, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[], languages={"de": 1, "en": 2}
 )
 ENGLISH = replace(MULTILINGUAL, is_multilingual=False)
@@ -97,7 +97,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(transcribe, "run_config_from", lambda chosen, may_sample: config)
         monkeypatch.setattr(transcribe, "note_exactness", lambda session, slots: None)
         try:
-            status = main_py.main([*arguments])
+            status = transcribe.main([*arguments])
         except SystemExit as exit:
             status = int(exit.code or 0)
         out, err = capsys.readouterr()
@@ -107,13 +107,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_segments_and_the_language_are_printed(run: Any) -> None:
-    status, out, err, given = run("--audio", JFK, events=progress_of(0, ["eins", "zwei"]))
+    status, out, err, given = run(JFK, events=progress_of(0, ["eins", "zwei"]))
     assert (status, out) == (0, "eins\nzwei\n")
     assert "detected language: de\n" in err and "0:02 of audio" in err and "3.00 tokens per call" in err
     assert given == {"recordings": [JFK], "slots": 1}
     for changes in ({"audio": ENGLISH}, {}):
         flags = () if changes else ("--source-language", "de")
-        *_, err, given = run("--audio", JFK, *flags, events=progress_of(0, ["eins"]), **changes)
+        *_, err, given = run(JFK, *flags, events=progress_of(0, ["eins"]), **changes)
         assert "detected" not in err and given.get("language") == (None if changes else "de")
 
 
@@ -122,12 +122,12 @@ def test_recordings_are_printed_one_after_the_other(run: Any) -> None:
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    status, out, err, given = run("--audio", "a", JFK, "c", events=events)
+    status, out, err, given = run("a", JFK, "c", events=events)
     assert status == 0 and given["slots"] == 3
     assert out == f"==> a <==\n0a\n0b\n\n==> {JFK} <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
     assert "a: detected language: de" in err and f"{JFK}: detected language: en" in err and "0:06 of audio" in err
 
-    status, out, *_ = run("--audio", "a", JFK, "c", "--output-format", "json", events=events)
+    status, out, *_ = run("a", JFK, "c", "--output-format", "json", events=events)
     assert [each["text"] for each in json.loads(out)] == ["0a 0b", "1a 1b", "2a 2b"]
 
 
@@ -140,19 +140,19 @@ def test_events_come_in_order_as_soon_as_possible() -> None:
             seen.append(event)
             yield event
 
-    counts = [(event.number, len(seen)) for event in in_order(watched())]
+    counts = [(event.number, len(seen)) for event in in_order(watched(), attrgetter("number"), attrgetter("is_last"))]
     assert counts == [(0, 3), (0, 4), (0, 5), (1, 5), (1, 5), (2, 6), (2, 7)]
 
 
 def test_a_recording_that_fails_does_not_stop_the_others(run: Any) -> None:
     failed = TranscriptionEvent(0, [], 0.0, 0.0, None, error="a: no sound")
     events = [failed, *progress_of(1, ["eins"])]
-    status, out, err, _ = run("--audio", "a", JFK, events=events)
+    status, out, err, _ = run("a", JFK, events=events)
     assert status == 1 and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
-    status, out, *_ = run("--audio", "a", JFK, "--output-format", "json", events=events)
+    status, out, *_ = run("a", JFK, "--output-format", "json", events=events)
     assert status == 1 and json.loads(out)[0] == {"error": "a: no sound"}
-    status, out, err, _ = run("--audio", JFK, events=[failed])
-    assert (status, out) == (2, "") and err.endswith("main.py: error: a: no sound\n")
+    status, out, err, _ = run(JFK, events=[failed])
+    assert (status, out) == (2, "") and err.endswith("speculative-decoding transcribe: error: a: no sound\n")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_a_recording_that_fails_does_not_stop_the_others(run: Any) -> None:
     ],
 )
 def test_output_formats(name: str, expected: str, run: Any) -> None:
-    assert run("--audio", JFK, "--output-format", name, events=progress_of(0, ["eins"]))[1] == expected
+    assert run(JFK, "--output-format", name, events=progress_of(0, ["eins"]))[1] == expected
 
 
 def test_json_has_the_fields_of_openai_whisper(run: Any) -> None:
-    content = json.loads(run("--audio", JFK, "--output-format", "json", events=progress_of(0, ["eins"]))[1])
+    content = json.loads(run(JFK, "--output-format", "json", events=progress_of(0, ["eins"]))[1])
     assert list(content) == ["text", "segments", "language"]
     assert list(content["segments"][0]) == [
         *("id", "seek", "start", "end", "text", "tokens", "temperature"),
@@ -180,7 +180,7 @@ def test_flags_become_options(run: Any) -> None:
     flags = (
         "--task translate --word-timestamps --no-condition-on-previous-text --temperature 0 -m 40 --no-speech-threshold"
     )
-    given = run("--audio", JFK, *flags.split(), "none", events=progress_of(0, ["eins"]))[3]
+    given = run(JFK, *flags.split(), "none", events=progress_of(0, ["eins"]))[3]
     assert given == {
         "recordings": [JFK],
         "slots": 1,
@@ -191,18 +191,15 @@ def test_flags_become_options(run: Any) -> None:
         "sample_len": 40,
         "no_speech_threshold": None,
     }
-    assert run("--audio", JFK, "--chunked", events=progress_of(0, ["eins"]))[3] == {"chunks": JFK, "slots": 8}
+    assert run(JFK, "--chunked", events=progress_of(0, ["eins"]))[3] == {"chunks": JFK, "slots": 8}
 
 
-@pytest.mark.parametrize("command", [transcribe.main, lambda arguments: programs.main(["transcribe", *arguments])])
-def test_the_command_has_the_same_flags(command: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_py, "main", command)
+def test_decoding_flags_become_options(run: Any) -> None:
     flags = ("--source-language", "de", "-m", "40", "--temperature", "0.5", "--top-k", "3")
     status, out, _, given = run(*flags, JFK, events=progress_of(0, ["eins"]))
     assert (status, out) == (0, "eins\n")
     expected = {"language": "de", "sample_len": 40, "temperature": 0.5}
     assert given == {"recordings": [JFK], "slots": 1, **expected}
-    assert run("--stop", "x", JFK)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -219,24 +216,24 @@ def test_the_command_has_the_same_flags(command: Any, run: Any, monkeypatch: pyt
 )
 def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str, message: str) -> None:
     """The bundled model reads text, which is the error if the flags are suitable."""
-    arguments = ["--audio", JFK, "--model", "t5-web-docs", *flags.split()]
+    arguments = [JFK, "--model", "t5-web-docs", *flags.split()]
     with pytest.raises(InputError) as error:
-        transcribe.transcribe(main_parser().parse_args(arguments))
+        transcribe.transcribe(transcribe.transcribe_parser("transcribe").parse_args(arguments))
     assert (message or "reads text") in error.value.message(flag)
 
 
 def test_standard_input_is_a_recording(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for arguments in (["--audio", "-"], [JFK, "-"]):
+    for arguments in (["-"], [JFK, "-"]):
         with open(JFK, "rb") as file, monkeypatch.context() as patched:
             patched.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
-            main = arguments if arguments[0] == "--audio" else ["--audio", *arguments]
+            main = arguments if arguments[0] == "--audio" else [*arguments]
             status, _, err, given = run(
                 *main, events=[each for i in range(len(main) - 1) for each in progress_of(i, ["a"])]
             )
         assert status == 0 and given["recordings"][-1] == "standard input", err
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    status, _, err, _ = run("--audio", "-")
-    assert status == 2 and "--audio: - reads standard input, which is a terminal; redirect a file to it" in err
+    status, _, err, _ = run("-")
+    assert status == 2 and "FILE: - reads standard input, which is a terminal; redirect a file to it" in err
 
 
 @pytest.mark.parametrize("is_piped", [False, True])
@@ -264,7 +261,7 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
 
 def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "stats.json"
-    assert run("--audio", JFK, "--stats-json", str(path), events=progress_of(0, ["eins"]))[0] == 0
+    assert run(JFK, "--stats-json", str(path), events=progress_of(0, ["eins"]))[0] == 0
     stats = json.loads(path.read_text())
     assert (stats["audio_seconds"], stats["target_calls"], stats["audio"]) == (1, 10, [JFK])
 
@@ -272,31 +269,27 @@ def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--audio nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
-        ("--audio tests", "tests: cannot be read (not a regular file)"),
-        ("--audio nowhere.wav README.md", "--audio: none of the files can be read (README.md: "),
-        ("--task translate", "--task: has no effect without --audio; give both, or leave it out"),
-        ("--chunked", "--chunked: has no effect without --audio"),
-        ("--output-format srt", "--output-format: has no effect without --audio"),
-        ("--slots 2", "--slots: has no effect without --input or several files to transcribe"),
-        ("--audio JFK --slots 2", "--slots: has no effect without --input or several files to transcribe"),
-        ("--audio JFK --prompt x", "prompt: cannot be combined with --audio"),
-        ("--audio JFK --compare", "--compare: cannot be combined with --audio"),
-        ("--audio JFK --stop x", "--stop: cannot be combined with --audio"),
-        ("--audio JFK --target-language en", "--target-language: cannot be combined with --audio"),
-        ("--audio JFK --input a.txt", "--input: cannot be combined with --audio"),
-        ("--audio JFK JFK --output-format vtt", "--output-format: vtt is for one file (got 2)"),
-        ("--audio JFK JFK --chunked", "--chunked: is for one file (got 2)"),
-        ("--audio JFK --chunked --clip-timestamps 1", "--clip-timestamps: cannot be combined with --chunked"),
-        ("--audio JFK --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),
-        ("--audio JFK --temperature 0 --compression-ratio-threshold 2", "has no effect with --temperature"),
-        ("--audio JFK --temperature 0.5 --num-beams 5", "--num-beams: 5 has no effect at --temperature 0.5"),
-        ("--audio JFK --carry-initial-prompt", "--carry-initial-prompt: has no effect without --initial-prompt"),
-        ("--audio JFK --clip-timestamps x", "--clip-timestamps: must be"),
-        ("--audio JFK --source-language xx", "--source-language: 'xx' is unknown; choose one of the 2 languages"),
-        ("--audio JFK --no-speech-threshold 2", "--no-speech-threshold: must be"),
-        ("--audio JFK --stats-json JFK", "is already used by --audio; name another"),
-        ("--audio JFK --stats-json /nowhere/a.json", "--stats-json: /nowhere/a.json cannot be written"),
+        ("nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
+        ("tests", "tests: cannot be read (not a regular file)"),
+        ("nowhere.wav README.md", "FILE: none of the files can be read (README.md: "),
+        ("", "the following arguments are required: FILE"),
+        ("JFK --slots 2", "--slots: has no effect without --chunked or several files"),
+        ("JFK --prompt x", "--prompt: unknown option"),
+        ("JFK --compare", "--compare: unknown option"),
+        ("JFK --stop x", "--stop: unknown option"),
+        ("JFK --target-language en", "--target-language: unknown option"),
+        ("JFK JFK --output-format vtt", "--output-format: vtt is for one file (got 2)"),
+        ("JFK JFK --chunked", "--chunked: is for one file (got 2)"),
+        ("JFK --chunked --clip-timestamps 1", "--clip-timestamps: cannot be combined with --chunked"),
+        ("JFK --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),
+        ("JFK --temperature 0 --compression-ratio-threshold 2", "has no effect with --temperature"),
+        ("JFK --temperature 0.5 --num-beams 5", "--num-beams: 5 has no effect at --temperature 0.5"),
+        ("JFK --carry-initial-prompt", "--carry-initial-prompt: has no effect without --initial-prompt"),
+        ("JFK --clip-timestamps x", "--clip-timestamps: must be"),
+        ("JFK --source-language xx", "--source-language: 'xx' is unknown; choose one of the 2 languages"),
+        ("JFK --no-speech-threshold 2", "--no-speech-threshold: must be"),
+        ("JFK --stats-json JFK", "is already used by FILE; name another"),
+        ("JFK --stats-json /nowhere/a.json", "--stats-json: /nowhere/a.json cannot be written"),
     ],
 )
 def test_unsuitable_flags_are_one_line(arguments: str, message: str, run: Any) -> None:
@@ -308,7 +301,7 @@ def test_unsuitable_flags_are_one_line(arguments: str, message: str, run: Any) -
 @pytest.mark.parametrize(
     ("arguments", "audio", "message"),
     [
-        ((), None, "--audio: t5 reads text and cannot transcribe; name a speech model, such as --model openai/"),
+        ((), None, "--model: t5 reads text and cannot transcribe; name a speech model, such as --model openai/"),
         (("--task", "translate"), ENGLISH, "--task: this model knows English only"),
         (("--source-language", "de"), ENGLISH, "--source-language: this model knows English only, not 'de'"),
     ],
@@ -316,13 +309,13 @@ def test_unsuitable_flags_are_one_line(arguments: str, message: str, run: Any) -
 def test_unsuitable_models_are_refused_before_weights_load(
     arguments: Sequence[str], audio: AudioConfig | None, message: str, run: Any
 ) -> None:
-    status, out, err, given = run("--audio", JFK, *arguments, audio=audio)
+    status, out, err, given = run(JFK, *arguments, audio=audio)
     assert status == 2 and not out and not given and message in err and err.count("\n") == 1
 
 
 def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
-    recording = open_audio(np.zeros(65 * 160, np.float32), 80)
+    recording = open_audio(np.zeros(65 * 160, np.float32), [80])
     used: list[str | None] = []
     starts: list[int] = []
 
@@ -339,7 +332,7 @@ def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
             result = Transcription(f" {sizes[index]}", [], "de", 1.0, STATS)
             yield TranscriptionEvent(index, [segment(" a", 0.1, words)], sizes[index] / 100, 0.3, "de", result)
 
-    events = [*transcribe_chunks(recording, 30, scheduler)]
+    events = [*chunk_events(recording, 30, scheduler)]
     assert used == [None, "de"] and starts == [0, 30, 60]
     result = events[-1].result
     assert result is not None and (result.text, result.seconds, result.language) == (" 30 30 5", 0.65, "de")

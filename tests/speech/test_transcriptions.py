@@ -15,12 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from speculative_decoding.loading.tokenizer import Vocabulary
-from speculative_decoding.models.audio import AudioConfig
+from speculative_decoding.models.audio import AudioConfig, AudioFrames
 from speculative_decoding.speech import transcription
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.segments import DecodedWindow, Window
@@ -75,8 +75,8 @@ class Numbers:
     def __init__(self, num_frames: int) -> None:
         self.num_frames = num_frames
 
-    def frames(self, start: int, count: int) -> NDArray[np.float32]:
-        return np.arange(start + 1, start + count + 1, dtype=np.float32)[:, None]
+    def window(self, start: int, count: int, length: int) -> AudioFrames:
+        return AudioFrames(mx.pad(mx.arange(start + 1.0, start + count + 1)[:, None], [(0, length - count), (0, 0)]))
 
 
 def replay(case: dict[str, Any]) -> dict[str, Any]:

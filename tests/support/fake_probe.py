@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.probe import Bits, Probe
 from speculative_decoding.draft_length.store import CalibrationStore
 
@@ -61,5 +62,10 @@ class FakeProbe(Probe):
         return [[bytes([row, self.kind_of(width) if self.batches else 99])] for row in range(2)]
 
 
-def calibrated(probe: Probe, draft: str = "") -> Calibration:
-    return Calibration(probe, CalibrationStore(KEY), draft)
+def calibrated(probe: Probe, draft: str = "", key: Mapping[str, str] = KEY) -> Calibration:
+    return Calibration(compared(probe, key), draft)
+
+
+def compared(probe: Probe, key: Mapping[str, str] = KEY, *, any_width: bool = False) -> ExactWidths:
+    store = CalibrationStore(key)
+    return ExactWidths(lambda: probe, lambda: store, any_width=any_width)

@@ -1,4 +1,4 @@
-"""A fake engine, jobs that use it, and functions that test_jobs.py calls in separate processes."""
+"""A fake scheduler, jobs that use it, and functions that test_jobs.py calls in separate processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, parse_line, read_lines
-from speculative_decoding.jobs.job import DecodeRows
+from speculative_decoding.jobs import InputLine, Job, JobTotals, ResumableOutput, parse_line, read_lines
+from speculative_decoding.jobs.command import RowScheduler
+from speculative_decoding.jobs.input import ParsedLine
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # selects the next row to finish
@@ -35,8 +36,8 @@ def at_random(seed: int = 0) -> Choose:
     return random.Random(seed).choice
 
 
-def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> DecodeRows:
-    """Make a fake engine that reverses prompts. A prompt that contains "too long" becomes an error.
+class FakeScheduler:
+    """Reverses prompts. A prompt that contains "too long" becomes an error.
 
     Args:
         choose: The order in which rows are finished.
@@ -44,22 +45,29 @@ def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> Deco
         seconds: Time per row.
     """
 
-    def run(rows: Iterator[Mapping[str, Any]]) -> Iterator[BatchResult]:
-        waiting: dict[int, Mapping[str, Any]] = {}
-        numbered = enumerate(rows)
-        while True:
-            while len(waiting) < slots and (pair := next(numbered, None)):
-                waiting[pair[0]] = pair[1]
-            if not waiting:
-                return
-            if seconds:
-                time.sleep(seconds)
-            index = choose(list(waiting))
-            prompt = waiting.pop(index)["prompt"]
-            error = "too long" if "too long" in prompt else None
-            yield BatchResult(index, None if error else result_of(prompt), error)
+    def __init__(self, choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> None:
+        self._choose, self._slots, self._seconds = choose, slots, seconds
+        self._prompts: dict[int, str] = {}
 
-    return run
+    @property
+    def wants_more(self) -> bool:
+        return len(self._prompts) < self._slots
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._prompts
+
+    def submit(self, item: tuple[int, Mapping[str, Any]]) -> Iterable[BatchResult[GenerationResult]]:
+        number, fields = item
+        self._prompts[number] = fields["prompt"]
+        return []
+
+    def step(self) -> Iterable[BatchResult[GenerationResult]]:
+        time.sleep(self._seconds)
+        number = self._choose(list(self._prompts))
+        prompt = self._prompts.pop(number)
+        is_long = "too long" in prompt
+        return [BatchResult(number, None if is_long else result_of(prompt), "too long" if is_long else None)]
 
 
 def result_of(prompt: str) -> GenerationResult:
@@ -87,7 +95,7 @@ class Pipe(io.BytesIO):
 def run_job(
     path: Path,
     content: bytes,
-    decode: DecodeRows | None = None,
+    scheduler: RowScheduler | None = None,
     *,
     format: str = "text",
     settings: Mapping[str, Any] = SETTINGS,
@@ -99,7 +107,14 @@ def run_job(
     with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
         lines = journal.remaining(source(content), "input")
         totals = JobTotals(lines=journal.written.lines, errors=journal.errors)
-        job = Job(lines, partial(parse_line, format=format), decode or engine(), journal.write, slots=4, totals=totals)
+        job = Job(
+            lines,
+            partial(parse_line, format=format),
+            scheduler or FakeScheduler(),
+            journal.write,
+            slots=4,
+            totals=totals,
+        )
         with journal.running():
             for _ in job.run():
                 after_row(journal)
@@ -144,22 +159,26 @@ def print_memory(lines: int, window: int | None = None) -> None:
             return b"some words and number %d\n" % self.read_lines
 
     source = Source()
-    job = Job(read_lines(source), partial(parse_line, format="text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
-    if window is not None:
-        job._window = window
-
     ahead = 0
     peaks = [0, 0]
-    for totals in job.run():
-        ahead = max(ahead, source.read_lines - totals.lines)
-        behind = totals.rows > lines // 10
+
+    def parse(line: InputLine) -> ParsedLine:
+        nonlocal ahead
+        ahead = max(ahead, line.number - job.totals.lines)
+        behind = line.number > lines // 10
         peaks[behind] = max(peaks[behind], sys.getallocatedblocks())
+        return parse_line(line, "text")
+
+    job = Job(read_lines(source), parse, FakeScheduler(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
+    if window is not None:
+        job._window = window
+    *_, totals = job.run()
     print(json.dumps({"lines": totals.lines, "peaks": peaks, "ahead": ahead}))
 
 
-def interrupted_main(count: int, how: int, arguments: Sequence[str]) -> None:
-    """Run main.py's command in a process that sends itself a signal after `count` records."""
-    from speculative_decoding.cli.main import main
+def interrupted_batch(count: int, how: int, arguments: Sequence[str]) -> None:
+    """Run `batch` in a process that sends itself a signal after `count` records."""
+    from speculative_decoding.jobs.command import main
 
     write, left = ResumableOutput.write, count
 

@@ -25,12 +25,13 @@ from mlx.utils import tree_flatten
 from speculative_decoding import checkpoints, models
 from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
-from speculative_decoding.cli.main import main as main_command
-from speculative_decoding.distributed import ProcessGroup, ShardedModel, data_parallel, shard_model
+from speculative_decoding.distributed import ProcessGroup, ShardedModel, shard_model
 from speculative_decoding.distributed.process_group import join_process_group
 from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
+from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.rows import PromptScheduler
 from speculative_decoding.server.command import main as serve_command
 from tests.support.device import use
 from tests.support.paths import GOLDENS
@@ -233,11 +234,12 @@ def jobs(folder: Path, rank: int) -> None:
     """Run a data-parallel job, and one in which a process dies."""
 
     def job(name: str, *flags: str) -> int:
-        given = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
-        return main_command([*given, "--output", str(folder / name), *flags])
+        given = ["--model", str(folder / "words"), str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
+        return batch_command([*given, "--output", str(folder / name), *flags])
 
     print(json.dumps(job("data.jsonl")), flush=True)
-    data_parallel.replace = kill_at(5, data_parallel.replace) if rank else data_parallel.replace  # type: ignore[attr-defined]
+    if rank:
+        PromptScheduler.step = kill_at(5, PromptScheduler.step)  # type: ignore[method-assign]
     job("dead.jsonl")
 
 

@@ -11,14 +11,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.round import speculate
+from speculative_decoding.decoding.round import Batch, speculate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.draft_length import DraftLength, FixedLength
-from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
+from speculative_decoding.draft_length.passes import UNPADDED, PassWidths, RoundCosts
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -164,8 +162,8 @@ def run(
     batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(request)
     rounds = []
-    while batch.active:
-        rounds.append(speculate(batch)[0])
+    while batch.requests:
+        rounds.append(speculate(batch)[request])
     return rounds
 
 

@@ -16,7 +16,7 @@ import pytest
 from speculative_decoding import InputError, Session, load
 from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.draft_head import DraftHead
-from speculative_decoding.speech.mel import open_audio
+from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import target_store
@@ -63,7 +63,7 @@ def frames_of(example: Example) -> Any:
 def test_windows_hold_whole_segments_and_their_frames(manifest: Path) -> None:
     recording = read_manifest(manifest)[0]
     text = SpeechText(Letters(), MODEL.audio)  # type: ignore[arg-type]
-    mel = open_audio(recording.audio, 6)
+    mel = open_audio(recording.audio, [6])
     kinds = set()
     for seed in range(30):
         rng = np.random.default_rng(seed)

@@ -32,11 +32,11 @@ def right_calls(model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecod
     )
     assert_type(stream, Iterator[GenerationResponse])
     many = batch_generate(model, tokenizer, ["abc", {"prompt": "b", "seed": 2}], slots=2, max_memory_gb=None)
-    assert_type(many, Iterator[BatchResult])
+    assert_type(many, Iterator[BatchResult[GenerationResult]])
     assert_type(session.generate("abc", num_draft_tokens="auto", logprobs=True), GenerationResult)
     assert_type(session.generate(["abc", "b"], num_draft_tokens=3, decoder_prefix=[4, 5]), list[GenerationResult])
     assert_type(session.stream("abc", temperature=0.7, acceptance="coupled"), Iterator[GenerationResponse])
-    assert_type(session.batch(["abc", "b"], slots=2, eos_token_ids=[7]), Iterator[BatchResult])
+    assert_type(session.batch(["abc", "b"], slots=2, eos_token_ids=[7]), Iterator[BatchResult[GenerationResult]])
 
 
 def wrong_calls(model: EncoderDecoder, tokenizer: Tokenizer, session: Session) -> list[Callable[[], Any]]:

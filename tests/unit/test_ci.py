@@ -38,7 +38,9 @@ def test_steps_on_the_gpu_of_a_hosted_mac_do_not_fail_the_job() -> None:
     on_gpu = [
         step
         for step in JOB["steps"]
-        if re.search(r"\bpython (main\.py|-m benchmarks|-m pytest -k gpu)", str(step.get("run")))
+        if re.search(
+            r"\bpython (main\.py|-m speculative_decoding|-m benchmarks|-m pytest -k gpu)", str(step.get("run"))
+        )
     ]
     assert len(on_gpu) == 4
     assert all(step["continue-on-error"] in (True, "${{ runner.os == 'macOS' }}") for step in on_gpu)

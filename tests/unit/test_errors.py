@@ -6,11 +6,9 @@ import pickle
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError
-from speculative_decoding.cli.flags import main_parser, transcribe_parser
+from speculative_decoding.cli.main import prompt_parser
+from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.errors import Name, UnknownOption
-from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.recordings import field_name
-from speculative_decoding.speech.options import TranscriptionOptions
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
 
@@ -27,7 +25,7 @@ def test_a_message_has_the_names_of_its_front_end() -> None:
     expected = "{}: 3 would return one text 3 times at {} 0; give {} >= 3, or a {} above 0"
     assert str(error) == expected.format("num_return_sequences", "temperature", "num_beams", "temperature")
     flags = ["--num-return-sequences", "--temperature", "--num-beams", "--temperature"]
-    assert error.message(main_parser().name_of) == expected.format(*flags)
+    assert error.message(prompt_parser().name_of) == expected.format(*flags)
 
 
 def test_only_marked_names_are_replaced() -> None:
@@ -38,21 +36,10 @@ def test_only_marked_names_are_replaced() -> None:
 
 
 def test_a_command_line_names_a_flag_only_if_it_has_it() -> None:
-    main, transcribe = main_parser().name_of, transcribe_parser("transcribe").name_of
-    assert main("audio") == "--audio" and transcribe("audio") == "audio"  # a positional argument there
+    main, verify = prompt_parser().name_of, verify_parser("verify").name_of
+    assert main("slots") == "slots" and verify("slots") == "--slots" and verify("prompts") == "FILE"  # positional
     assert main("prompt") == "prompt" and main("on_round") == "on_round"  # prompts are also read from standard input
-    assert main("max_memory_gb") == "--max-memory" and main("src_lang") == "--source-language"
-
-
-def test_the_server_names_its_own_fields() -> None:
-    error = caught(lambda: TranscriptionOptions(hallucination_silence_threshold=1.0))
-    found = ServerError.of(error, field_name)
-    assert found.param == "hallucination_silence_threshold" and "without timestamp_granularities[]" in found.message
-    found = ServerError.of(InputError("initial_prompt is in this text", "initial_prompt"), field_name)
-    assert found.param == "prompt" and found.message == "prompt: initial_prompt is in this text"
-    unknown = ServerError.of(caught(lambda: GenerationOptions().override({"temprature": 1})))
-    assert (unknown.param, unknown.code) == ("temprature", "unknown_field")
-    assert ServerError.of(InputError("top_k is the first word")).param is None
+    assert main("src_lang") == "--source-language"
 
 
 def test_an_error_can_be_sent_to_another_process() -> None:

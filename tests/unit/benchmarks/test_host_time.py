@@ -33,5 +33,5 @@ def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [*seconds] == [*host_time.PARTS]
         assert calls["eval"] == 1, name
         assert calls["async_eval"] == (5 if "head" in name else 0)
-        assert calls["states"] == calls["verify_draft"] == 1
+        assert calls["states"] == calls["verify"] == 1
     assert mx.eval is original

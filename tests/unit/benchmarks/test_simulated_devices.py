@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import simulated_devices, simulated_kernels
 from speculative_decoding.draft_length import AdaptiveLength
-from speculative_decoding.draft_length.calibration import Calibration
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 
 
@@ -68,7 +68,7 @@ def test_ignored_width_classes_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setattr(simulated_kernels, "SOURCES", simulated_kernels.SOURCES[-2:-1])
     monkeypatch.setattr(simulated_kernels, "KERNELS", {"planted": (1, 2, 6, 16)})
-    monkeypatch.setattr(Calibration, "same_bits", lambda self, rows, width: True)
+    monkeypatch.setattr(ExactWidths, "same_bits", lambda self, rows, width: True)
     assert any("tokens differ in exact mode" in problem for problem in simulated_kernels.problems())
 
 

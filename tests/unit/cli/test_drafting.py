@@ -8,47 +8,44 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.cli import run_config as run_config_module
-from speculative_decoding.cli.flags import main_parser, require_consistent
+from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flag, flags_from, given_options
 from speculative_decoding.cli.run_config import (
     DRAFTERS_OF_FLAGS,
     DraftFlags,
     ModelFlags,
-    ModelPair,
-    ModelPaths,
     RunConfig,
     make_run_config,
 )
-from speculative_decoding.drafters import DraftModel, TextStore
+from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
-from speculative_decoding.loading.pair import SELF_DRAFT
+from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
 from tests.support.serving import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> ModelPaths:
+def folders(tmp_path: Path) -> ModelFlags:
     (tmp_path / "target").mkdir()
-    return ModelPaths(tmp_path / "target", tmp_path / "draft")
+    return ModelFlags(tmp_path / "target", tmp_path / "draft")
 
 
-def run_config(folders: ModelPaths, *arguments: str) -> RunConfig:
-    chosen = main_parser().parse_args(list(arguments))
-    require_consistent(vars(chosen))
+def run_config(folders: ModelFlags, *arguments: str) -> RunConfig:
+    chosen = prompt_parser().parse_args(list(arguments))
     return make_run_config(folders, given_options(chosen), flags_from(DraftFlags, chosen))
 
 
-def drafting_of(folders: ModelPaths, *arguments: str) -> tuple[str, int | str]:
+def drafting_of(folders: ModelFlags, *arguments: str) -> tuple[str, int | str]:
     made = run_config(folders, *arguments)
-    return made.drafter, made.options.num_draft_tokens
+    return str(made.options.drafter), made.options.num_draft_tokens
 
 
-def alone(folders: ModelPaths) -> ModelPaths:
-    return ModelPaths(folders.target, None)
+def alone(folders: ModelFlags) -> ModelFlags:
+    return ModelFlags(folders.model)
 
 
-def test_defaults_depend_on_the_draft_model_and_the_flags_given(folders: ModelPaths) -> None:
+def test_defaults_depend_on_the_draft_model_and_the_flags_given(folders: ModelFlags) -> None:
     assert drafting_of(folders) == ("auto", "auto")
     assert drafting_of(alone(folders)) == ("ngram", "auto")
     assert drafting_of(folders, "--num-draft", "7") == ("auto", 7)
@@ -56,20 +53,21 @@ def test_defaults_depend_on_the_draft_model_and_the_flags_given(folders: ModelPa
     assert drafting_of(folders, "--drafter", "ngram") == ("ngram", "auto")
     assert drafting_of(folders, "--drafter", "model", "--num-draft", "5") == ("model", 5)
     assert drafting_of(alone(folders), "--drafter", "auto") == ("auto", "auto")
-    for plain in (["--regular-decode"], ["--num-draft", "0"], ["--drafter", "none"]):
-        assert drafting_of(folders, *plain)[0] == "none"
+    for plain in (["--baseline"], ["--num-draft", "0"], ["--drafter", "none"]):
+        made = run_config(folders, *plain)
+        assert made.is_baseline and made.options.draft_tokens == 0
 
 
 STORE = ["--ngram-store", "s.json"]
 REFUSED = [
     (
-        ["--regular-decode", "--drafter", "ngram"],
+        ["--baseline", "--drafter", "ngram"],
         "--drafter: cannot be combined with --baseline; leave one of them out",
     ),
-    (["--regular-decode", "--num-draft", "7"], "--num-draft: has no effect with --drafter none; leave one"),
+    (["--baseline", "--num-draft", "7"], "--num-draft: has no effect with --drafter none; leave one"),
     (["--num-draft", "0", "--drafter", "auto"], "--drafter: has no effect with --num-draft 0; leave one"),
     (["--drafter", "none", "--num-draft", "7"], "--num-draft: has no effect with --drafter none"),
-    (["--regular-decode", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
+    (["--baseline", "--delta", "0.5"], "--delta: has no effect with --drafter none"),
     (
         ["--drafter", "ngram", "--draft-vocab", "9", "--draft-vocab-text", "f"],
         "--draft-vocab: only applies to --drafter model",
@@ -97,7 +95,7 @@ REFUSED_ALONE = [
     [(*each, False) for each in REFUSED] + [(*each, True) for each in REFUSED_ALONE],
 )
 def test_options_without_effect_are_refused_in_one_line(
-    arguments: list[str], named: str, is_alone: bool, folders: ModelPaths
+    arguments: list[str], named: str, is_alone: bool, folders: ModelFlags
 ) -> None:
     with pytest.raises(InputError) as error:
         drafting_of(alone(folders) if is_alone else folders, *arguments)
@@ -108,7 +106,7 @@ MODEL_DRAFTERS, COPIES = ("model", "auto"), ("ngram", "auto")
 OF_DRAFTERS = {**DRAFTERS_OF_FLAGS, "max_ngram_size": COPIES}
 
 
-def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders: ModelPaths) -> None:
+def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders: ModelFlags) -> None:
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
     values = {"ngram_store": "s"}
     for option, drafters in OF_DRAFTERS.items():
@@ -122,19 +120,19 @@ def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders
                 assert error.value.message(flag).startswith(f"{own[0]}: ")
 
 
-def test_the_description_names_the_draft_in_use(folders: ModelPaths) -> None:
-    def description(folders: ModelPaths, *arguments: str) -> str:
+def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
+    def description(folders: ModelFlags, *arguments: str) -> str:
         return run_config(folders, *arguments).describe()
 
-    copies, bits = ", drafts copied from the text", ModelPaths(folders.target, SELF_DRAFT)
-    assert description(folders, "--drafter", "model").endswith(f", draft {folders.draft}")
-    assert description(folders).endswith(f", draft {folders.draft} and copies of the text")
-    assert description(bits).endswith(f", draft {folders.target} in 8 bits and copies of the text")
+    copies, bits = ", drafts copied from the text", ModelFlags(folders.model, SELF_DRAFT)
+    assert description(folders, "--drafter", "model").endswith(f", draft {folders.draft_model}")
+    assert description(folders).endswith(f", draft {folders.draft_model} and copies of the text")
+    assert description(bits).endswith(f", draft {folders.model} in 8 bits and copies of the text")
     assert description(folders, "--drafter", "ngram").endswith(copies)
     assert description(alone(folders)).endswith(copies) and description(alone(folders), "--drafter", "auto").endswith(
         copies
     )
-    assert description(folders, "--regular-decode").endswith("no draft: baseline decoding")
+    assert description(folders, "--baseline").endswith("no draft: baseline decoding")
 
 
 def open_pair(*arguments: str) -> tuple[RunConfig, ModelPair]:
@@ -148,8 +146,7 @@ def test_draft_vocabulary_and_length_reach_the_session(tmp_path: Path) -> None:
     arguments = ["--draft-vocab", "4", "--draft-vocab-text", str(text)]
     made, pair = open_pair(*arguments, "--num-draft", "3")
     with made.session(pair) as session:
-        assert isinstance(session.draft_model, DraftModel)
-        vocabulary = session.draft_model.vocabulary
+        vocabulary = session.draft_vocabulary
         assert vocabulary is not None and len(vocabulary.ids) == 4
         frequent = pair.target.tokenizer.encode("Die Methode")[:2]
         assert set(frequent) < set(vocabulary.ids)

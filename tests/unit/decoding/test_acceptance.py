@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding.decoding import acceptance, verification
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import (
+    RULES,
     AcceptanceRule,
     Block,
     Coupled,
@@ -24,17 +26,15 @@ from speculative_decoding.decoding.acceptance import (
     rule_for,
     sample_acceptance,
 )
-from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.round import commit
+from speculative_decoding.decoding.round import Batch, commit, verify
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.decoding.verification import verify_draft
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView, SeparateDrafters
+from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView
 from speculative_decoding.drafters.base import history_of
 from speculative_decoding.drafters.draft_model import OutputHead
 from speculative_decoding.drafters.model import DraftSampler
-from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed_logprobs
+from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Purpose, perturbed_logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import NoText
 
@@ -144,7 +144,8 @@ def distance(one: dict[tuple[int, ...], float], other: dict[tuple[int, ...], flo
     return 0.5 * sum(abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in one.keys() | other.keys())
 
 
-LOSSLESS = [Rejection(), Block()]
+# A lossless rule is tested by enumeration, unless its text for a seed does not depend on drafts, which is tested below
+LOSSLESS = [RULES[name]() for name, facts in ACCEPTANCE.items() if "lossless" in facts and "comparable" not in facts]
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"stop_after": 1},
@@ -286,8 +287,9 @@ def verified_together(
         else Request(own, [1], past_of(own), slot, draft_length=FixedLength(MOST), streamer=NoText({end}.__contains__))
         for slot, own in enumerate(options)
     ]
-    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # verification needs no model
-    return commit(batch, verify_draft(batch, batch.active, draft, logits), draft, {})
+    batch = Batch(None, NoDrafter(), None, rows)  # type: ignore[arg-type]  # verification needs no model
+    rounds = commit(batch, draft, [], verify(batch, draft, logits))
+    return {request.slot: round for request, round in rounds.items()}
 
 
 def past_of(options: GenerationOptions) -> list[int]:
@@ -348,7 +350,7 @@ def neighbors(rows: Sequence[Any]) -> list[Any]:
 
 
 def neighbors_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "rule_for", lambda options: rule_for(neighbors(options)))
+    monkeypatch.setattr(loop, "rule_for", lambda options: rule_for(neighbors(options)))
 
 
 def neighbors_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +524,9 @@ def test_sample_acceptance_follows_stop_and_residual(rule: AcceptanceRule) -> No
 
     draft = Draft(mx.broadcast_to(mx.array([drafted]), (rows, 2)), repeat(q))
     stop, weights = rule(draft, repeat(p))
-    accept_keys, next_keys = (random_keys([(seed, 1, use) for seed in range(rows)]) for use in (Use.ACCEPT, Use.NEXT))
+    accept_keys, next_keys = (
+        random_keys([(seed, 1, use) for seed in range(rows)]) for use in (Purpose.ACCEPT, Purpose.NEXT)
+    )
     thrown = sample_acceptance(draft, repeat(p), stop, weights, accept_keys, next_keys)
     found = np.zeros((3, VOCAB))
     np.add.at(found, tuple(map(np.array, thrown)), 1 / rows)

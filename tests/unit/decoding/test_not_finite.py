@@ -146,7 +146,7 @@ def test_drafters_observe_only_finite_states() -> None:
     baseline, shown = alone(max_tokens=20), Counter[bool]()
 
     class Watching(SeparateDrafters[Scripted]):
-        def share(self, cache: DecoderCache) -> None:
+        def use_cache(self, cache: DecoderCache) -> None:
             self.cache, cache.kept_layers = cache, (0,)
 
         def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:

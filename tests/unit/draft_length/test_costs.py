@@ -1,4 +1,4 @@
-"""Costs by width: padding, scaling, and the choice of measured widths. Pure arithmetic with seeded noise."""
+"""Costs by width: padding, and the choice of measured widths. Pure arithmetic with seeded noise."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, RoundCosts, measure_widths, monotone
+from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, measure_widths, monotone
+from speculative_decoding.draft_length.passes import RoundCosts
 
 COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, prefill=0.7)
 
 
 def test_a_round_costs_its_padded_pass_plus_its_draft() -> None:
     assert [COSTS.width(tokens) for tokens in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
-    assert COSTS.baseline == COSTS.round_seconds(0) == 1.0
-    assert COSTS.round_seconds(2) == COSTS.round_seconds(3) == 2.0
-    assert COSTS.round_seconds(2, 2, 1) == pytest.approx(2.0 + 0.3 + 0.2 + 0.7)
-    assert COSTS.round_seconds(8) == float("inf")
-
-
-def test_scaled_costs_follow_the_measured_factors() -> None:
-    scaled = COSTS.scaled({1: 2.0, 8: 4.0})
-    assert scaled.passes == pytest.approx({1: 2.0, 4: 2.0 * (2.0 + 2.0 * 3 / 7), 8: 20.0})
-    assert scaled.step == pytest.approx(0.3)
+    assert COSTS.baseline == COSTS.round_cost(0) == 1.0
+    assert COSTS.round_cost(2) == COSTS.round_cost(3) == 2.0
+    assert COSTS.round_cost(2, 2, 1) == pytest.approx(2.0 + 0.3 + 0.2 + 0.7)
+    assert COSTS.round_cost(8) == float("inf")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,8 +9,9 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength, adaptive
-from speculative_decoding.draft_length.costs import TYPICAL_TOKENS, RoundCosts
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
+from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
@@ -20,7 +21,11 @@ STEEP = RoundCosts({width: float(width) for width in range(1, 18)}, step=0.05, s
 MEASURED = RoundCosts(  # milliseconds of the bundled target and draft model, on two x86-64 cores
     {1: 2.23, 2: 2.58, 3: 2.73, 4: 3.12, 6: 3.81, 10: 4.23, 13: 5.25, 17: 5.8}, step=0.164, start=0.223, prefill=1.761
 )
-NOTHING = [DraftOutcome("", 0, 0)]
+NOTHING = [Round([], [], 0)]
+
+
+def round_of(kind: str, drafted: int, accepted: int) -> Round:
+    return Round([], [0] * drafted, accepted, kind=kind)
 
 
 def decode(
@@ -35,10 +40,10 @@ def decode(
     for number in range(rounds):
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if rng.random() >= right), count)
-        length.observe([DraftOutcome(kind, count, accepted)] if count else NOTHING)
+        length.observe([round_of(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         steps = count if kind == MODEL else 0
-        seconds += costs.round_seconds(count, steps, prefills=steps > 0 and number // 32 not in encoded)
+        seconds += costs.round_cost(count, steps, prefills=steps > 0 and number // 32 not in encoded)
         if steps:
             encoded.add(number // 32)
     return tokens, seconds
@@ -51,7 +56,7 @@ def speed(length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int =
 
 
 def best_speed(costs: RoundCosts, right: float) -> float:
-    return max(sum(right**i for i in range(k + 1)) / costs.round_seconds(k, k) for k in range(17))
+    return max(sum(right**i for i in range(k + 1)) / costs.round_cost(k, k) for k in range(17))
 
 
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
@@ -64,7 +69,7 @@ def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) ->
     def rate(counts: Sequence[int]) -> float:
         tokens = sum(1 + length._kinds[kind].expected()[n] for kind, n in zip(kinds, counts, strict=True))
         steps = max(n * (kind == MODEL) for kind, n in zip(kinds, counts, strict=True))
-        return tokens / costs.round_seconds(max(counts), steps)
+        return tokens / costs.round_cost(max(counts), steps)
 
     best = max(rate(counts) for counts in product(range(6), repeat=2))
     lengths, gain = length._best(kinds, [5] * len(kinds), costs)
@@ -85,7 +90,7 @@ def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
         kinds = [rng.choice([COPY, MODEL, ""]) for _ in range(rng.randint(1, 5))]
         limits = [rng.randint(1, 20) for _ in kinds]
         length = AdaptiveLength(lambda rows, costs=costs: costs, prior=[rng.random()] * 3)  # type: ignore[misc]
-        length.observe([DraftOutcome(kind, drafts := rng.randint(1, 16), rng.randint(0, drafts)) for kind in kinds])
+        length.observe([round_of(kind, drafts := rng.randint(1, 16), rng.randint(0, drafts)) for kind in kinds])
 
         accepted = {kind: length._of(kind).expected() for kind in kinds}
         best, best_rate = (0, 0), adaptive.WORTHWHILE * len(kinds) / costs.baseline
@@ -96,7 +101,7 @@ def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
             for kind, limit in zip(kinds, limits, strict=True):
                 tokens += accepted[kind][min(limit, steps if kind == MODEL else longest)]
             prefill = costs.prefill * (1.0 + tokens / TYPICAL_TOKENS) if steps else 0.0
-            if (rate := tokens / (costs.round_seconds(longest, steps) + prefill)) > best_rate:
+            if (rate := tokens / (costs.round_cost(longest, steps) + prefill)) > best_rate:
                 best, best_rate = (longest, steps), rate
         expected = [min(limit, best[kind == MODEL]) for kind, limit in zip(kinds, limits, strict=True)]
         lengths, _ = length._best(kinds, limits, costs)
@@ -134,11 +139,11 @@ def test_planted_faults_are_slower(
     for _ in range(600):
         count = length.choose([MODEL], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if rng.random() >= right), count)
-        length.observe([DraftOutcome(MODEL, count, accepted)] if count else NOTHING)
+        length.observe([round_of(MODEL, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         lengths.append(count)
     monkeypatch.undo()
-    seconds = sum(costs.round_seconds(count, count) for count in lengths)
+    seconds = sum(costs.round_cost(count, count) for count in lengths)
     assert tokens * costs.baseline / seconds < 0.95 * best
 
 
@@ -170,7 +175,7 @@ def test_drafts_of_an_unknown_model_grow_with_its_accepted_tokens() -> None:
     drafted = []
     for accepted in (0, 2, 3, 6):
         drafted += length.choose([MODEL], [99])
-        length.observe([DraftOutcome(MODEL, drafted[-1], accepted)])
+        length.observe([round_of(MODEL, drafted[-1], accepted)])
     assert drafted == [2, 2, 4, 6]
     assert length.choose([COPY], [99]) == AdaptiveLength(lambda rows: FLAT, prior=(0.9,)).choose([MODEL], [99]) == [16]
 
@@ -181,7 +186,7 @@ def test_copies_continue_while_a_useless_model_is_idle() -> None:
     for number in range(900):
         kind = COPY if number % 3 == 0 else MODEL
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
-        length.observe([DraftOutcome(kind, count, count * (kind == COPY))] if count else NOTHING)
+        length.observe([round_of(kind, count, count * (kind == COPY))] if count else NOTHING)
         drafted[kind] += count > 0
     assert drafted[COPY] > 290 and drafted[MODEL] < 100
 
@@ -196,7 +201,7 @@ def test_limits_are_kept(most: int) -> None:
 
 def test_outcomes_longer_than_the_limit_are_accepted() -> None:
     length = AdaptiveLength(lambda rows: FLAT, max_draft_tokens=4)
-    length.observe([DraftOutcome(MODEL, 40, 40)])
+    length.observe([round_of(MODEL, 40, 40)])
     assert length.choose([MODEL], [9])[0] <= 4
 
 

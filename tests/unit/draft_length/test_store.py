@@ -12,7 +12,7 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.draft_length import store as module
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, SETTLED, CalibrationStore, Measurements
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, ENOUGH_TIMINGS, CalibrationStore, Measurements
 from tests.support.fake_probe import KEY, FakeProbe, calibrated
 
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
@@ -58,7 +58,7 @@ def test_merged_measurements_keep_the_fastest_and_the_most_timings() -> None:
     one.add_draft("a", 1, [0.1, 0.5, 9.0])
     other.add_draft("a", 1, [0.2, 0.2, 8.0])
     one.merge(other)
-    assert one.passes == {1: {1: 2.0}} and one.timings["pass 1 1"] == 2
+    assert one.passes == {1: {1: 2.0}} and one.rough["pass 1 1"] == 2
     assert one.drafts == {"a": {1: [0.1, 0.5, 8.0]}}  # the faster draft of four tokens, and the faster prefill
 
 
@@ -66,13 +66,13 @@ def test_a_cost_is_rough_until_a_timing_confirms_it() -> None:
     found = Measurements()
     for seconds, rough in ((1.0, True), (2.0, True), (2.0, True), (1.05, False)):
         found.add_pass(1, 1, seconds)
-        assert (found.timings["pass 1 1"] < SETTLED) == rough
-        assert found.as_dict()["rough"] == ({"pass 1 1": found.timings["pass 1 1"]} if rough else {})
+        assert ("pass 1 1" in found.rough) == rough
+        assert found.as_dict()["rough"] == found.rough
     unsteady = Measurements()
-    for i in range(SETTLED):  # other programs are always running
-        assert unsteady.timings.get("pass 1 1", 0) == i
+    for i in range(ENOUGH_TIMINGS):  # other programs are always running
+        assert unsteady.rough.get("pass 1 1", 0) == i
         unsteady.add_pass(1, 1, 2.0**-i)
-    assert Measurements.parse(json.loads(json.dumps(unsteady.as_dict()))).timings == {"pass 1 1": SETTLED}
+    assert Measurements.parse(json.loads(json.dumps(unsteady.as_dict()))).rough == {}
 
 
 def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> None:
@@ -97,12 +97,12 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
     ],
 )  # fmt: skip
 def test_a_damaged_file_gives_one_note_and_is_replaced(folder: Path, content: str) -> None:
-    calibrated(FakeProbe()).settle(1)
+    calibrated(FakeProbe()).measure_fully(1)
     (path,) = folder.glob("*.json")
     whole = path.read_text()
     path.write_text(content, errors="surrogateescape")
     with pytest.warns(UserWarning) as noted:
-        calibrated(FakeProbe()).settle(1)
+        calibrated(FakeProbe()).measure_fully(1)
     assert [str(each.message) for each in noted if "measuring" not in str(each.message)] == [
         f"calibration: {path} is damaged; this device is measured again, and the file is replaced"
     ]
@@ -112,11 +112,11 @@ def test_a_damaged_file_gives_one_note_and_is_replaced(folder: Path, content: st
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
 @pytest.mark.filterwarnings("ignore:calibration. .* is damaged")
 def test_a_truncated_file_is_replaced(folder: Path, share: float) -> None:
-    calibrated(FakeProbe()).settle(1)
+    calibrated(FakeProbe()).measure_fully(1)
     (path,) = folder.glob("*.json")
     whole = path.read_text()
     path.write_text(whole[: int(share * len(whole))])
-    assert calibrated(FakeProbe()).settle(1).passes and path.read_text() == whole
+    assert calibrated(FakeProbe()).measure_fully(1).passes and path.read_text() == whole
 
 
 def test_measurements_stay_in_memory_if_they_cannot_be_stored(tmp_path: Path, folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_full_disk_gives_one_note(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "atomic_write", full)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        calibrated(FakeProbe()).settle(1)
+        calibrated(FakeProbe()).measure_fully(1)
     assert sum("cannot be stored ([Errno 28] No space" in str(each.message) for each in noted) == 1
 
 
@@ -174,10 +174,9 @@ def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.Mon
     calibration = calibrated(probe, "a head")
     for rows in (1, 8):
         assert calibration.costs(rows).passes == {1: 0.5, 4: 1.0} == calibration.costs(rows, exact=True).passes
-    calibration.measure_again(1, (1, 4))
     calibration.refine(1)
     calibration.forget()
-    assert calibration.settle(1).baseline == 0.5 and probe.timed == probe.compared == []
+    assert calibration.measure_fully(1).baseline == 0.5 and probe.timed == probe.compared == []
     path.write_text("{}")
     with pytest.raises(InputError, match=f"{CALIBRATION_VARIABLE}: .*curve.json is not a calibration file"):
         CalibrationStore(KEY)

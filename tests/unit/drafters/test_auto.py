@@ -18,6 +18,7 @@ from speculative_decoding.drafters import (
     RequestView,
     SeparateDrafters,
     choose_drafter,
+    model_drafter,
 )
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.sampling import GenerationOptions
@@ -139,7 +140,8 @@ def test_auto_without_a_draft_model_only_drafts_copies() -> None:
     copies = choose_drafter(options, target)
     copies.begin(request_with([0]))
     assert copies.kind(request_with([0, 20, 21])) == COPY
-    assert isinstance(choose_drafter(options, target, DraftModel(noisy_copy(target))), AutoDrafter)
+    both = choose_drafter(options, target, lambda: model_drafter(DraftModel(noisy_copy(target)), target))
+    assert isinstance(both, AutoDrafter)
 
 
 def test_any_object_with_begin_and_propose_drafts() -> None:

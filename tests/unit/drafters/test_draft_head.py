@@ -342,7 +342,7 @@ def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
         rounds = []
         for count in (2, 6):
             cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
-            drafter.share(cache)
+            drafter.use_cache(cache)
             row = RequestView(GenerationOptions(), SOURCES[0], [0])
             drafter.begin(row)
             drafter.propose([DraftRequest(row, 1)], 1)

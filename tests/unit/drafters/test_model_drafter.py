@@ -17,7 +17,7 @@ import pytest
 from speculative_decoding import InputError, load
 from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, DraftRequest, RequestView
 from speculative_decoding.drafters import model as model_drafter
-from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary, OutputHeads
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
@@ -72,7 +72,7 @@ def test_a_partial_head_of_real_weights_in_every_dtype() -> None:
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
         source = tokenizer.encode("grammar: It were a cod business.")
-        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head([source], model.config.vocab_size)
+        head = OutputHeads(model, model.config.vocab_size, (1, 5, 100, 31)).head([source])
         assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
         encoder_output = model.encode(mx.array([source]))
         whole = model.decode(mx.array([[0, 5]]), model.make_cache(encoder_output))[0].astype(mx.float32)
@@ -82,7 +82,7 @@ def test_a_partial_head_of_real_weights_in_every_dtype() -> None:
 
 
 def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> None:
-    head = TRIMMED.head([[3, 12, 3, EOS]], VOCAB)
+    head = OutputHeads(DRAFT, VOCAB, FREQUENT).head([[3, 12, 3, EOS]])
     logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
     assert spread.shape == (2, VOCAB)
@@ -93,7 +93,7 @@ def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> Non
 
 def test_each_row_has_the_ids_of_its_own_source() -> None:
     sources = [[3, 12, EOS], [], [9, 3]]
-    head = TRIMMED.head(sources, VOCAB)
+    head = OutputHeads(DRAFT, VOCAB, FREQUENT).head(sources)
     spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
     for source, logits in zip(sources, np.array(spread), strict=True):
         assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
@@ -138,7 +138,7 @@ def test_the_end_token_can_be_drafted_with_any_vocabulary() -> None:
 def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
     """Some families pad the target's vocabulary to a larger size than the draft's."""
     small = tiny_model(vocab_size=20)
-    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head([[3, 22, EOS]], VOCAB)
+    head = OutputHeads(small, VOCAB, (EOS, 19, 20, 23)).head([[3, 22, EOS]])
     assert head.ids.tolist() == [EOS, 19, 3]
     model = DraftModel(small, DraftVocabulary((EOS, 19, 23)))
     probs = proposed(model, [3, 22, EOS], 2, [0, 23], temperature=1.0, acceptance="rejection")[1].probs
@@ -230,7 +230,9 @@ def test_ids_that_accompany_a_source_id_are_learned() -> None:
     vocabulary = DraftVocabulary.learned(3, pairs, [1])
     assert vocabulary.ids == (1, 2, 3)
     assert vocabulary.by_source == {token: [100 + token] for token in range(10, 50)}
-    assert vocabulary.ids_for([12, 3, 40, 77]) == {12, 3, 40, 77, 112, 140}
+    heads = OutputHeads(tiny_model(vocab_size=150), 150, vocabulary.ids, vocabulary.by_source)
+    ids: list[int] = heads.head([[12, 3, 40, 77]]).ids.tolist()  # type: ignore[assignment, union-attr]
+    assert {*ids} == {1, 2, 3, 12, 40, 77, 112, 140}
 
 
 def test_lines_are_counted_by_the_tokens_of_the_tokenizer() -> None:

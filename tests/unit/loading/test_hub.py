@@ -15,9 +15,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from speculative_decoding import GenerationOptions, InputError, load
+from speculative_decoding import InputError, load
 from speculative_decoding.cli.main import main
-from speculative_decoding.cli.run_config import DraftFlags, ModelPaths, RunConfig
+from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run_config
 from speculative_decoding.loading import conversion, hub
 from speculative_decoding.loading.load import BUNDLED, locate, open_model, tokenizer_folder
 from speculative_decoding.loading.pair import open_pair
@@ -545,9 +545,7 @@ def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: st
 
 def test_a_draft_is_suggested_if_none_was_given() -> None:
     def said(draft: Path | None, **options: str) -> str:
-        return RunConfig(
-            ModelPaths(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()
-        ).describe()
+        return make_run_config(ModelFlags("models/flan-t5-xl", draft), options, DraftFlags()).describe()
 
     assert said(None).endswith("; to use a draft model, add --draft-model google/flan-t5-small")
     assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, load, memory_limits
-from speculative_decoding.cli.run_config import DraftFlags, ModelPaths, RunConfig
+from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, RunConfig
 from speculative_decoding.draft_length.base import FixedLength
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.load import BUNDLED
@@ -69,7 +69,7 @@ def test_memory_limits_have_no_effect_without_metal(
 
 
 def test_sessions_of_the_command_line_and_the_server_have_memory_limits(limits: dict[str, int]) -> None:
-    config = RunConfig(ModelPaths(DRAFT), GenerationOptions(), DraftFlags())
+    config = RunConfig(ModelFlags(DRAFT), GenerationOptions(), DraftFlags())
     with config.session(config.open()):
         assert limits["wired"] == 12 * 10**9
     assert limits["wired"] == 0

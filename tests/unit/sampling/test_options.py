@@ -17,10 +17,11 @@ import pytest
 from speculative_decoding import GenerationOptions, InputError, Session, batch_generate, generate, load, stream_generate
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
-from speculative_decoding.errors import written
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, MAX_TOKENS, REMOVED, default, option_specs
+from speculative_decoding.rooms import has_room
+from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, option_specs
 from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, Text, Union
+from speculative_decoding.speech.options import transcription_specs
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
 from tests.typing.typed_calls import right_calls, wrong_calls
 
@@ -45,7 +46,7 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
     "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
     "decoder_prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
-    "num_beams": ([1, 2, 128], [*COUNT, 129]),
+    "num_beams": ([1, 2, 128] if has_room("beam_search") else [1], [*COUNT, 129]),
     "length_penalty": ([-10, 0, 0.6, 10, None], [-10.1, 11, NAN, INF, True, "1"]),
     "early_stopping": ([True, False, "never", None], [1, 0, "true", "always", ""]),
     "num_return_sequences": ([1], [*COUNT, 1025]),
@@ -79,7 +80,8 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
         found = kept(name, value)
         assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
         if isinstance(found, int | float):  # plain numbers of the default's type
-            assert type(found) is type(default(name)) or name == "num_draft_tokens" or default(name) is None
+            default = option_specs()[name].default
+            assert type(found) is type(default) or name == "num_draft_tokens" or default is None
     for value in bad:
         if name == "drafter" and value is None:
             continue
@@ -170,6 +172,12 @@ def test_options_are_frozen_and_keyword_only() -> None:
         ("eos_token_id", "eos_token_ids"),
         ("sampling", "temperature, top_k, top_p, min_p, repetition_penalty, seed"),
         ("output_prefix", "decoder_prefix"),
+        ("num_draft", "num_draft_tokens"),
+        ("source_language", "src_lang"),
+        ("target_language", "tgt_lang"),
+        ("prefix", "decoder_prefix"),
+        ("confidence_threshold", "num_draft_tokens"),
+        ("min_ngram_size", "max_ngram_size"),
     ],
 )
 def test_an_unknown_option_gets_a_suggestion(given: str, meant: str) -> None:
@@ -179,48 +187,10 @@ def test_an_unknown_option_gets_a_suggestion(given: str, meant: str) -> None:
         assert str(error.value) == f"{given}: unknown option; did you mean {meant}?"
 
 
-FORMER: dict[str, Any] = {
-    "num_draft": 3,
-    "source_language": "eng_Latn",
-    "target_language": "deu_Latn",
-    "prefix": "Diese",
-}
-
-
-@pytest.mark.parametrize("former", FORMER)
-def test_former_names_of_options_are_accepted(former: str) -> None:
-    value = FORMER[former]
-    expected = GenerationOptions(**{ALIASES[former]: value})
-    assert GenerationOptions(**{former: value}) == expected
-    assert (
-        GenerationOptions().override({former: value})
-        == GenerationOptions().override_for_row({former: value})
-        == expected
-    )
-    assert former not in vars(expected)
-    with pytest.raises(
-        InputError, match=f"^{ALIASES[former]}: is given twice, also as {former}; leave one of them out"
-    ):
-        GenerationOptions(**{former: value, ALIASES[former]: value})
-
-
-def test_calls_accept_former_names_of_options() -> None:
-    found = SESSION.generate("abc", num_draft=3, prefix=[4], max_tokens=4)  # type: ignore[call-arg]
-    assert found.tokens == SESSION.generate("abc", num_draft_tokens=3, decoder_prefix=[4], max_tokens=4).tokens
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_option_names_its_replacement(name: str) -> None:
-    with pytest.raises(InputError) as error:
-        ANY.generate("abc", **{name: 2})
-    assert str(error.value) == f"{name}: was removed; use {written(REMOVED[name])}"
-
-
-@pytest.mark.parametrize("name", ["heuristic", "heuristic_transient"])
-def test_a_removed_schedule_names_its_replacement(name: str) -> None:
-    with pytest.raises(InputError) as error:
-        ANY.generate("abc", num_draft_tokens=name)
-    assert str(error.value) == f"num_draft_tokens: {name} was removed; use auto"
+def test_suggestions_are_options_of_something() -> None:
+    known = {*NAMES, *transcription_specs(), "baseline"}
+    assert {each for meant in OTHER_NAMES.values() for each in meant} <= known
+    assert not OTHER_NAMES.keys() & set(NAMES) - {"src_lang", "max_tokens"}  # transcriptions have other names for them
 
 
 def test_an_unknown_option_without_a_similar_name_gets_the_list_of_options() -> None:
@@ -279,7 +249,7 @@ def test_an_option_without_effect_is_refused(
 
 def test_explicit_defaults_and_inherited_options_are_not_conflicts() -> None:
     for name in NAMES:
-        assert GenerationOptions().override({name: default(name)}) == GenerationOptions()
+        assert GenerationOptions().override({name: option_specs()[name].default}) == GenerationOptions()
     session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
     assert session.override({"temperature": 0.0}).top_k == 5
     assert session.override({"drafter": "none"}).num_draft_tokens == 7
@@ -332,9 +302,9 @@ def test_coupled_is_the_rule_unless_a_delta_or_a_name_asks_for_another() -> None
 
 MODEL = tiny_model()
 ENTRY_POINTS: dict[str, tuple[Callable[..., Any], list[str]]] = {  # and their other keywords
-    "generate": (generate, ["on_round", "draft_model", "ngram"]),
-    "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram"]),
-    "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),
+    "generate": (generate, ["on_round", "draft_model", "ngram", "draft_vocabulary"]),
+    "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram", "draft_vocabulary"]),
+    "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram", "draft_vocabulary"]),
     "Session.generate": (Session.generate, ["on_round"]),
     "Session.stream": (Session.stream, ["on_round"]),
     "Session.rounds": (Session.rounds, ["on_round"]),
@@ -356,7 +326,7 @@ def test_every_entry_point_shows_every_option_with_type_and_default(
     page = pydoc.plain(pydoc.render_doc(function))
     for name in NAMES:
         assert shown[name].annotation == hints[name]
-        assert shown[name].default == default(name)
+        assert shown[name].default == option_specs()[name].default
         assert f"{name}: " in page and "Annotated" not in page and "OptionSpec(" not in page
     assert all(each.default is not inspect.Parameter.empty for each in shown.values())
     assert (
@@ -371,7 +341,7 @@ def test_every_option_is_documented_and_load_shows_its_options() -> None:
         assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
         assert option_specs()[name].help
     assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft_tokens"]
-    assert inspect.signature(load).parameters["num_draft_tokens"].default == default("num_draft_tokens")
+    assert inspect.signature(load).parameters["num_draft_tokens"].default == option_specs()["num_draft_tokens"].default
 
 
 class Ids(OneLanguage):
@@ -424,7 +394,7 @@ def test_a_drafter_chosen_by_the_session_gives_no_warning() -> None:
         == alone.options_with({"drafter": None, "num_draft_tokens": 0}).drafter
         == "ngram"
     )
-    assert alone.options_with({}).num_draft_tokens == default("num_draft_tokens") == "auto"
+    assert alone.options_with({}).num_draft_tokens == option_specs()["num_draft_tokens"].default == "auto"
     with pytest.warns(UserWarning, match="num_draft_tokens: has no effect with drafter none"):
         alone.options_with({"drafter": "none", "num_draft_tokens": 3})
     with pytest.warns(UserWarning, match="max_ngram_size: has no effect with drafter none"):

@@ -1,4 +1,4 @@
-"""Random numbers as functions of (seed, position, use): their values, and their distributions."""
+"""Random numbers as functions of (seed, position, purpose): their values, and their distributions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding.sampling import Use
+from speculative_decoding.sampling import Purpose
 from speculative_decoding.sampling.options import MAX_SEED
 from speculative_decoding.sampling.random import Draw, categorical, gumbel, random_keys, split, uniform
 
-DRAWN: list[Draw] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Use)]
+DRAWN: list[Draw] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Purpose)]
 PROBS = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
 DRAWS = 20_000
 
 
 def test_keys_differ_by_seed_position_and_use() -> None:
-    draws = [*product((0, 1, 2, MAX_SEED), range(200), Use)]
+    draws = [*product((0, 1, 2, MAX_SEED), range(200), Purpose)]
     found = {tuple(key) for key in np.array(random_keys(draws)).tolist()}
     assert len(found) == len(draws)
 
@@ -53,7 +53,7 @@ def test_a_draw_gives_the_same_bits_with_and_without_other_draws(draw: Callable[
 @pytest.mark.usefixtures("device")
 def test_numbers_are_the_same_in_every_version() -> None:
     """A seed must give the same text in every version. The expected numbers follow from Threefry's definition."""
-    made = random_keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
+    made = random_keys([(0, 1, Purpose.ACCEPT), (3, 2, Purpose.NEXT)])
     assert made.tolist() == [[0, 5], [3, 10]]
     bits = [threefry(key, (0, 0))[0] for key in made.tolist()]  # type: ignore[arg-type, union-attr]
     assert np.allclose(np.array(uniform(made)), np.array(bits) / 2**32, atol=1e-7)
@@ -73,7 +73,7 @@ def threefry(key: Sequence[int], count: tuple[int, int]) -> tuple[int, int]:
 
 
 # Each stream varies one coordinate: the position in a request, the seed, or the token of a draft.
-STREAMS: dict[str, Callable[[Use], mx.array]] = {
+STREAMS: dict[str, Callable[[Purpose], mx.array]] = {
     "positions": lambda use: random_keys([(11, position, use) for position in range(DRAWS)]),
     "seeds": lambda use: random_keys([(seed, 4, use) for seed in range(DRAWS)]),
     "tokens of a draft": lambda use: split(
@@ -96,9 +96,9 @@ def fits(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize("use", Purpose)
 @pytest.mark.parametrize("stream", STREAMS)
-def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use) -> None:
+def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Purpose) -> None:
     made = STREAMS[stream](use)
     logits = mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))) + 3.0, (DRAWS, 5))  # not normalized
     ids = np.array(categorical(logits, made))
@@ -110,8 +110,8 @@ def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("use", Use)
-def test_uniform_and_gumbel_have_uniform_quantiles(use: Use) -> None:
+@pytest.mark.parametrize("use", Purpose)
+def test_uniform_and_gumbel_have_uniform_quantiles(use: Purpose) -> None:
     made, cells = STREAMS["seeds"](use), 50
     u = np.array(uniform(made))
     assert u.min() >= 0 and u.max() < 1
@@ -123,7 +123,7 @@ def test_uniform_and_gumbel_have_uniform_quantiles(use: Use) -> None:
 
 def test_uses_of_one_position_are_independent() -> None:
     cells = 5
-    by_use = [(np.array(uniform(STREAMS["seeds"](use))) * cells).astype(int) for use in Use]
+    by_use = [(np.array(uniform(STREAMS["seeds"](use))) * cells).astype(int) for use in Purpose]
     for i, one in enumerate(by_use):
         for other in by_use[:i]:
             pairs = np.zeros((cells, cells))
@@ -133,7 +133,7 @@ def test_uses_of_one_position_are_independent() -> None:
 
 def test_a_planted_dependence_is_detected() -> None:
     """Pairs of positions share a key: each draw has the right distribution, but depends on the previous one."""
-    made = random_keys([(11, position // 2, Use.NEXT) for position in range(DRAWS)])
+    made = random_keys([(11, position // 2, Purpose.NEXT) for position in range(DRAWS)])
     ids = np.array(categorical(mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))), (DRAWS, 5)), made))
     pairs = np.zeros((5, 5))
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, load
-from speculative_decoding.cli import main as main_command
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, open_model
-from speculative_decoding.models.audio import AudioConfig, upper_half
+from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.models.speech_languages import ALIASES, CODES, NAMES, code_of_language
+from speculative_decoding.models.whisper_tokens import config_by_layout, resolved, upper_half
+from speculative_decoding.speech import command as transcribe_command
 from speculative_decoding.speech.keywords import split_options
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import language_code
@@ -99,7 +100,7 @@ def test_added_tokens_are_text_and_padding_never_occurs(save: Save) -> None:
     assert {82, 83} <= {*text.suppressed} and 81 not in text.suppressed
     requests = WindowRequests(model, text, "en", TranscriptionOptions(), session.options)
     start = requests.decoder_prompt(Attempt(Window(0, 60, audio_frames()), [], 0.0))
-    assert start.constraints.timestamps is not None and start.constraints.timestamps.added_from == 81
+    assert start.constraints.processor is not None and start.constraints.processor.added_from == 81
     # Make the added token likely: it becomes part of the transcript and of its words.
     model.embedding.weight[81] = 2 * model.embedding.weight[21]
     model.finalize()
@@ -124,16 +125,16 @@ def test_a_tokenizer_of_another_whisper_is_refused(save: Save) -> None:
 
 
 def test_sizes_of_openai_have_their_layout_unless_the_tokenizer_names_all_tokens() -> None:
-    tiny = AudioConfig.by_layout(51866, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[(0, 0)])
+    tiny = config_by_layout(51866, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[(0, 0)])
     names = ["translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]
     special = ["endoftext", "startoftranscript", *NAMES]
     languages = special[:101]  # of all models but large-v3
     pieces = {50257 + i: f"<|{name}|>" for i, name in enumerate([*languages, *names])}
     with pytest.raises(InputError, match="token .* does not fit the model"):
-        tiny.resolved(pieces, {}, (1, 2), 51866, "generation_config.json")
-    found = tiny.resolved(pieces | {51865: "concord"}, {}, (1, 2), 51866, "generation_config.json")
+        resolved(tiny, pieces, {}, (1, 2), 51866, "generation_config.json")
+    found = resolved(tiny, pieces | {51865: "concord"}, {}, (1, 2), 51866, "generation_config.json")
     assert found.no_timestamps == 50363 and len(found.languages) == 99
-    stated = tiny.resolved(pieces, {"no_timestamps_token_id": 50363}, (1, 2), 51866, "generation_config.json")
+    stated = resolved(tiny, pieces, {"no_timestamps_token_id": 50363}, (1, 2), 51866, "generation_config.json")
     assert stated.timestamp_begin == 50364
 
 
@@ -249,13 +250,13 @@ def test_the_command_line_accepts_names_and_uses_defaults(
 ) -> None:
     recording = tmp_path / "a.wav"
     recording.write_bytes(wav(AUDIO))
-    arguments = ["--audio", str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
+    arguments = [str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
     outputs = []
     for more in ([], ["--source-language", "German"], ["--source-language", "english"], ["--source-language", "none"]):
-        assert main_command.main([*arguments, *more]) == 0
+        assert transcribe_command.main([*arguments, *more]) == 0
         found = capsys.readouterr()
         outputs.append(found.out)
         assert ("detected language" in found.err) == ("none" in more)
     assert outputs[0] == outputs[1] != outputs[2]
-    assert main_command.main([*arguments, "--source-language", "Castilian"]) == 2
+    assert transcribe_command.main([*arguments, "--source-language", "Castilian"]) == 2
     assert "'Castilian' is unknown; choose one of the 2 languages" in capsys.readouterr().err

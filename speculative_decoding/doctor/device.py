@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..draft_length.calibration import device_name
+from ..draft_length.key import device_name
 from ..models.device import gpu_generation, gpu_info, on_gpu, version_numbers
 from ..models.memory_budget import available_memory, physical_memory
 from ..version import __version__

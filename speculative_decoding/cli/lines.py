@@ -1,0 +1,57 @@
+"""Reads text line by line, from standard input or a file, with only the current line in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import BinaryIO
+
+from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
+from ..errors import InputError
+
+MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """A line of the input, without its line end."""
+
+    number: int  # from 1
+    content: bytes | None  # None if it is longer than MAX_LINE_BYTES
+    digest: bytes  # of this line and all lines before it
+    end: int  # position of the next line in the input, in bytes of UTF-8
+
+
+def read_lines(file: BinaryIO) -> Iterator[InputLine]:
+    """Yield one line at a time, in UTF-8."""
+    file = as_utf8(file)
+    digest = b""
+    end = 0
+    for number in count(1):
+        chunk = file.readline(MAX_LINE_BYTES)
+        if not chunk:
+            return
+        is_complete = chunk.endswith(b"\n") or len(chunk) < MAX_LINE_BYTES
+        content = chunk.rstrip(b"\r\n")
+        line_hash = hashlib.sha256(digest + content)
+        end += len(chunk)
+        while len(chunk) == MAX_LINE_BYTES and not chunk.endswith(b"\n"):
+            chunk = file.readline(MAX_LINE_BYTES)
+            line_hash.update(chunk)
+            end += len(chunk)
+        digest = line_hash.digest()
+        yield InputLine(number, content if is_complete else None, digest, end)
+
+
+def decode_line(line: InputLine) -> str:
+    """Decode a line of UTF-8. Raises `InputError` for other encodings, binary files, and lines that are too long."""
+    if line.content is None:
+        raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
+    try:
+        text = line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1})", way_out=WAY_OUT) from error
+    require_no_nul(text)
+    return text

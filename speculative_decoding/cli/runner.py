@@ -1,0 +1,226 @@
+"""Decodes prompts one after the other: prints each text as it is generated, and adds up statistics."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..decoding.prompt import encode_prompt
+from ..decoding.results import GenerationResult
+from ..decoding.stats import GenerationStats
+from ..engine import Event
+from ..errors import written
+from ..loading.tokenizer import unknown_characters
+from ..session import Session
+from .common import printing, say
+from .parser import flag
+from .summary import run_summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SPECULATIVE, BASELINE = "speculative", "baseline"  # modes of decoding
+INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
+SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
+
+Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows each event and passes it on
+IsStopped = Callable[[], bool] | None  # whether the user has stopped the text
+OPTIONS: dict[str, dict[str, Any]] = {  # of the modes; the baseline uses the fastest passes, exact or not
+    SPECULATIVE: {},
+    BASELINE: {"drafter": "none", "strict": False},
+}
+
+
+def note_exactness(session: Session, slots: int = 1) -> None:
+    """Print a note if drafting or batching may change the output."""
+    if note := session.planner.exactness_note(session.options_with({}), slots):
+        say(f"note: {written(note, flag)}")
+
+
+def answer_mode(session: Session) -> str:
+    """Return the mode that produces the answer."""
+    return BASELINE if session.options_with({}).drafter == "none" else SPECULATIVE
+
+
+class PromptRunner:
+    """Decodes prompts, shows their texts, and adds up statistics.
+
+    Attributes:
+        show_draft: None, "text" or "rounds".
+        in_one_line: Print an answer in one line: write a space for each of its line breaks.
+        totals: Statistics by mode.
+        num_prompts: The number of prompts so far.
+        num_cut: The number of answers that ended at max_tokens.
+    """
+
+    def __init__(self, show_draft: str | None = None, trace: Path | None = None, *, in_one_line: bool = False) -> None:
+        self.show_draft = show_draft
+        self.in_one_line = in_one_line
+        self.totals: dict[str, GenerationStats] = {}
+        self.num_prompts = 0
+        self.num_cut = 0
+        self._trace: Watcher | None = None
+        if trace is not None:
+            from .views import Trace
+
+            self._trace = Trace(trace)
+        self._explained: str | None = None  # the show_draft value whose legend was printed last
+        self._unknown: set[str] = set()  # unknown characters reported so far
+        self._joined = False  # whether a note about line breaks was printed
+
+    @cached_property
+    def console(self) -> Console:
+        """Writes to standard error."""
+        from .views import make_console
+
+        return make_console()
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        """Prepare for the first prompt. tokens: its source tokens."""
+        note_exactness(session)
+
+    def run(
+        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
+    ) -> GenerationResult | None:
+        """Decode a prompt, and print the answer to standard output.
+
+        Args:
+            session: The session to decode with.
+            prompt: The source text.
+            is_stopped: Checked after each round.
+            tokens: The source tokens, if the prompt is already tokenized.
+
+        Returns:
+            The answer, or None if the prompt was stopped before it.
+        """
+        tokens = self.read(session, prompt, tokens)
+        if session.options.num_return_sequences > 1:
+            result = self.several(session, tokens)
+        else:
+            result = self.answer(session, tokens, is_stopped)
+        self.count({answer_mode(session): result}, result)
+        return result
+
+    def finish(self, session: Session) -> GenerationStats:
+        """Print a summary of all prompts, and return the statistics of their answers."""
+        options, mode = session.options, answer_mode(session)
+        total = self.totals.get(mode, GenerationStats())
+        say(run_summary(total, options, self.num_prompts, self.num_cut))
+        if self.show_draft and isinstance(options.num_draft_tokens, str) and mode != BASELINE:
+            say(f"--num-draft {options.num_draft_tokens}: {session.planner.draft_length(options).describe()}")
+        return total
+
+    def read(self, session: Session, prompt: str, tokens: Sequence[int] | None = None) -> Sequence[int]:
+        """Return the source tokens of a prompt, and print what a reader should know before its text."""
+        options = session.options
+        if tokens is None:
+            tokens = encode_prompt(
+                session.model, session.tokenizer, prompt, options.allow_long_prompt, options.src_lang
+            )
+        if found := [
+            each for each in unknown_characters(session.tokenizer, prompt, tokens) if each not in self._unknown
+        ]:
+            self._unknown.update(found)
+            say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
+        if self.show_draft not in (None, self._explained):
+            from .views import DraftView
+
+            DraftView(self.console, session.tokenizer).legend()
+        self._explained = self.show_draft
+        return tokens
+
+    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult:
+        """Decode source tokens and show the text on standard output. Counts nothing."""
+        watchers: list[Watcher] = []
+        if self.show_draft is not None:
+            from .views import DraftView
+
+            watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
+        if self.show_draft is None or not have_same_destination():
+            watchers.append(plain_text(sys.stdout, self._printed))
+        if self._trace is not None:
+            watchers.append(self._trace)
+        timed = self.show_draft is not None or self._trace is not None
+        events = session.rounds(tokens, timed=timed, **OPTIONS[answer_mode(session)])
+        result = watch(events, watchers, is_stopped)
+        if is_stopped is not None and is_stopped():
+            self.console.print("stopped")
+        return result
+
+    def several(self, session: Session, tokens: Sequence[int]) -> GenerationResult:
+        """Print all requested outputs to standard output, one per line, best first."""
+        result = session.generate(tokens)
+        for sequence in result.sequences:
+            with printing():
+                print(self._printed(sequence.text), flush=True)
+        if result.score is not None:
+            say("scores " + ", ".join(f"{sequence.score:.4f}" for sequence in result.sequences))
+        return result
+
+    def count(self, results: Mapping[str, GenerationResult], answer: GenerationResult | None) -> None:
+        """Add the results of a prompt by mode, of which one is the answer if it was reached."""
+        for mode, result in results.items():
+            self.totals.setdefault(mode, GenerationStats()).add(result.stats)
+        self.num_prompts += 1
+        if answer is not None:
+            self.num_cut += any(each.finish_reason == "length" for each in answer.sequences or [answer])
+
+    def _printed(self, text: str) -> str:
+        """Return the text as it is printed. Says once if it changes the line breaks of an output."""
+        if not self.in_one_line:
+            return text
+        line = text.translate(SPACES)
+        if line != text and not self._joined:
+            self._joined = True
+            say("note: an output has line breaks, which are written as spaces; the records of a batch keep them")
+        return line
+
+
+def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = None) -> GenerationResult:
+    """Run a generation to its end, or until `is_stopped` after a round.
+
+    The first watcher sees each event first. Beam search yields a single event, after its last round.
+    """
+
+    def until_stopped() -> Iterator[Event]:
+        for event in events:
+            if event.texts:
+                yield event
+                if is_stopped is not None and is_stopped():
+                    return
+
+    watched = until_stopped()
+    for watcher in watchers:
+        watched = watcher(watched)
+    *_, last = watched
+    request = last.request
+    return GenerationResult(request.text, request.tokens, request.finish_reason or INTERRUPTED, request.stats)
+
+
+def plain_text(file: TextIO, convert: Callable[[str], str] = str) -> Watcher:
+    """Return a watcher that prints the text as it is generated, and a final newline.
+
+    convert: Changes each piece of the text.
+    """
+
+    def show(events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
+            with printing():
+                print(convert("".join(event.texts)), end="", flush=True, file=file)
+            yield event
+        with printing():
+            print(flush=True, file=file)
+
+    return show
+
+
+def have_same_destination() -> bool:
+    """Return whether standard output and standard error are the same terminal, pipe or file."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except OSError:  # a replaced stream may have no file descriptor
+        return False

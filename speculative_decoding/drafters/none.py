@@ -1,0 +1,26 @@
+"""Proposes nothing: baseline decoding with the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .base import BatchDrafter, Draft, DraftRequest, RequestView
+
+
+class NoDrafter(BatchDrafter):
+    """Its drafts have no tokens."""
+
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        pass
+
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+        return Draft.empty(slots)
+
+    def select(self, slots: Sequence[int]) -> None:
+        pass
+
+
+def build(ngram: object, model: object, vocab_size: int) -> BatchDrafter:
+    return NoDrafter()

@@ -1,0 +1,103 @@
+"""Which fields a line of a job may have, and which its record has. A user's own fields are copied to the record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from ..checkpoints.json_text import is_json_value
+from ..errors import InputError, Name, UnknownOption
+from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
+from ..sampling.values import Int, Text, Value
+
+# Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
+# draft length would make a record depend on the lines before it, so a line may only set a number.
+LINE_OPTIONS: dict[str, Value] = {
+    name: spec.type
+    for name, spec in option_specs().items()
+    if spec.per_row and name not in ("decoder_prefix", "logprobs")
+}
+LINE_OPTIONS["num_draft_tokens"] = Int(0, MAX_DRAFT_TOKENS)
+JOB_OPTIONS = (*(name for name in option_specs() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
+PROMPT_FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
+DRAFT_COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")
+RECORD_FIELDS = {
+    "line",
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "generated_tokens",
+    "seed",
+    "error",
+    "score",
+    "sequences",
+    *DRAFT_COUNTS,
+}
+MISSPELT = 0.87  # similarity of names: two letters of eight are swapped; "drafted" and "drafter" have 0.86
+
+
+@dataclass(frozen=True)
+class LineFields:
+    """The fields of one kind of line.
+
+    Args:
+        own: That such a line may have: its input, and options.
+        record: That its record has.
+        similar: For names that look like an option, by `similarity_key`: the `Words` that name the options to use.
+    """
+
+    own: Collection[str]
+    record: Collection[str]
+    similar: Mapping[str, tuple[str, ...]]
+
+    def carried(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that neither the line nor its record defines, for the record."""
+        reserved = {*self.own, *self.record}
+        return {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
+
+    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The line's own fields. Raises `InputError` for a field that the record has, or that looks like an option."""
+        for name, value in given.items():
+            if not is_json_value([name, value]):
+                raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
+            if name in self.own:
+                continue
+            if name in self.record:
+                raise InputError("is also a field of the output", name, "rename it")
+            self._refuse_similar(name)
+        return {name: value for name, value in given.items() if name in self.own}
+
+    def _refuse_similar(self, name: str) -> None:
+        """Raise `InputError` if the name of a user's field looks like that of an option."""
+        option = self._meant_option(name)
+        if option in [(each,) for each in JOB_OPTIONS]:
+            raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
+        if option is not None:
+            way_out = ("use ", *option) if option else ("leave it out",)
+            raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
+
+    def _meant_option(self, name: str) -> tuple[str, ...] | None:
+        """The options to use instead of a name that looks like one, with a letter wrong if it is long."""
+        key = similarity_key(name)
+        if key in self.similar:
+            return self.similar[key]
+        known = [each for each in self.similar if len(each) > 6 and each not in key]
+        close = get_close_matches(key, known, 1, MISSPELT)
+        return self.similar[close[0]] if close else None
+
+
+def similarity_key(name: str) -> str:
+    """One key for names that differ only in case, separators or a plural: maxTokens, max-token, max_tokens."""
+    return name.lower().replace("-", "").replace("_", "").removesuffix("s")
+
+
+PROMPT = LineFields(
+    PROMPT_FIELDS,
+    RECORD_FIELDS,
+    {
+        **{similarity_key(name): listed(meant_options(name, option_specs())) for name in OTHER_NAMES},
+        **{similarity_key(name): (Name(name),) for name in (*PROMPT_FIELDS, *JOB_OPTIONS)},
+    },
+)

@@ -1,0 +1,94 @@
+"""Lines with recordings: their fields, how they are transcribed, and what their records say.
+
+Imported only for a line with "audio", or a speech model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..decoding.results import BatchResult
+from ..errors import Name
+from ..sampling import GenerationOptions
+from ..sampling.options import OTHER_NAMES, listed, meant_options, validate
+from ..sampling.values import Text
+from ..session import Session
+from ..speech.api import new_scheduler
+from ..speech.keywords import DECODING, split_options
+from ..speech.options import transcription_specs
+from ..speech.scheduler import TranscriptionEvent
+from ..speech.segments import Segment
+from ..speech.transcription import Transcription
+from .fields import JOB_OPTIONS, LINE_OPTIONS, RECORD_FIELDS, LineFields, similarity_key
+
+FIELDS = ("audio", *transcription_specs(), *(name for name in DECODING if name in LINE_OPTIONS))
+RECORDING = LineFields(
+    FIELDS,
+    {*RECORD_FIELDS, "language", "seconds", "segments"},
+    {
+        **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(FIELDS)), ()),
+        **{similarity_key(name): listed(meant) for name in OTHER_NAMES if (meant := meant_options(name, FIELDS))},
+        **{similarity_key(name): (Name(name),) for name in (*FIELDS, *JOB_OPTIONS)},
+    },
+)
+
+
+def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line with a recording, which has the options of `Session.transcribe`. Raises `InputError`."""
+    validate("audio", Text(), given["audio"])
+    fields = RECORDING.check(given)
+    own = {name: value for name, value in fields.items() if name != "audio"}
+    GenerationOptions().override(split_options(own)[1])
+    return fields
+
+
+class RecordingScheduler:
+    """Transcribes numbered lines with recordings; a `rows.Scheduler`.
+
+    Args:
+        session: With a speech model.
+        slots: How many recordings are transcribed together.
+        folder: Where relative paths begin.
+    """
+
+    def __init__(self, session: Session, slots: int, folder: Path) -> None:
+        self._scheduler = new_scheduler(session, *split_options({}, session.model.audio), slots)
+        self._folder = folder
+
+    @property
+    def wants_more(self) -> bool:
+        return self._scheduler.wants_more
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def submit(self, item: tuple[int, Mapping[str, Any]]) -> Iterator[BatchResult[Transcription]]:
+        number, fields = item
+        found = {**fields, "audio": self._folder / fields["audio"]} if "audio" in fields else fields
+        return results(self._scheduler.submit((number, partial(self._scheduler.open, found))))
+
+    def step(self) -> Iterator[BatchResult[Transcription]]:
+        return results(self._scheduler.step())
+
+
+def results(events: Iterable[TranscriptionEvent]) -> Iterator[BatchResult[Transcription]]:
+    for event in events:
+        if event.is_last:
+            yield BatchResult(event.number, event.result, None if event.error is None else str(event.error))
+
+
+def transcript_fields(result: Transcription) -> dict[str, Any]:
+    """What a record says about a recording, except for counts."""
+    segments = [segment_fields(each) for each in result.segments]
+    return {"text": result.text, "language": result.language, "seconds": result.seconds, "segments": segments}
+
+
+def segment_fields(segment: Segment) -> dict[str, Any]:
+    """Text and times. Probabilities are left out, because their last digits depend on other rows."""
+    words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
+    fields = {"start": segment.start, "end": segment.end, "text": segment.text}
+    return fields | ({"words": words} if words else {})

@@ -1,0 +1,197 @@
+"""Which token ids a Whisper gives to speech: by OpenAI's layout, its tokenizer and generation_config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import CheckpointError, InputError
+from ..sampling.options import short_repr
+from ..sampling.values import Bool, Int, ListOf, Text, Value
+from .audio import AudioConfig
+from .config import require
+from .speech_languages import code_of_language
+
+MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer, large-v3's one more
+ENGLISH_END = 50256  # the end of text of English-only models
+NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+SPECIAL_PIECES = {
+    "<|translate|>": "translate",
+    "<|transcribe|>": "transcribe",
+    "<|startofprev|>": "previous",
+    **dict.fromkeys(NO_SPEECH, "no_speech"),
+    "<|notimestamps|>": "no_timestamps",
+}
+
+
+def config_by_layout(vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:
+    """Return the config of a vocabulary that ends with one timestamp for each encoder position and one more."""
+    return AudioConfig(
+        **ids_by_layout(vocab_size - window_positions - 2),
+        is_multilingual=vocab_size >= MULTILINGUAL_SIZE and known["end"] != ENGLISH_END,
+        window_frames=2 * window_positions,
+        **known,
+    )
+
+
+def resolved(
+    audio: AudioConfig,
+    pieces: Mapping[int, str],
+    generation_config: Mapping[str, Any],
+    decoder: tuple[int, int],
+    vocab_size: int,
+    file: str,
+) -> AudioConfig:
+    """Return the config with the tokens of a tokenizer and the fields of generation_config.json.
+
+    Args:
+        audio: By layout.
+        pieces: The tokenizer's piece for each id.
+        generation_config: The parsed file.
+        decoder: The number of decoder layers, and of heads in each.
+        vocab_size: The number of rows of the embedding.
+        file: The name of that file.
+
+    Raises:
+        InputError: The tokenizer belongs to another vocabulary.
+        CheckpointError: A field is invalid.
+    """
+    fields = Fields(generation_config, vocab_size, file)
+    special = {piece: token for token, piece in pieces.items() if token >= audio.end}
+    ids = stated_ids(special, fields, vocab_size)
+    found = replace(audio, **ids)
+    if found.timestamp_end > vocab_size:
+        raise CheckpointError(
+            f"{file}: 'no_timestamps_token_id' {found.no_timestamps} leaves no room for {found.window_frames // 2} "
+            f"timestamps among {vocab_size} tokens"
+        )
+    languages = fields.languages() or {
+        match[1]: token
+        for token in range(audio.start + 1, found.translate)
+        if (match := re.fullmatch(r"<\|([a-z]{2,4})\|>", pieces.get(token, "")))
+    }
+    expected = {
+        found.start: ("<|startoftranscript|>",),
+        found.transcribe: ("<|transcribe|>",),
+        found.no_speech: NO_SPEECH,
+        found.no_timestamps: ("<|notimestamps|>",),
+        **{token: (f"<|{code}|>",) for code, token in languages.items()},
+    }
+    for token, names in expected.items():
+        if pieces.get(token) not in names:
+            raise InputError(
+                f"tokenizer: token {token} does not fit the model (got {pieces.get(token)!r}, expected "
+                f"{names[0]!r}); use the tokenizer of a Whisper model with the same vocabulary"
+            )
+    is_multilingual = fields.read("is_multilingual", Bool(), audio.is_multilingual)
+    language = fields.read("language", Text())
+    if language is not None:
+        language = code_of_language(language)
+        if language not in (languages if is_multilingual else ("en",)):
+            raise CheckpointError(f"{file}: 'language' {language[:80]!r} is no language of this model")
+    heads, note = alignment_heads(fields.read("alignment_heads", ListOf(ListOf(Int(0)))), *decoder, file)
+    return replace(
+        found,
+        is_multilingual=is_multilingual,
+        languages=languages if is_multilingual else {},
+        max_initial_timestamp_index=fields.read(
+            "max_initial_timestamp_index", Int(0, 1 << 16), audio.max_initial_timestamp_index
+        ),
+        alignment_heads=heads or audio.alignment_heads,
+        alignment_note=note,
+        unused=[token for token in range(found.timestamp_end, vocab_size) if token not in pieces],
+        suppressed=fields.read("suppress_tokens", ListOf(fields.token)),
+        begin_suppressed=fields.read("begin_suppress_tokens", ListOf(fields.token)),
+        language=language if is_multilingual else None,
+        task=fields.read("task", Text(("transcribe", "translate") if is_multilingual else ("transcribe",))),
+    )
+
+
+def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
+    """Return the special ids: those of generation_config.json, else the tokenizer's, else those of the layout.
+
+    A vocabulary that is as large as one of OpenAI's has its layout, unless the tokenizer names every token. So the
+    tokenizer of another Whisper is recognized.
+    """
+    stated = fields.ids()
+    by_piece = {name: special[piece] for piece, name in SPECIAL_PIECES.items() if piece in special}
+    names_all = vocab_size - 1 in special.values()
+    if "no_timestamps" in stated:
+        known = by_piece | stated
+    elif "no_timestamps" in by_piece and (names_all or vocab_size - MULTILINGUAL_SIZE not in (-1, 0, 1)):
+        known = by_piece
+    else:
+        return {}
+    return ids_by_layout(known["no_timestamps"]) | known
+
+
+def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
+    """Return the ids of the special tokens around this one.
+
+    Whisper's vocabularies have the same ones in the same order: startoftranscript, languages, translate, transcribe,
+    startoflm, startofprev, nospeech, notimestamps, timestamps.
+    """
+    names = ("translate", "transcribe", "startoflm", "previous", "no_speech", "no_timestamps", "timestamp_begin")
+    ids: dict[str, Any] = {name: no_timestamps - 5 + i for i, name in enumerate(names)}
+    del ids["startoflm"]
+    return ids
+
+
+class Fields:
+    """Reads fields of generation_config.json. Raises `CheckpointError` for invalid ones."""
+
+    def __init__(self, raw: Mapping[str, Any], vocab_size: int, file: str) -> None:
+        self._raw = {name: value for name, value in raw.items() if value is not None}
+        self._file = file
+        self.token = Int(0, vocab_size - 1)
+
+    def read(self, name: str, value: Value, default: Any = None) -> Any:
+        return require(name, value, self._raw[name], self._file) if name in self._raw else default
+
+    def ids(self) -> dict[str, int]:
+        """Return the ids that the file states, by the names of `AudioConfig`."""
+        tasks = self._mapping("task_to_id")
+        stated = {name: tasks.get(name) for name in ("translate", "transcribe")}
+        stated["no_timestamps"] = self.read("no_timestamps_token_id", self.token)
+        stated["previous"] = self.read("prev_sot_token_id", self.token)
+        return {name: token for name, token in stated.items() if token is not None}
+
+    def languages(self) -> dict[str, int]:
+        return {
+            name.removeprefix("<|").removesuffix("|>"): token for name, token in self._mapping("lang_to_id").items()
+        }
+
+    def _mapping(self, name: str) -> dict[str, int]:
+        found = self._raw.get(name, {})
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self._file}: {name!r} must be an object, not {short_repr(found)}")
+        return {key: require(f"{name} of {key}", self.token, token, self._file) for key, token in found.items()}
+
+
+def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
+    """Return all heads of the upper half of the layers, which OpenAI uses for models without known heads."""
+    return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
+
+
+def alignment_heads(
+    pairs: Sequence[Sequence[int]] | None, layers: int, heads: int, file: str
+) -> tuple[list[tuple[int, int]], str]:
+    """Check the alignment heads of generation_config.json. Returns them, or nothing and a note why.
+
+    Heads of missing layers are those of the model that this one was distilled from, where other heads have the same
+    numbers.
+    """
+    if pairs is None:
+        return [], ""
+    for pair in pairs:
+        if len(pair) != 2:
+            raise CheckpointError(f"{file}: 'alignment_heads' must be pairs of a layer and a head, not {list(pair)}")
+        if pair[0] >= layers or pair[1] >= heads:
+            note = (
+                f"'alignment_heads' has {list(pair)}, but this decoder has {layers} layers of {heads} heads; the times "
+                "of words come from all heads of the upper half, as for models without known heads"
+            )
+            return [], f"{file}: {note}"
+    return [(layer, head) for layer, head in pairs], ""

@@ -1,0 +1,147 @@
+"""Decodes many items side by side: `drive` keeps the slots of a `Scheduler` busy until the items end.
+
+`drive` knows neither models nor what an item is: prompts, recordings and the lines of a file are driven alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from .decoding.request import Request
+from .decoding.results import BatchResult, GenerationResult, blank_result
+from .draft_length.base import DraftLength
+from .engine import Engine, result_of
+from .errors import InputError
+from .sampling import GenerationOptions
+
+Item = TypeVar("Item")
+ItemIn = TypeVar("ItemIn", contravariant=True)
+Progress = TypeVar("Progress")
+ProgressOut = TypeVar("ProgressOut", covariant=True)
+
+
+class Scheduler(Protocol[ItemIn, ProgressOut]):
+    """Decodes several items at a time."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another item should be submitted, so that no slot waits. True if it is idle."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no item is unfinished."""
+
+    def submit(self, item: ItemIn) -> Iterable[ProgressOut]:
+        """Queue an item. Returns what is known of it at once, such as an error."""
+
+    def step(self) -> Iterable[ProgressOut]:
+        """Run a round. Returns the progress of the items."""
+
+
+def drive(scheduler: Scheduler[Item, Progress], items: Iterable[Item]) -> Iterator[Progress]:
+    """Decode all items, and yield the progress of each as soon as there is some.
+
+    An item is read when the scheduler wants one, so memory does not grow with the number of items.
+    """
+    unread = iter(items)
+    has_more = True
+    while True:
+        while has_more and scheduler.wants_more:
+            try:
+                item = next(unread)
+            except StopIteration:
+                has_more = False
+            else:
+                yield from scheduler.submit(item)
+        if scheduler.is_idle:
+            return
+        yield from scheduler.step()
+
+
+def in_order(
+    progress: Iterable[Progress],
+    number: Callable[[Progress], int],
+    is_last: Callable[[Progress], bool] = lambda _: True,
+) -> Iterator[Progress]:
+    """Yield all progress of item 0, then that of item 1 and so on, each as soon as possible.
+
+    Args:
+        progress: Of items in any order.
+        number: The number of its item.
+        is_last: Whether no more progress of its item follows.
+    """
+    held: dict[int, deque[Progress]] = defaultdict(deque)
+    current = 0
+    for each in progress:
+        held[number(each)].append(each)
+        while held[current]:
+            ready = held[current].popleft()
+            yield ready
+            if is_last(ready):
+                del held[current]
+                current += 1
+
+
+class PromptScheduler:
+    """Decodes numbered prompts with one engine: texts, audio frames, or mappings with "prompt" and its options.
+
+    Args:
+        options_of: Returns the options of a prompt that sets some of its own.
+        new_engine: Called for the first prompt, because an engine may measure the device.
+        draft_length: Chooses the draft lengths of a prompt with these options.
+        reads_text: Whether a blank text gives a blank text. A speech model refuses it.
+    """
+
+    def __init__(
+        self,
+        options_of: Callable[[Mapping[str, Any]], GenerationOptions],
+        new_engine: Callable[[], Engine],
+        draft_length: Callable[[GenerationOptions], DraftLength],
+        *,
+        reads_text: bool,
+    ) -> None:
+        self._options_of = options_of
+        self._new_engine = new_engine
+        self._draft_length = draft_length
+        self._reads_text = reads_text
+        self._engine: Engine | None = None
+        self._samples: dict[Request, tuple[int, list[Request]]] = {}  # unfinished; with the number and all samples
+
+    @property
+    def wants_more(self) -> bool:
+        return self._engine is None or self._engine.wants_more
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._samples
+
+    def submit(self, item: tuple[int, Any]) -> list[BatchResult[GenerationResult]]:
+        number, prompt = item
+        if self._engine is None:
+            self._engine = self._new_engine()
+        try:
+            own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+            if "audio" in own:
+                raise InputError("this model reads text and cannot transcribe", "audio", "give a prompt")
+            if "prompt" not in own:
+                raise InputError("is missing", "prompt", "give each row a prompt")
+            text = own.pop("prompt")
+            options = self._options_of(own)
+            if self._reads_text and isinstance(text, str) and not text.strip():
+                return [BatchResult(number, blank_result(options))]
+            requests = self._engine.submit_samples(text, options, self._draft_length(options))
+        except InputError as error:
+            return [BatchResult(number, None, str(error))]
+        self._samples |= {request: (number, requests) for request in requests}
+        return []
+
+    def step(self) -> Iterator[BatchResult[GenerationResult]]:
+        assert self._engine is not None
+        for event in self._engine.step():
+            if event.is_last:
+                number, requests = self._samples.pop(event.request)
+                if not any(request in self._samples for request in requests):  # several may end in the same round
+                    error = next((request.error for request in requests if request.error), None)
+                    yield BatchResult(number, None if error else result_of(requests), error)

@@ -1,0 +1,30 @@
+"""The drafters that the option `drafter` can name, and what each needs.
+
+To add one, add a line to `DRAFTERS` and a file in `drafters/`. Everything else reads this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class DrafterFacts(NamedTuple):
+    """What a drafter needs.
+
+    module: in `drafters/`; its function `build` makes the drafter, see `drafters.choose_drafter`.
+    uses_model: it runs the draft model or draft head.
+    uses_ngrams: it looks up n-grams.
+    """
+
+    module: str
+    uses_model: bool = False
+    uses_ngrams: bool = False
+
+
+DRAFTERS: Mapping[str, DrafterFacts] = {
+    "model": DrafterFacts("model", uses_model=True),
+    "ngram": DrafterFacts("auto", uses_ngrams=True),
+    "auto": DrafterFacts("auto", uses_model=True, uses_ngrams=True),
+    "none": DrafterFacts("none"),
+}

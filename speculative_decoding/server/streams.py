@@ -1,0 +1,49 @@
+"""Streams the output of a client's request as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .client_request import Item
+from .errors import ServerError
+from .service import Service
+from .uploads import Upload
+
+KEEP_ALIVE_SECONDS = 15.0
+
+
+async def stream(
+    service: Service,
+    items: Sequence[Item],
+    event_of: Callable[[Item, Any], Mapping[str, Any] | None],
+    last_events: Callable[[], Iterable[Mapping[str, Any]]],
+    upload: Upload | None = None,
+) -> AsyncGenerator[Mapping[str, Any] | str | None]:
+    """Yield None when all items are queued, then the events of the stream.
+
+    A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
+    `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
+
+    Args:
+        service: Decodes the items.
+        items: Prompts, or a recording.
+        event_of: Makes the event of some progress of an item; None if there is nothing to send.
+        last_events: Makes the events that follow when all items are finished.
+        upload: Of the recording.
+    """
+    with service.request(items, upload) as client:
+        await client.wait_until_queued()
+        yield None
+        try:
+            async for found in client.progress(timeout=KEEP_ALIVE_SECONDS):
+                event = None if found is None else event_of(*found)
+                if event is not None or found is None:
+                    yield event
+        except ServerError as error:
+            service.metrics.errors.labels(error.code or error.status).inc()
+            yield error.content
+            return
+        for event in last_events():
+            yield event
+        yield "[DONE]"

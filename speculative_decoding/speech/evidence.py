@@ -1,0 +1,42 @@
+"""Observes a request for two values that a transcription needs: no speech, and how likely the output is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ..sampling import token_logprobs
+
+
+@dataclass(eq=False)
+class Evidence:
+    """An `Observer` of a request.
+
+    Args:
+        position: Measure the probability of `token` after this many decoder tokens, which belong to the prefix.
+        token: Its id.
+
+    Attributes:
+        probability: Of `token`, (1,); lazy.
+        sum_logprob: The log-probability of the output, with constraints and at temperature 1; 0 with beams.
+    """
+
+    position: int
+    token: int
+    probability: mx.array | None = field(init=False, default=None)
+    sum_logprob: float = field(init=False, default=0.0)
+
+    def prefilled(self, logits: mx.array) -> None:
+        self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
+
+    def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
+        """Computed on the host, because only the positions of committed tokens count, which the device does not know.
+
+        scores: (N, V) float32.
+        """
+        largest = scores.max(axis=-1)
+        logsumexp = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=-1, dtype=np.float64))
+        self.sum_logprob += float((scores[np.arange(len(tokens)), tokens] - logsumexp).sum())

@@ -1,0 +1,140 @@
+"""A recording, read once: the frames of all of it are kept, and windows are cut from them.
+
+Frames are kept as the front end computes them, which does not need the end of the recording. Whisper scales them by the
+largest value of the whole recording, so windows are scaled when they are cut.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from typing import BinaryIO, cast
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import InputError
+from ..models.audio import AudioFrames
+from .audio_file import SAMPLE_RATE, Audio, AudioSource, Samples, open_source
+from .mel import HOP_SAMPLES, SILENCE, Frames, LogMel, normalized
+
+ITEM = np.dtype(np.float32)
+IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; those of a longer recording are in a temporary file
+
+
+class Recording:
+    """The frames of a recording, followed by silence. `open_audio` and `opening` make one from a file or samples.
+
+    Samples can also be appended while someone speaks. Until `finish`, windows are scaled by the largest value so far.
+
+    Args:
+        num_mel_bins: Of the target, then of other models that read the recording.
+        name: In messages.
+        file: Keeps the frames; by default memory, and for a long recording a temporary file without a name.
+    """
+
+    def __init__(self, num_mel_bins: Sequence[int], name: str = "audio", file: BinaryIO | None = None) -> None:
+        self._file = file or cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115
+        self.name = name
+        self.num_samples = 0
+        self._bins = num_mel_bins
+        self._log_mel = LogMel(num_mel_bins)
+        self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # value of each bin
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def append(self, samples: Samples) -> None:
+        """Continue with samples at 16 kHz."""
+        self.num_samples += len(samples)
+        self._keep(self._log_mel.append(samples))
+
+    def finish(self) -> None:
+        """Compute the last frames, which need the silence after the recording."""
+        self._keep(self._log_mel.finish())
+
+    def _keep(self, frames: Frames) -> None:
+        if not len(frames):
+            return
+        self._largest = np.maximum(self._largest, frames.max(axis=0))
+        try:
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(frames.tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"{self.name}: {tempfile.gettempdir()} cannot keep its frames ({error.strerror})",
+                way_out="let TMPDIR name a folder with more space",
+            ) from error
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the recording, without the silence."""
+        return self.num_samples // HOP_SAMPLES
+
+    @property
+    def seconds(self) -> float:
+        return self.num_samples / SAMPLE_RATE
+
+    def frames(self, start: int, count: int) -> Frames:
+        """Frames `start` to `start + count` for the target, (count, mel bins)."""
+        return self._scaled(start, count)[0]
+
+    def window(self, start: int, count: int, length: int) -> AudioFrames:
+        """Frames `start` to `start + count` for all models, then zeros up to `length` frames."""
+        padding = [(0, length - count), (0, 0)]
+        target, *others = (mx.array(np.pad(frames, padding)) for frames in self._scaled(start, count))
+        return AudioFrames(target, others)
+
+    def _scaled(self, start: int, count: int) -> list[Frames]:
+        """The frames with the bins of each model."""
+        width = sum(self._bins)  # the bins of all models are kept side by side
+        self._file.seek(start * width * ITEM.itemsize)
+        kept = np.frombuffer(self._file.read(count * width * ITEM.itemsize), ITEM).reshape(-1, width)
+        frames = np.pad(kept, [(0, count - len(kept)), (0, 0)], constant_values=SILENCE)
+        borders = np.cumsum(self._bins)[:-1]
+        each_model = zip(np.split(frames, borders, axis=1), np.split(self._largest, borders), strict=True)
+        return [normalized(own, float(largest.max())) for own, largest in each_model]
+
+
+def frame_bytes_per_second(num_mel_bins: Sequence[int]) -> int:
+    return SAMPLE_RATE // HOP_SAMPLES * sum(num_mel_bins) * ITEM.itemsize
+
+
+def opening(
+    source: AudioSource,
+    num_mel_bins: Sequence[int],
+    max_seconds: float | None = None,
+    file: BinaryIO | None = None,
+) -> Generator[None, None, Recording]:
+    """Read a recording. Yields after each block, and returns it.
+
+    Args:
+        source: The samples, which are read once.
+        num_mel_bins: See `Recording`.
+        max_seconds: A longer recording raises `InputError`.
+        file: See `Recording`.
+    """
+    recording = Recording(num_mel_bins, source.name, file)
+    for samples in source.blocks():
+        if max_seconds is not None and recording.num_samples + len(samples) > max_seconds * SAMPLE_RATE:
+            raise InputError(f"{source.name}: longer than {max_seconds:g} seconds; split it")
+        recording.append(samples)
+        yield
+    if recording.num_samples < HOP_SAMPLES:
+        raise InputError(f"{source.name}: no sound (got {recording.num_samples} samples at 16 kHz); use another file")
+    recording.finish()
+    return recording
+
+
+def open_audio(audio: Audio | Recording, num_mel_bins: Sequence[int], max_seconds: float | None = None) -> Recording:
+    """Read a recording. audio: see `open_source`, or one that has been read. Raises `InputError`."""
+    if isinstance(audio, Recording):
+        return audio
+    steps = opening(open_source(audio), num_mel_bins, max_seconds)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(Recording, end.value)

@@ -1,0 +1,149 @@
+"""Whisper's rules for timestamps (openai-whisper 20250625, `ApplyTimestampRules`), for all rows of a batch at once.
+
+Shapes: B rows, L positions, V ids; D draft ids after the committed ones, still on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..sampling.constraints import PADDING, History
+
+
+@dataclass(frozen=True)
+class TimestampRules:
+    """Timestamps frame the segments of a transcript; a `LogitsProcessor`.
+
+    - After a text and its timestamp, the output ends or the next segment starts with a timestamp; text follows it.
+    - Timestamps do not decrease, and a segment does not end when it starts.
+    - The first token is a timestamp, at most `max_initial`.
+    - If all timestamps together are more likely than every other token, a timestamp follows. This compares
+      probabilities after all other constraints, at temperature 1.
+
+    Args:
+        begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
+        text_end: Ids below are text.
+        zero: The id of timestamp 0. This id and the following ones are timestamps, in order.
+        max_initial: The highest id of the first timestamp; None allows all.
+        added_from: The first id after the timestamps. It and all higher ones are text, too. None: there are none.
+    """
+
+    begin: int
+    text_end: int
+    zero: int
+    max_initial: int | None = None
+    added_from: int | None = None
+
+    def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
+        """See `LogitsProcessor`. All rows with rules have the same ids."""
+        found = [own.processor for own in history.constraints]
+        rows = [own if isinstance(own, TimestampRules) else None for own in found]
+        stop = logits.shape[-1] if self.added_from is None else self.added_from
+        is_first, last, before_last, latest = self._preceding(rows, history, logits.shape[1], stop)
+        starts_segment = last & before_last
+        ends_segment = last & ~before_last
+
+        # Timestamps come in pairs, do not decrease, and the first one is early
+        lowest = mx.maximum(latest + ~ends_segment, self.zero)
+        lowest = mx.where(starts_segment, stop, lowest)
+        highest_first = [stop if own is None or own.max_initial is None else own.max_initial for own in rows]
+        highest = mx.where(is_first, mx.array(highest_first)[:, None], stop)
+        ids = mx.arange(self.zero, stop)
+        is_allowed = (ids >= lowest[..., None]) & (ids <= highest[..., None])
+        timestamps = mx.where(is_allowed, logits[..., self.zero : stop], -mx.inf)
+
+        # No other token comes first, and no text after the timestamp that ends a segment
+        no_text = is_first | ends_segment
+        others = [(logits[..., : self.text_end], no_text), (logits[..., self.text_end : self.zero], is_first)]
+        if stop < logits.shape[-1]:
+            others.append((logits[..., stop:], no_text))
+        likeliest = mx.stack([mx.where(is_forbidden, -mx.inf, part.max(axis=-1)) for part, is_forbidden in others])
+        likeliest = likeliest.max(axis=0)
+
+        # A timestamp follows if all of them together are more likely than every other token
+        is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
+        only_timestamps = mx.array([[own is not None] for own in rows]) & is_likelier
+        text, special, *added = (
+            mx.where((is_forbidden | only_timestamps)[..., None], -mx.inf, part) for part, is_forbidden in others
+        )
+        largest = mx.maximum(timestamps.max(axis=-1), mx.where(only_timestamps, -mx.inf, likeliest))
+        return mx.concatenate([text, special, timestamps, *added], axis=-1), largest
+
+    def _preceding(
+        self, rows: Sequence[TimestampRules | None], history: History, length: int, stop: int
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """What is before each position, (B, L) each. Before a position without rules, there are two tokens of text.
+
+        Returns:
+            Whether no token has been generated; whether the last one is a timestamp; whether the one before it is a
+            timestamp or missing; the last timestamp or PADDING.
+        """
+        counts = mx.array(
+            [
+                [2] * length if own is None else [position - own.begin for position in positions]
+                for own, positions in zip(rows, history.positions(length), strict=True)
+            ]
+        )
+        ids = mx.array([recent(own, tokens) for own, tokens in zip(rows, history.tokens, strict=True)], mx.int32)
+        if history.drafted is not None and history.drafted.shape[1]:
+            drafted = mx.where(mx.array([[own is None] for own in rows]), PADDING, history.drafted.astype(mx.int32))
+            ids = mx.concatenate([ids, drafted], axis=1)
+        is_timestamp = (ids >= self.zero) & (ids < stop)  # (B, 3 + D)
+        latest_column = mx.cummax(mx.where(is_timestamp, mx.arange(ids.shape[1]), 0), axis=1)
+        latest = mx.take_along_axis(ids, latest_column, axis=1)
+        start = ids.shape[1] - length
+        return counts == 0, is_timestamp[:, start:], is_timestamp[:, start - 1 : -1] | (counts < 2), latest[:, start:]
+
+    def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
+        first_timestamp = int(np.searchsorted(np.asarray(ids), self.zero))
+        if 0 < first_timestamp < ids.size:
+            return DraftChoice(self, ids, first_timestamp, tokens)
+        return None
+
+
+def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
+    """The last generated timestamp and the last two ids, or PADDING in their places."""
+    if rules is None:
+        return [PADDING] * 3
+    output = tokens[rules.begin :]
+    stop = rules.added_from or max(output, default=0) + 1
+    latest = next((token for token in reversed(output) if rules.zero <= token < stop), PADDING)
+    return [latest, *([PADDING, PADDING, *output][-2:])]
+
+
+class DraftChoice:
+    """Chooses the most likely ids under two of the rules; all would take longer than a step of a draft.
+
+    A timestamp follows if all timestamps together are more likely than every other id. Where one ends a segment, the
+    next segment usually starts with the same one.
+
+    Args:
+        rules: Of all rows.
+        ids: (N,) that may be proposed.
+        first_timestamp: The index of the first timestamp among them.
+        tokens: The committed tokens of each row.
+    """
+
+    def __init__(
+        self, rules: TimestampRules, ids: mx.array, first_timestamp: int, tokens: Sequence[Sequence[int]]
+    ) -> None:
+        self._rules = rules
+        self._ids = ids
+        self._first_timestamp = first_timestamp
+        self._last = mx.array([[0, *own][-2:] for own in tokens], mx.uint32)  # English-only models: one token
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """(B, N) -> (B, 1)."""
+        others, timestamps = mx.split(logits, [self._first_timestamp], axis=-1)
+        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others.max(axis=-1, keepdims=True)
+        best_timestamp = mx.argmax(timestamps, axis=-1, keepdims=True) + others.shape[-1]
+        new = self._ids[mx.where(is_likelier, best_timestamp, mx.argmax(others, axis=-1, keepdims=True))]
+        before, last = self._last[:, :1], self._last[:, 1:]
+        ends_segment = (last >= self._rules.zero) & (before < self._rules.text_end) & (new != self._rules.text_end)
+        new = mx.where(ends_segment, last, new)
+        self._last = mx.concatenate([last, new], axis=1)
+        return new

@@ -1,0 +1,42 @@
+"""Tests of the core that need a room, and copies of the package without some of its rooms."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.rooms import has_room
+from tests.support.paths import ROOT
+
+FILES = ("main.py", "convert.py", "speculative_decoding_program.py", "pyproject.toml", "README.md")
+CACHES = shutil.ignore_patterns("__pycache__")
+
+
+def needs_room(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not has_room(name), reason=f"this copy lacks {name}/")
+
+
+def copy_without(rooms: Collection[str], folder: Path) -> Path:
+    """Copy the package and its tests, without these rooms and their tests."""
+    for name in ("speculative_decoding", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=CACHES)
+        for room in rooms:
+            shutil.rmtree(folder / name / room, ignore_errors=True)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("models", "data", "tools", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def run_in(folder: Path, arguments: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in such a copy."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)

@@ -1,0 +1,193 @@
+"""The widths of passes with the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.exact_widths import COMPARED_WIDTHS, choose_exact_widths
+from speculative_decoding.draft_length.key import gives_any_width_the_same_bits
+from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.fake_probe import KEY, FakeProbe, calibrated, compared, metal, metal_with_fused_attention
+from tests.support.paths import ROOT
+from tests.support.tiny import tiny_model
+
+CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
+pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
+
+
+def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
+    calibration = calibrated(FakeProbe())
+    assert calibration.exact_widths.widths == [6, 8, 9, 10, 12, 14, 15]
+    assert {*calibration.costs(1, exact=True).passes} <= {*range(6, 16)} and calibration.costs(1, exact=True).passes
+    assert min(calibration.costs(1).passes) == 1
+
+
+def test_exact_passes_use_one_kernel_for_attention(folder: Path) -> None:
+    """Metal's fused attention has a kernel for up to 8 positions and another for more."""
+    assert compared(FakeProbe(metal_with_fused_attention)).widths == [9, 10, 12, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([[1, 2, 3, 4], [5, 6], [16, 24, 32]], [1, 2, 3, 4]),
+        ([[1], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]),
+        ([[1], [2, 3], [4, 5], [24, 32, 16]], [2, 3]),  # the narrowest of equally large groups
+        ([[width] for width in COMPARED_WIDTHS], [1]),
+    ],
+)
+def test_the_choice_does_not_depend_on_the_order_of_groups(groups: list[list[int]], expected: list[int]) -> None:
+    assert choose_exact_widths(groups) == expected == choose_exact_widths(groups[::-1])
+
+
+@pytest.mark.parametrize("speed", [1.0, 50.0])
+@pytest.mark.parametrize("draft", ["", "a head"])
+def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed: float, draft: str) -> None:
+    probe = FakeProbe(slope=0.02 * speed)
+    assert calibrated(probe, draft).exact_widths.widths == compared(FakeProbe()).widths
+
+
+def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> None:
+    probe = FakeProbe(batches=False)
+    exact_widths = compared(probe, any_width=True)
+    assert exact_widths.is_exact_by_default(40, 64) and exact_widths.batches_match(64)
+    assert not exact_widths.fixed_capacity and exact_widths.width_for(1000) == 1000
+    calibration = Calibration(exact_widths)
+    assert calibration.costs(1, exact=True).passes == calibration.costs(1).passes
+    assert probe.compared == []
+
+
+@pytest.mark.parametrize(
+    ("kind_of", "expected"),
+    [
+        (lambda width: 0, {0: True, 5: True, 40: True, None: True}),
+        (metal, {0: False, 4: False, 5: True, 14: True, 15: False, None: False}),
+        (lambda width: width > 1, {0: False, 1: True, 5: True, None: True}),  # 16 bits on M1: only width 1 differs
+        (lambda width: width > 10, {0: True, 9: True, 10: False, None: True}),
+        (lambda width: width > 6, {0: False, 5: False, 7: True, None: False}),  # 4 bits on M1
+    ],
+)
+def test_the_default_is_exact_where_usual_passes_need_no_padding(
+    folder: Path, kind_of: Callable[[int], int], expected: Mapping[int | None, bool]
+) -> None:
+    assert {length: compared(FakeProbe(kind_of)).is_exact_by_default(length, 1) for length in expected} == expected
+
+
+def test_no_timing_changes_what_is_exact_by_default(folder: Path) -> None:
+    lengths = (0, 3, 6, 14, None)
+    first = [compared(FakeProbe()).is_exact_by_default(length, 4) for length in lengths]
+    calibrated(FakeProbe(), "a head").measure_fully(4)
+    for speed, slope in ((1.0, 0.0), (50.0, 0.0), (1.0, 5.0)):
+        probe = FakeProbe(slope=slope)
+        probe.speed = speed
+        calibration = calibrated(probe, "a head")
+        calibration.forget()
+        calibration.measure_fully(4)
+        assert [calibration.exact_widths.is_exact_by_default(length, 4) for length in lengths] == first
+
+
+def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
+    exact_widths = compared(FakeProbe(lambda width: 0, batches=False))
+    assert exact_widths.is_exact_by_default(None, 1)
+    assert not exact_widths.is_exact_by_default(None, 8) and not exact_widths.batches_match(8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_known_equal_bits_equal_those_of_a_comparison(folder: Path, golden: Path) -> None:
+    model, _ = load_golden(golden)
+    if not gives_any_width_the_same_bits(model):
+        pytest.skip("nothing is known about this machine's kernels")
+    found = compared(Probe(model), {"golden": golden.name})
+    assert found.widths == [*COMPARED_WIDTHS]
+    assert found.batches_match(4) and not found.fixed_capacity
+
+
+def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[int]) -> dict[int, list[np.ndarray]]:
+    """Return the logits of 48 positions, decoded in passes of each width."""
+    tokens, found = [(7 * i + 3) % 20 + 2 for i in range(48)], {}
+    for width in widths:
+        cache = model.make_cache(model.encode(mx.array([list(source)])))
+        parts = [model.decode(mx.array([tokens[i : i + width]]), cache) for i in range(0, 48, width)]
+        found[width] = list(np.array(mx.concatenate(parts, axis=1)[0].astype(mx.float32)))
+    return found
+
+
+def compare_with_brute_force(dtype: mx.Dtype) -> None:
+    model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
+    model.set_dtype(dtype)
+    found = compared(Probe(model), {"dtype": str(dtype)})
+    logits = brute_force(model, [5, 9, 3, 7, 1], COMPARED_WIDTHS)
+    reference = logits[found.widths[0]]
+    same = [width for width in COMPARED_WIDTHS if all(map(np.array_equal, logits[width], reference))]
+    assert found.widths == same, dtype
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_exact_widths_equal_those_of_a_brute_force_comparison(folder: Path, dtype: mx.Dtype) -> None:
+    compare_with_brute_force(dtype)
+
+
+def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
+    calibrations = f"del os.environ['{CALIBRATION_VARIABLE}']; os.environ['XDG_CACHE_HOME'] = {str(folder)!r}"
+    program = (
+        f"import tests, os; {calibrations}; import {__name__} as t, mlx.core as mx;"
+        "t.compare_with_brute_force(mx.float32)"
+    )
+    environment = os.environ | {"SPECULATIVE_DECODING_BLAS": "none", "XDG_CACHE_HOME": CACHES}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def equal_bits(folder: Path) -> None:
+    """Skip a test on a Mac whose bits already depend on the shape; planted differences would add to them."""
+    found = compared(Probe(tiny_model()))
+    is_equal = found.widths == [*COMPARED_WIDTHS] and found.batches_match(4) and not found.fixed_capacity
+    if sys.platform == "darwin" and not is_equal:
+        pytest.skip("bits depend on the shape here")
+    assert is_equal
+
+
+def test_widths_that_differ_in_the_last_bits_are_detected(equal_bits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published groups are planted in a real model."""
+    states = EncoderDecoder.states
+
+    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        return states(self, tokens, cache) * (1.0 + 2e-7 * metal(tokens.shape[1]))
+
+    monkeypatch.setattr(EncoderDecoder, "states", planted)
+    found = compared(Probe(tiny_model()), KEY | {"planted": "widths"})
+    assert found.widths == [6, 8, 9, 10, 12, 14, 15]
+
+
+@pytest.mark.parametrize("what", ["rows", "source", "capacity"])
+def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(
+    equal_bits: None, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    states = EncoderDecoder.states
+
+    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        is_other = {"rows": cache.rows > 1, "source": cache.source_capacity > 32, "capacity": cache.capacity > 32}
+        return states(self, tokens, cache) * (1.0 + 1e-6 * is_other[what])
+
+    monkeypatch.setattr(EncoderDecoder, "states", planted)
+    found = compared(Probe(tiny_model()), KEY | {"planted": what})
+    assert found.fixed_capacity == (what == "capacity")
+    assert found.batches_match(4) == (what == "capacity")
