@@ -12,10 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from speculative_decoding.doctor.diagnosis import is_read_by_pass
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
-from speculative_decoding.models.base import EncoderDecoder, quantizable
+from speculative_decoding.models.base import EncoderDecoder, is_read_by_pass, quantizable
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # no output ends early

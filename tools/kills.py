@@ -190,7 +190,7 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
 
 def prepare(folder: Path) -> None:
     """Write a small target and the prompts."""
-    from tests.training.test_training import small_target
+    from tests.support.tiny import small_target
 
     small_target(folder)
     letters = random.Random(1)

@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
 from ..loading.names import hub_name
 from ..models.audio import AudioConfig, AudioFrames
-from ..models.base import EncoderDecoder, checked_sources
+from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
@@ -172,12 +172,6 @@ def weight_sizes(model: EncoderDecoder, checkpoint: Checkpoint) -> WeightSizes:
         dtype=next(str(each) for each in dtypes if mx.issubdtype(each, mx.floating)).removeprefix("mlx.core."),
         bits=max((module.bits for module in model.modules() if isinstance(module, nn.QuantizedLinear)), default=None),
     )
-
-
-def is_read_by_pass(path: str, *, has_head: bool) -> bool:
-    """Return whether a decoder pass reads this parameter. Cross keys and values are computed once per source."""
-    part = path.split(".")[0]
-    return part == ("head" if has_head else "embedding") or (part == "decoder" and "cross_attention.kv" not in path)
 
 
 def size_entry(

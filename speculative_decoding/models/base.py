@@ -371,6 +371,12 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
     return expanded
 
 
+def is_read_by_pass(path: str, *, has_head: bool) -> bool:
+    """Return whether a decoder pass reads this parameter. Cross keys and values are computed once per source."""
+    part = path.split(".")[0]
+    return part == ("head" if has_head else "embedding") or (part == "decoder" and "cross_attention.kv" not in path)
+
+
 def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
     """Return the tensors of each layer that can be quantized, by path. Columns must divide evenly into groups."""
     shapes = dict(tree_flatten(model.parameters()))

@@ -21,7 +21,7 @@ import pytest
 import benchmarks.interleave
 import benchmarks.machine
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.training import command as train
+from speculative_decoding.rooms import has_room
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -55,6 +55,18 @@ SHORTER = (
     (r"--steps \d+", "--steps 2"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
+
+
+# The rooms that a block needs, by its words.
+NEEDS = {
+    "beam_search": r"num[_-]beams",
+    "speech": r"transcri|audio",
+    "jobs": r"speculative[_-]decoding batch",
+    "server": r"speculative[_-]decoding.serve|http://",
+    "training": r"speculative[_-]decoding.train",
+    "distributed": r"mlx\.launch",
+    "doctor": r"speculative[_-]decoding doctor",
+}
 
 
 @dataclass(frozen=True)
@@ -129,10 +141,17 @@ def shell(command: str, folder: Path) -> str:
     return done.stdout
 
 
+def skip_without_rooms(text: str) -> None:
+    for room, words in NEEDS.items():
+        if re.search(words, text) and not has_room(room):
+            pytest.skip(f"this copy lacks {room}/")
+
+
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_documented_commands_succeed(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if block.reason is not None:
         pytest.skip(f"{block}: {block.reason}")
+    skip_without_rooms(block.text)
     command = block.text
     for pattern, shorter in SHORTER:
         command = re.sub(pattern, shorter, command)
@@ -153,7 +172,8 @@ def run_in_process(arguments: list[str], entered: str, folder: Path, monkeypatch
         patch.chdir(folder)
         patch.setattr(benchmarks.machine, "measure_bandwidth", lambda: 1e10)  # allocates a gigabyte
         patch.setattr(benchmarks.interleave, "SETTLE", 0.0)  # only timings need the pauses
-        patch.setattr(train, "plot_curves", lambda *_: None)  # takes a second
+        if has_room("training"):
+            patch.setattr("speculative_decoding.training.command.plot_curves", lambda *_: None)  # takes a second
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(entered.encode())))
         patch.setattr(sys, "argv", arguments[arguments[0] == "-m" :])
         with pytest.raises(SystemExit) as ended:
@@ -191,6 +211,7 @@ def test_documented_python_code_runs(
 ) -> None:
     """The blocks of a page run in order, as one program; those that download whisper-base, if it is present."""
     code = "\n\n".join(block.text for block in PYTHON[page])
+    skip_without_rooms(code)
     if any(block.reason for block in PYTHON[page]):
         assert "openai/whisper-base" in code
         if (whisper := os.environ.get("WHISPER_BASE")) is None:

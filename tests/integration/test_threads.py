@@ -13,12 +13,12 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import GenerationOptions, Session
-from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
-from tests.support.serving import PATIENCE
+from tests.support.rooms import needs_room
 from tests.support.speech import Letters, noise, speech_model
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters as TextLetters
+from tests.support.waiting import PATIENCE
 
 OPTIONS = GenerationOptions(drafter="none", num_draft_tokens=0, max_tokens=3)
 TEXT = Session(tiny_model(), TextLetters(), options=OPTIONS)
@@ -34,10 +34,7 @@ mx.eval(TEXT.model.parameters(), SPEECH.model.parameters())  # a stream belongs 
         lambda: [*TEXT.batch(["abc", "fed"])],
         lambda: TEXT.score("abc", "fed"),
         lambda: mx.eval(TEXT.encode("abc")),
-        pytest.param(
-            lambda: SPEECH.transcribe(noise(1, 0.3)),
-            marks=pytest.mark.skipif(not has_room("speech"), reason="this copy lacks speech/"),
-        ),
+        pytest.param(lambda: SPEECH.transcribe(noise(1, 0.3)), marks=needs_room("speech")),
         lambda: Session(tiny_model(), TextLetters(), options=OPTIONS),
     ],
 )

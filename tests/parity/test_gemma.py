@@ -25,7 +25,6 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
-from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
@@ -276,13 +275,10 @@ def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None
     assert mx.allclose(found, head.step(embedded, state, *repeated, mask), atol=1e-5)
 
 
-def test_head_of_some_ids_is_capped_but_the_training_matrix_is_not() -> None:
+def test_head_of_some_ids_is_capped() -> None:
     target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
     ids = mx.array([4, 9, 70])
     assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
-    products = states @ output_matrix_of(target, ids)
-    assert mx.allclose(products, states @ target.embedding.weight[ids].T, atol=1e-4)
-    assert mx.abs(products - target.logits(states)[..., ids]).max().item() > 0.02
 
 
 # Planted faults, which the goldens must catch.

@@ -18,8 +18,9 @@ import pytest
 
 from tests.support import pausing
 from tests.support.paths import ROOT
-from tests.support.processes import launch, start
-from tests.training.test_training import small_target
+from tests.support.processes import launch
+from tests.support.rooms import needs_room
+from tests.support.tiny import small_target
 
 pytestmark = pytest.mark.slow
 
@@ -28,20 +29,23 @@ TO_RESUME = "; run the same command with --resume to continue"
 CASES = [  # command, part of the progress line at which it is interrupted, end of its last line
     ("convert --model target --output made", "shared.weight", ""),
     ("verify prompts.txt --model target --drafter ngram", "baseline outputs", ""),
-    (TRAIN, " outputs,", TO_RESUME),
-    (TRAIN, "features of", TO_RESUME),
-    (TRAIN, "step 25", TO_RESUME),
-    ("batch prompts.txt --model target --output made", "lines,", TO_RESUME),
-    ("serve --model target --port 0", "ready when GET /health", ""),
+    pytest.param(TRAIN, " outputs,", TO_RESUME, marks=needs_room("training")),
+    pytest.param(TRAIN, "features of", TO_RESUME, marks=needs_room("training")),
+    pytest.param(TRAIN, "step 25", TO_RESUME, marks=needs_room("training")),
+    pytest.param("batch prompts.txt --model target --output made", "lines,", TO_RESUME, marks=needs_room("jobs")),
+    pytest.param("serve --model target --port 0", "ready when GET /health", "", marks=needs_room("server")),
 ]
+
+
+def write_inputs(folder: Path) -> Path:
+    small_target(folder)
+    (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(40)))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    small_target(folder)
-    (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(40)))
-    return folder
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def interrupted(folder: Path, command: str, state: str, signals: int) -> tuple[int, str]:
@@ -68,7 +72,7 @@ def interrupt(state: str, said: Path, *processes: BaseProcess) -> str:
     return before
 
 
-@pytest.mark.parametrize(("command", "state", "last"), CASES, ids=[state for _, state, _ in CASES])
+@pytest.mark.parametrize(("command", "state", "last"), CASES)
 def test_ctrl_c_ends_a_program_with_one_line(command: str, state: str, last: str, inputs: Path, tmp_path: Path) -> None:
     for name in ("target", "prompts.txt"):
         (tmp_path / name).symlink_to(inputs / name)
@@ -125,15 +129,3 @@ def test_importing_the_package_leaves_ctrl_c_to_other_programs(tmp_path: Path) -
         command = [sys.executable, "-m", "app", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-
-
-@pytest.mark.parametrize("to_all", [False, True])
-def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
-    job = f"batch {inputs / 'prompts.txt'} --model {inputs / 'target'} --output {tmp_path / 'made'}"
-    started = start(2, tmp_path, pausing.main, "lines,", 1, job.split())
-    interrupt("lines,", tmp_path / "said-0", *(started if to_all else started[:1]))
-    for process in started:
-        process.join()
-    assert [process.exitcode for process in started] == [130, 130]
-    assert (tmp_path / "said-0").read_text().count("interrupted") == 1
-    assert not (tmp_path / "said-1").read_text() and "Traceback" not in (tmp_path / "said-0").read_text()

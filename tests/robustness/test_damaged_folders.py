@@ -24,8 +24,6 @@ from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli.common import read_text, say
 from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
-from speculative_decoding.jobs.command import open_input
-from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import locate
 from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.checkpoint_files import Entry, zip_bytes
@@ -320,7 +318,7 @@ def test_special_files_are_not_opened(folder: Path, name: str, make: Callable[[P
 def test_inputs_that_are_no_regular_files_are_refused(tmp_path: Path) -> None:
     """A named pipe would block and /dev/zero is endless. A pipe that the shell has opened is read."""
     (path := tmp_path / "input").symlink_to("/dev/null")
-    for read in (open_input, TextStore.load, lambda name: read_text(Path(name), "--prompts")):
+    for read in (TextStore.load, lambda name: read_text(Path(name), "--prompts")):
         with pytest.raises(InputError, match="not a regular file"):
             read(str(path))
     read_end, write_end = os.pipe()
@@ -370,12 +368,6 @@ def test_control_characters_in_errors_are_escaped(folder: Path) -> None:
 def test_control_characters_in_messages_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     say("target \x1b]0;owned\x07\r\nsecond line")
     assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
-
-
-def test_a_journal_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "out.jsonl.job")
-    with pytest.raises(InputError, match=r"out\.jsonl\.job cannot be read"):
-        read_journal(tmp_path / "out.jsonl", {})
 
 
 def test_impossible_folder_names_are_refused() -> None:

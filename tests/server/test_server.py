@@ -21,7 +21,8 @@ from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.bodies import FORM
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import translation_languages, translation_prefixes, translation_prompt
-from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
+from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:  # the import takes a second
     import openai

@@ -25,10 +25,11 @@ from speculative_decoding.speech.audio_file import AudioBytes
 from speculative_decoding.speech.formats import STREAMED
 from speculative_decoding.speech.transcription import Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
-from tests.support.serving import PATIENCE, Serving, eventually, serving
+from tests.support.serving import Serving, serving
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.together import Letters as TextLetters
+from tests.support.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:  # the import takes a second
     import openai

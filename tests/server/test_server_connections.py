@@ -15,7 +15,8 @@ import pytest
 from speculative_decoding.server import app, connections
 from speculative_decoding.server.limits import Limits
 from tests.server.test_server_lifecycle import tiny
-from tests.support.serving import PATIENCE, Serving, eventually, serving
+from tests.support.serving import Serving, serving
+from tests.support.waiting import PATIENCE, eventually
 
 LIMITS = Limits(slots=2, queue=2, max_prompts=3, max_body=2000, max_connections=3)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

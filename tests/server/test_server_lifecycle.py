@@ -36,9 +36,10 @@ from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.prompts import ClientPrompt
-from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
+from tests.support.serving import GRAMMAR, Gated, Serving, events, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
+from tests.support.waiting import PATIENCE, eventually
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.serving import PATIENCE, Serving, bundled, eventually, serving
+from tests.support.serving import Serving, bundled, serving
+from tests.support.waiting import PATIENCE, eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

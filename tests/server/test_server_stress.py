@@ -10,7 +10,8 @@ import sys
 import httpx
 import pytest
 
-from tests.support.serving import eventually, serving
+from tests.support.serving import serving
+from tests.support.waiting import eventually
 from tools.fuzz_server import LIMITS, audio_request, check, fuzz, tiny_speech_session
 from tools.soak_server import Soak, soak
 

@@ -10,7 +10,7 @@ import pytest
 
 from speculative_decoding.server.reading_threads import ReadingThreads
 from speculative_decoding.server.turns import Turns
-from tests.support.serving import eventually
+from tests.support.waiting import eventually
 
 
 def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:

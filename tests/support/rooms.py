@@ -14,7 +14,11 @@ import pytest
 from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
 
-FILES = ("main.py", "convert.py", "speculative_decoding_program.py", "pyproject.toml", "README.md")
+ROOMS = ("beam_search", "speech", "jobs", "server", "training", "distributed", "doctor", "cpu")
+CORE_TESTS = ("tests/unit", "tests/integration", "tests/parity", "tests/robustness")
+COPIED = ("main.py", "convert.py", "speculative_decoding_program.py", "pyproject.toml", "setup.py")
+LINKED = ("models", "data", "tools", "benchmarks", "docs", "README.md", "CHANGELOG.md", "LICENSE", "requirements.txt")
+LINKED += (".ci", ".github", ".gitignore")
 CACHES = shutil.ignore_patterns("__pycache__")
 
 
@@ -28,15 +32,20 @@ def copy_without(rooms: Collection[str], folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=CACHES)
         for room in rooms:
             shutil.rmtree(folder / name / room, ignore_errors=True)
-    for name in FILES:
+    for name in COPIED:
         shutil.copy(ROOT / name, folder / name)
-    for name in ("models", "data", "tools", "benchmarks"):
-        (folder / name).symlink_to(ROOT / name)
+    for name in LINKED:
+        if (ROOT / name).exists():
+            (folder / name).symlink_to(ROOT / name)
     return folder
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return the environment in which Python imports the package from such a copy."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | {"PYTHONPATH": str(folder)}
 
 
 def run_in(folder: Path, arguments: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python in such a copy."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
-    environment.pop("PYTEST_ADDOPTS", None)
+    environment = environment_of(folder) | variables
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)

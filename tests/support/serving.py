@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -24,13 +24,13 @@ from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.service import Service
+from tests.support.waiting import PATIENCE
 
 MODEL = "t5-web-docs"
 PAIRS = {("en", "de"): "translate English to German: "}
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, because creating one is slow
 GERMAN = "translate English to German: The method returns the value."
 GRAMMAR = "grammar: It were a cod business."
-PATIENCE = 600.0  # seconds after which a test fails
 
 
 @cache
@@ -143,16 +143,6 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
         finally:
             made[0].server.should_exit = True
             loop_thread.join()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait until another thread has made a condition true."""
-    timer = threading.Event()
-    for _ in range(int(seconds * 200)):
-        if condition():
-            return
-        timer.wait(0.005)
-    raise AssertionError(f"the condition was not true within {seconds:g} s")
 
 
 def events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:

@@ -263,6 +263,12 @@ def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, 
     return folder
 
 
+def small_target(folder: Path) -> Path:
+    """Write a target of three layers, which programs convert, train a draft for, and run."""
+    changes = {"num_layers": 3, "feed_forward_proj": "gelu"}
+    return save_hugging_face(tiny_model(**changes), folder / "target", CONFIG | changes)
+
+
 def save_whisper(model: EncoderDecoder, folder: Path, config: Mapping[str, Any]) -> Path:
     """Write a Whisper as a Hugging Face folder, with a tokenizer that has its special tokens."""
     save_hugging_face(model, folder, config)

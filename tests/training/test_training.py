@@ -52,7 +52,7 @@ from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support import training_process
 from tests.support.finite_differences import directional_derivatives
 from tests.support.processes import start
-from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, tiny_model
+from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, small_target, tiny_model
 from tests.support.together import Letters
 from tests.support.training_process import arguments
 
@@ -498,10 +498,6 @@ def weights_in(folder: Path) -> list[Any]:
 
 
 # Errors.
-
-
-def small_target(tmp_path: Path) -> Path:
-    return save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from speculative_decoding.cli.run_config import (
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
-from tests.support.serving import eventually
+from tests.support.waiting import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 
