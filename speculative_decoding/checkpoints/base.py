@@ -25,10 +25,6 @@ class TensorInfo:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.size
 
-    @property
-    def has_valid_shape(self) -> bool:
-        return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
-
 
 class Checkpoint(Mapping[str, mx.array]):
     """A read-only, lazy mapping from Hugging Face tensor names to arrays.

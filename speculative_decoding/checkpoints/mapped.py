@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .base import Checkpoint, TensorInfo
+from .base import MAX_DIMENSION, MAX_DIMENSIONS, Checkpoint, TensorInfo
 from .files import open_regular
 
 CHUNK_BYTES = 16 << 20  # of a tensor that is compared
@@ -88,9 +88,12 @@ class MappedFile:
 
 
 class MappedCheckpoint(Checkpoint):
-    """Tensors stored contiguously in one mapped file, in C order."""
+    """Tensors stored contiguously in one mapped file, in C order. Raises `CheckpointError` for impossible shapes."""
 
     def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, range]]) -> None:
+        for name, (info, _) in tensors.items():
+            if len(info.shape) > MAX_DIMENSIONS or not all(0 <= size <= MAX_DIMENSION for size in info.shape):
+                raise file.error(f"tensor {name!r}: unsupported shape {info.shape}")
         super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
         self._file = file
         self._locations = {name: location for name, (_, location) in tensors.items()}

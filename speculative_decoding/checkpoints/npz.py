@@ -116,8 +116,9 @@ def read_npy_header(file: MappedFile, name: str, entry: range) -> tuple[TensorIn
 
     dtype = DTYPES.get(numpy_dtype.str)
     is_transposed = fortran_order and len(shape) > 1  # MLX sets the flag for one dimension too
-    if dtype is None or is_transposed or not (info := TensorInfo(shape, dtype)).has_valid_shape:
+    if dtype is None or is_transposed:
         raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
+    info = TensorInfo(shape, dtype)
     if len(entry) != header.tell() + info.nbytes:
         raise file.error(f"entry {name!r} has {len(entry)} bytes, expected {header.tell() + info.nbytes}")
     return info, entry[header.tell() :]
