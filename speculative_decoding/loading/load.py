@@ -116,11 +116,7 @@ def open_model(
         CheckpointError: A file is damaged or unsupported.
     """
     folder = locate(path_or_name, gguf_file)
-    gguf = None
-    if gguf_file is not None:
-        gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
-        if gguf is None:
-            raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
+    gguf = None if gguf_file is None else gguf_path(str(gguf_file), folder)
     storage = Storage(dtype, quantize, group_size)
     facts = manifest.check_sizes(folder)
     raw, checkpoint = read_folder(folder, gguf)
@@ -153,9 +149,16 @@ def open_model(
 
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
-        pieces, size = tokenizer.vocabulary.pieces, model.config.vocab_size
-        model.audio = resolved(model.audio, pieces, generation_config, decoder, size, file)
+        model.audio = resolved(model.audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
     return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter)
+
+
+def gguf_path(gguf_file: str, folder: Path) -> Path:
+    """Return a GGUF file that is given by its path, or by its name in a folder. Raises `InputError` without one."""
+    for path in (Path(gguf_file), folder / gguf_file):
+        if path.is_file():
+            return path
+    raise InputError(f"gguf_file {gguf_file!r}: no such file, here or in {folder}; name a GGUF file")
 
 
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
