@@ -22,7 +22,7 @@ from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
-from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
+from ..loading.load import BUNDLED, Storage, build_model, open_adapter, read_folder
 from ..loading.names import hub_name
 from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass
@@ -196,7 +196,7 @@ def size_entry(
             raw, checkpoint = read_folder(Path(config.models.model))
             if config.models.adapter is not None:
                 raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
-            model, _, checkpoint = build_unread(raw, checkpoint, storage)
+            model, _, checkpoint = build_model(raw, checkpoint, storage, unread=True)
             sizes = weight_sizes(model, checkpoint)
             is_speech_model = model.audio is not None
         except InputError as error:

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import RenamedCheckpoint
+from ..checkpoints.base import CheckpointView
 from ..errors import CheckpointError
 from ..sampling.values import Int
 from .architecture import Architecture
@@ -189,10 +189,10 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         else:
             names[f"{ENCODER_TABLES[0]}.{kind}" if table in ENCODER_TABLES else name] = name
     is_tied = raw.get("tie_word_embeddings") is not False
-    tables = TABLES.without_duplicates(RenamedCheckpoint(checkpoint, names), is_tied=is_tied)
+    tables = TABLES.without_duplicates(CheckpointView(checkpoint, names), is_tied=is_tied)
     if TABLES.source in tables:
         raise CheckpointError(f"{checkpoint}: encoder and decoder have different tables, which is not supported")
-    return raw, RenamedCheckpoint(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
+    return raw, CheckpointView(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
 
 
 ARCHITECTURE = Architecture(T5Gemma2, t5gemma2_config, adapted, token_tables)

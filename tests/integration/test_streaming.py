@@ -13,7 +13,6 @@ import pytest
 from speculative_decoding import Session, load, stream_generate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Draft, Drafter
-from speculative_decoding.loading.languages import Languages
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import PythonTokenizer
 from speculative_decoding.loading.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer
@@ -82,7 +81,7 @@ def byte_fallback(*words: str) -> Tokenizer:
     )
     backend.add_special_tokens(["<pad>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return FastTokenizer(backend, Languages())
+    return FastTokenizer(backend)
 
 
 def byt5() -> Tokenizer:
@@ -90,7 +89,7 @@ def byt5() -> Tokenizer:
     from transformers import ByT5Tokenizer
 
     loaded = ByT5Tokenizer()
-    return PythonTokenizer(loaded, loaded.get_vocab(), Languages(), cleans_up=False)
+    return PythonTokenizer(loaded, loaded.get_vocab(), None, cleans_up=False)
 
 
 def bundled() -> Tokenizer:
