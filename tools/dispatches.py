@@ -28,7 +28,7 @@ from speculative_decoding.drafters.base import Draft, RequestView
 from speculative_decoding.drafters.draft_model import OutputHead
 from speculative_decoding.models import EncoderDecoder, build
 from speculative_decoding.models.draft_head import DraftHead, DraftHeadConfig, default_layers
-from speculative_decoding.models.linear import DerivedWeight, Linear
+from speculative_decoding.models.linear import DerivedWeight, Linear, finalize_layers
 from speculative_decoding.sampling import GenerationOptions
 
 from .metal import (
@@ -217,7 +217,7 @@ def set_weights(module: nn.Module) -> None:
     mx.eval(module.parameters())
     for layer in module.modules():
         if isinstance(layer, DerivedWeight) and not isinstance(layer, Linear):
-            layer.finalize()
+            finalize_layers(layer)
 
 
 def new_cache(model: EncoderDecoder, rows: int) -> Any:

@@ -190,10 +190,6 @@ class BartConfig(TransformerConfig):
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
 
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.max_position_embeddings
-
 
 class Stack(nn.Module):
     """The layers of the encoder or decoder, with positions and the family's norms."""
@@ -261,6 +257,7 @@ class BART(EncoderDecoder):
     def __init__(self, config: BartConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.max_position_embeddings
         if config.family.learned_positions:
             self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)

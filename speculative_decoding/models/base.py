@@ -44,6 +44,7 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    max_source_tokens: int | None = None  # the longest source that the model was trained on, if config.json states it
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # marks an image in a source. Images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
@@ -106,9 +107,9 @@ class EncoderDecoder(nn.Module):
     def final_states(self, hidden: mx.array) -> mx.array:
         """Hidden states after the last layer -> the input of the head, both (B, L, d_model)."""
 
-    @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
         """Decoder token ids (B, L) -> embeddings (B, L, d_model)."""
+        return self.embedding(tokens)
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """Project the encoder output (P, S, M) to cross keys and values, and make a cache with P * beams rows."""
@@ -116,11 +117,10 @@ class EncoderDecoder(nn.Module):
         extra = -encoder_output.shape[1] % SOURCE_STEP
         encoder_output = mx.pad(encoder_output, [(0, 0), (0, extra), (0, 0)])
         mask = mx.pad(mask, [(0, 0), (0, extra)])
-        layers = [
-            LayerCache.empty(mx.contiguous(keys), mx.contiguous(values), beams)
-            for keys, values in self.inference_projections(encoder_output)
+        projections = [
+            (mx.contiguous(keys), mx.contiguous(values)) for keys, values in self.inference_projections(encoder_output)
         ]
-        return DecoderCache(layers, padding_mask(mask, encoder_output.dtype), beams=beams)
+        return DecoderCache.empty(projections, padding_mask(mask, encoder_output.dtype), beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """Run the decoder on new tokens (B, L) of each row, append them to the cache, and return the input of the head
@@ -149,8 +149,8 @@ class EncoderDecoder(nn.Module):
         if length > MAX_COMPILED_WIDTH:
             states, cache.hidden, buffers = self._pass(*arguments)
         else:
-            shape = (*tokens.shape, cache.beams, cache.capacity, cache.source_capacity, cache.kept_layers)
-            states, cache.hidden, buffers = compiled(shape)(*arguments)
+            shapes = (tokens.shape, cache.source_mask.shape, cache.capacity, cache.kept_layers)
+            states, cache.hidden, buffers = compiled(shapes)(*arguments)
         for layer, buffer in zip(cache.layers, buffers, strict=True):
             layer.keys_values = buffer
         cache.advance(length)
@@ -318,7 +318,9 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
     Raises:
         CheckpointError: A tensor does not fit config.json.
     """
-    sources = with_quantized(model, model.parameter_sources(model.config, checkpoint.keys()), checkpoint)
+    sources = model.parameter_sources(model.config, checkpoint.keys())
+    if any(name.endswith(".scales") for name in checkpoint):
+        sources = with_quantized(model, sources, checkpoint)
     expected: Mapping[str, mx.array] = dict(tree_flatten(model.parameters()))
     if sources.keys() != expected.keys():
         raise AssertionError(f"sources and parameters differ: {sorted(sources.keys() ^ expected.keys())}")

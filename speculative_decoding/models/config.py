@@ -18,6 +18,7 @@ from .backend import replaced_on_cpu
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MAX_EOS_TOKENS = 64
+SHARDED = ("num_heads", "num_kv_heads", "d_ff")  # the sizes of a layer that are split across ranks
 
 
 @replaced_on_cpu
@@ -59,14 +60,9 @@ class LayerConfig:
     has_bias: bool = False
     norm_first: bool = True
 
-    @property
-    def sharded_sizes(self) -> dict[str, int]:
-        """The sizes that are split across ranks."""
-        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
     def shard(self, ranks: int) -> Self:
         """Return the sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
-        sizes: dict[str, Any] = {name: max(size // ranks, 1) for name, size in self.sharded_sizes.items()}
+        sizes: dict[str, Any] = {name: max(getattr(self, name) // ranks, 1) for name in SHARDED}
         return replace(self, **sizes)
 
 
@@ -90,10 +86,6 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, if config.json states it."""
 
     @property
     def encoder(self) -> LayerConfig: ...

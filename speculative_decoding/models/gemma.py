@@ -115,6 +115,7 @@ class Gemma(EncoderDecoder):
     def __init__(self, config: GemmaConfig, ranks: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.encoder.max_positions
         encoder = config.encoder.shard(ranks)
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)

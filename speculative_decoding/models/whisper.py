@@ -59,10 +59,6 @@ class WhisperConfig(TransformerConfig):
             return config
         return replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in checkpoint)
 
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.max_source_positions
-
 
 class Convolution(DerivedWeight):
     """A convolution over time as one matmul: (B, T, inputs) -> (B, T / stride, outputs), padded with a zero per end."""
@@ -96,6 +92,7 @@ class Whisper(EncoderDecoder):
     def __init__(self, config: WhisperConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.max_source_positions
         self.max_positions = config.max_target_positions
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
@@ -167,9 +164,6 @@ class Whisper(EncoderDecoder):
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.outputs(hidden)
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        return self.embedding(tokens)
 
     def cross_attention_weights(
         self, tokens: mx.array, encoder_output: mx.array, heads: Sequence[tuple[int, int]]
