@@ -164,7 +164,7 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
         vector = mx.zeros((rows, model.config.d_model), mx.bfloat16)
         step = [vector, vector, cross.cross_keys, cross.cross_values, cache.source_mask]
         nodes = nodes_of(model.embed, [tokens_of(rows, 1)])
-        nodes += nodes_of(head._step_and_outputs, step, fuses=True)
+        nodes += nodes_of(head.step, step, fuses=True)
         ids = mx.zeros((DRAFT_VOCABULARY,), mx.uint32)
         matrix = mx.zeros((DRAFT_VOCABULARY, model.config.d_model), mx.bfloat16)
 

@@ -114,14 +114,15 @@ def masked_scores(
     if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
         return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
     scores = matmul_rows(queries, keys)
-    if mask is None:
-        return capped(scores, soft_cap, scale)
-    if len(mask) not in (1, len(scores)):  # several rows share the mask of a part
-        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
     shape = scores.shape
-    if shared > 1 and mask.shape[2] > 1:  # view the stacked query heads apart, so that each adds the whole mask
+    if mask is not None and len(mask) not in (1, len(scores)):  # several rows share a mask
+        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
+    if mask is not None and shared > 1 and mask.shape[2] > 1:
+        # View the stacked query heads apart, so that each adds the whole mask.
         scores, mask = scores.reshape(*shape[:2], shared, *mask.shape[2:]), mask[:, :, None]
-    return (capped(scores, soft_cap, scale) + mask).reshape(shape)  # the cap and the sum are fused
+    if soft_cap is not None:
+        scores = capped(scores, soft_cap, scale)
+    return scores if mask is None else (scores + mask).reshape(shape)  # the cap and the sum are fused
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
@@ -135,9 +136,9 @@ def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
     return x.swapaxes(1, 2).reshape(rows, heads, length, -1)
 
 
-def capped(x: mx.array, soft_cap: float | None, scale: float = 1.0) -> mx.array:
-    """Return soft_cap * tanh(scale * x / soft_cap), or x if there is no cap."""
-    return x if soft_cap is None else soft_cap * mx.tanh(x / (soft_cap / scale))
+def capped(x: mx.array, soft_cap: float, scale: float = 1.0) -> mx.array:
+    """Return soft_cap * tanh(scale * x / soft_cap)."""
+    return soft_cap * mx.tanh(x / (soft_cap / scale))
 
 
 def joined_heads(x: mx.array) -> mx.array:

@@ -223,16 +223,18 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, states: mx.array) -> mx.array:
         """(B, L, d_model) -> raw logits (B, L, V). L may be absent."""
-        products = self.head(states) if "head" in self else self.embedding.as_linear(states)
-        return capped(products + self.logits_bias[0] if "logits_bias" in self else products, self.logit_cap)
+        logits = self.head(states) if "head" in self else self.embedding.as_linear(states)
+        if "logits_bias" in self:
+            logits = logits + self.logits_bias[0]
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
         """Return the head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
-        head = rows_of(self.head if "head" in self else self.embedding, ids)
-        if "logits_bias" not in self:
-            return lambda states: capped(head(states), self.logit_cap)
-        bias = self.logits_bias[0, ids]
-        return lambda states: capped(head(states) + bias, self.logit_cap)
+        products = rows_of(self.head if "head" in self else self.embedding, ids)
+        bias = self.logits_bias[0, ids] if "logits_bias" in self else None
+        head = products if bias is None else lambda states: products(states) + bias
+        cap = self.logit_cap
+        return head if cap is None else lambda states: capped(head(states), cap)
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """`states`, then `logits`."""

@@ -107,28 +107,28 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
         raise CheckpointError(message) from None
 
 
-def with_defaults(raw: RawConfig, defaults: RawConfig) -> RawConfig:
-    """Return the fields of `raw`, with defaults for missing and null fields."""
-    return {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str = "") -> dict[str, Any]:
+    """Validate and return the fields of a configuration class, with the special token ids if it has `eos_token_ids`.
 
-
-def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, Any]:
-    """Validate and return the annotated fields of a configuration class. Unknown keys are ignored.
+    Unknown keys are ignored.
 
     Args:
-        config: A dataclass whose fields are annotated with a `Value`.
-        raw: The fields `with_defaults`.
+        config: A dataclass. Its other fields are annotated with a `Value`.
+        raw: The fields of config.json.
+        defaults: For missing and null fields, before the defaults of the class.
         path: The path of `raw` in config.json.
 
     Raises:
         CheckpointError: A field is missing or invalid.
     """
+    raw = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hints = annotations_of(config)
     values = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
     for name, value in values.items():
         if name in raw or not hasattr(config, name):
             require(path + name, value, raw.get(name))
-    return {name: raw[name] for name in values if name in raw}
+    fields = {name: raw[name] for name in values if name in raw}
+    return fields | checked_ids(raw, raw["vocab_size"]) if "eos_token_ids" in hints else fields
 
 
 def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:

@@ -42,9 +42,6 @@ class Linear(DerivedWeight, nn.Linear):
     `nn.Linear` transposes the weight in every pass, which adds a graph node each time.
     """
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        super().__init__(inputs, outputs, bias)
-
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self.bias, x, self.derived) if "bias" in self else x @ self.derived
 

@@ -22,7 +22,7 @@ from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, require
 from .layers import Layer
 from .linear import Linear
 from .relative_positions import RelativePositionBias
@@ -80,8 +80,8 @@ class T5Config:
 
         checkpoint: As `adapted` returned it. Its tensors decide what is tied.
         """
-        raw = with_defaults(raw, SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        defaults = SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {})
+        config = cls(**checked_fields(cls, raw, defaults))
         max_distance = Int(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
         require("relative_attention_max_distance", max_distance, config.relative_attention_max_distance)
         is_scaled = config.tie_word_embeddings if config.scale_decoder_outputs is None else config.scale_decoder_outputs
@@ -137,7 +137,7 @@ class T5(EncoderDecoder):
         if config.has_source_embedding:
             self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
-            self.head = Linear(config.d_model, config.vocab_size)
+            self.head = Linear(config.d_model, config.vocab_size, bias=False)
 
     def _stack(self, depth: int, ranks: int, *, is_decoder: bool) -> nn.Module:
         """Return the layers of the encoder or decoder, their position biases, and the final norm."""

@@ -25,7 +25,7 @@ from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .config import RawConfig, checked_fields, checked_ids, gelu, require, with_defaults
+from .config import RawConfig, checked_fields, gelu, require
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
@@ -47,8 +47,7 @@ class WhisperConfig(TransformerConfig):
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
-        raw = with_defaults(raw, DEFAULTS)
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        config = cls(**checked_fields(cls, raw, DEFAULTS))
         config.check_heads()
         if config.vocab_size <= config.decoder_start_token_id + config.max_source_positions + 7:
             raise CheckpointError(
@@ -106,7 +105,7 @@ class Whisper(EncoderDecoder):
         self.encoder = self._stack(encoder, config.max_source_positions)
         self.embedding = nn.Embedding(config.vocab_size, width)
         if not config.tie_word_embeddings:
-            self.head = Linear(width, config.vocab_size)
+            self.head = Linear(width, config.vocab_size, bias=False)
         self.decoder = self._stack(decoder, config.max_target_positions)
         self.audio = config_by_layout(
             config.vocab_size,

@@ -24,7 +24,7 @@ NOISE = 1.6e-4  # the difference between two float32 computations of the same lo
 
 def load_golden(folder: Path) -> tuple[EncoderDecoder, dict[str, np.ndarray]]:  # type: ignore[type-arg]
     raw = json.loads((folder / "config.json").read_text())
-    raw, checkpoint = models.adapt(raw, checkpoints.read(folder))
+    raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     model = models.build(raw, checkpoint)
     model.load_checkpoint(checkpoint)
     golden = dict(np.load(folder / "golden.npz"))

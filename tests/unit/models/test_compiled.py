@@ -98,7 +98,7 @@ def test_a_pass_over_one_position_transposes_only_keys(tmp_path: Path, monkeypat
 
 
 def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
-    layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
+    layer, x = Linear(3, 2, bias=False), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
         layer.update({"weight": weight})
         for _ in range(2):

@@ -58,7 +58,7 @@ def used_tables(family: str, flag: bool | None, values: Mapping[str, int]) -> tu
     decoder = raw.get("decoder", raw)
     shape = decoder.get("vocab_size"), decoder.get("d_model", decoder.get("hidden_size"))
     tables = {name: mx.full(shape, value, mx.float32) for name, value in values.items()}
-    config, checkpoint = models.adapt(raw, Tables(others | tables))
+    config, checkpoint = models.find(raw).adapt(raw, Tables(others | tables))
     model = models.build(config, checkpoint)
     sources = checked_sources(model, checkpoint)
     embedding = sources["embedding.weight"]
