@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
-from ..models.audio import AudioFrames, NoiseFrames, Source
+from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
 from ..sampling import GenerationOptions
@@ -177,6 +177,8 @@ class Probe:
         audio = self._model.audio
         if audio is not None:
             if self._window is None:
+                from ..models.whisper import NoiseFrames
+
                 self._window = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
                 self._window.encoder_output(
                     self._model, audio.num_mel_bins, self._noise_output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,13 +16,16 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import Softmax, capped, precise_softmax
-from .audio import AudioConfig, Source, token_ids
+from .audio import Source, token_ids
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .linear import Head, finalize_layers, rows_of
 from .tensors import Sources
+
+if TYPE_CHECKING:
+    from .whisper_tokens import AudioConfig
 
 MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as a prefill of a long prefix, are rare
 MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention memory grows quadratically

@@ -20,7 +20,7 @@ from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .architecture import Architecture
 from .attention import split_heads, window_softmax
-from .audio import AudioConfig, AudioFrames, Source
+from .audio import AudioFrames, Source
 from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
@@ -29,7 +29,7 @@ from .config import RawConfig, checked_fields, gelu, require
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
-from .whisper_tokens import MULTILINGUAL_SIZE, config_by_layout, upper_half
+from .whisper_tokens import MULTILINGUAL_SIZE, AudioConfig, config_by_layout, upper_half
 
 KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -234,6 +234,13 @@ class Whisper(EncoderDecoder):
             for i in range(depth):
                 sources |= named(layer, f"{stack}.layers.{i}.", f"{PREFIX}{stack}.layers.{i}.", kinds)
         return sources
+
+
+class NoiseFrames(AudioFrames):
+    """A window of noise with every number of mel bins, to measure models and to warm them up."""
+
+    def of(self, num_mel_bins: int) -> mx.array:
+        return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
 
 
 PREFIX = "model."
