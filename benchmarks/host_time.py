@@ -56,7 +56,7 @@ TIMED = (
     (EncoderDecoder, "states", "graph"),
     (EncoderDecoder, "logits", "graph"),
     (DraftHead, "features_at", "graph"),
-    (DraftHead, "step_and_outputs", "graph"),
+    (DraftHead, "compiled_step", "graph"),
     (OutputHead, "__call__", "graph"),
     (OutputHead, "likeliest", "graph"),
     (round_module, "target_inputs", "graph"),

@@ -170,7 +170,7 @@ def encode_prompt(
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
         raise InputError("is empty", "prompt", "give it some text")
-    limit, why = model.config.max_source_tokens, "was trained on"
+    limit, why = model.max_source_tokens, "was trained on"
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
     if isinstance(prompt, str):

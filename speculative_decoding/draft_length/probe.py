@@ -13,9 +13,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
-from ..models.audio import AudioFrames, NoiseFrames, Source
+from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
-from ..models.cache import SOURCE_STEP, DecoderCache, LayerCache, padding_mask
+from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
 from ..sampling import GenerationOptions
 
 MAX_RUNS = 3  # of one timing
@@ -169,14 +169,16 @@ class Probe:
             for layer in few.layers:
                 self._window_layers.append((mx.tile(layer.cross_keys, copies), mx.tile(layer.cross_values, copies)))
             mx.eval(self._window_layers)
-        layers = [LayerCache.empty(keys, values) for keys, values in self._window_layers]
-        positions = mx.arange(layers[0].cross_keys.shape[2])[None]
-        return DecoderCache(layers, padding_mask(positions < encoder_output.shape[1], encoder_output.dtype))
+        positions = mx.arange(self._window_layers[0][0].shape[2])[None]
+        mask = padding_mask(positions < encoder_output.shape[1], encoder_output.dtype)
+        return DecoderCache.empty(self._window_layers, mask)
 
     def _source(self, row: int) -> Source:
         audio = self._model.audio
         if audio is not None:
             if self._window is None:
+                from ..models.whisper import NoiseFrames
+
                 self._window = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
                 self._window.encoder_output(
                     self._model, audio.num_mel_bins, self._noise_output

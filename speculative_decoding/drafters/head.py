@@ -62,7 +62,7 @@ class BatchHeadDrafter(BatchDrafter):
         cross = cache.last_cross_attention
         while True:
             step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
-            state, outputs = self._head.step_and_outputs(*step)
+            state, outputs = self._head.compiled_step(*step)
             new = sampler.choose(outputs)
             if sampler.is_done:
                 return sampler.draft()

@@ -176,7 +176,7 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
     raw |= {name: value for name, value in ids.items() if value is not None}
-    return models.adapt(raw, checkpoints.read(folder, gguf))
+    return models.find(raw).adapt(raw, checkpoints.read(folder, gguf))
 
 
 def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:

@@ -31,7 +31,7 @@ def slots_within(
     Raises `InputError` if not even one slot fits.
     """
     models = [model] if draft_model is None else [model, draft_model]
-    longest = model.config.max_source_tokens or 512  # tokens
+    longest = model.max_source_tokens or 512  # tokens
     slot = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
     weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
     fitting = int((max_memory_gb * GB - weights) // slot)

@@ -41,7 +41,6 @@ class Writer(EncoderDecoder):
             decoder_start_token_id=0,
             pad_token_id=0,
             eos_token_ids=(EOS,),
-            max_source_tokens=None,
         )
         self._output = [0, *output]
 
@@ -49,7 +48,7 @@ class Writer(EncoderDecoder):
         return mx.zeros((1, 1, 1))
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
-        return DecoderCache([], mx.zeros((1, 1, 1, 1)))
+        return DecoderCache.empty([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """The state of each token is the id that follows it, (1, L, 1)."""

@@ -208,7 +208,7 @@ def test_training_states_equal_drafting_states() -> None:
                 own = []
                 for token in tokens:
                     mask = padding_mask(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
-                    state = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
+                    state, _ = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
                     own.append(np.array(head.outputs(state))[0, 0])
                 expected.append(np.array(own))
                 firsts += place == 0

@@ -90,7 +90,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
         cross = cache.last_cross_attention
         states += [
             features,
-            own.step(target.embed(TOKENS), features, cross.cross_keys, cross.cross_values, cache.source_mask),
+            own.step(target.embed(TOKENS), features, cross.cross_keys, cross.cross_values, cache.source_mask)[0],
         ]
     assert mx.array_equal(states[0], states[2]) and mx.array_equal(states[1], states[3])
 
