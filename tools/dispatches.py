@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,7 +26,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from speculative_decoding.decoding.acceptance import Greedy
 from speculative_decoding.drafters.base import Draft, RequestView
-from speculative_decoding.drafters.draft_model import OutputHead
+from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.models import EncoderDecoder, build
 from speculative_decoding.models.draft_head import DraftHead, DraftHeadConfig, default_layers
 from speculative_decoding.models.linear import DerivedWeight, Linear
@@ -165,11 +166,12 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
         step = [vector, vector, cross.cross_keys, cross.cross_values, cache.source_mask]
         nodes = nodes_of(model.embed, [tokens_of(rows, 1)])
         nodes += nodes_of(head._step_and_outputs, step, fuses=True)
-        ids = mx.zeros((DRAFT_VOCABULARY,), mx.uint32)
         matrix = mx.zeros((DRAFT_VOCABULARY, model.config.d_model), mx.bfloat16)
 
         def choose(outputs: mx.array, matrix: mx.array) -> mx.array:
-            output_head = OutputHead(lambda x: x @ matrix.T, ids, model.config.vocab_size)
+            trimmed: Any = SimpleNamespace(config=model.config, logits=None, head_of=lambda ids: lambda x: x @ matrix.T)
+            output_head = OutputHead(trimmed, model.config.vocab_size, range(DRAFT_VOCABULARY))
+            output_head.use_sources([[]])
             return output_head.likeliest(output_head(outputs)).astype(mx.uint32)
 
         return dispatches_of(nodes + nodes_of(choose, [vector, matrix]), generation)

@@ -11,7 +11,7 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
-from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
+from .base import BatchDrafter, Draft, Drafter, RequestView
 from .draft_model import DraftModel
 from .ngram import NgramDrafter
 
@@ -40,7 +40,6 @@ __all__ = [
     "Draft",
     "DraftHead",
     "DraftModel",
-    "DraftRequest",
     "Drafter",
     "NgramDrafter",
     "NoDrafter",

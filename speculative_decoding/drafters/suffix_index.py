@@ -13,16 +13,6 @@ from collections.abc import Iterable, Sequence
 BOUNDARY = -1  # separates two texts in one index: no context or continuation crosses it
 
 
-class _Node:
-    """One context: the positions where it ends and, once a search needs them, the contexts one token longer."""
-
-    __slots__ = ("ends", "longer")
-
-    def __init__(self, longer: dict[int, _Node] | None = None) -> None:
-        self.ends: list[int] = []
-        self.longer = longer
-
-
 class SuffixIndex:
     """All contexts of up to `max_size` tokens in `tokens`. Only `extend` may change `tokens`.
 
@@ -35,7 +25,9 @@ class SuffixIndex:
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        self._root = _Node({})
+        # Contexts are numbered; the empty one is 0.
+        self._ends: list[list[int]] = [[]]  # where each context ends
+        self._longer: dict[int, dict[int, int]] = {0: {}}  # contexts one token longer, once a search needs them
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -46,15 +38,10 @@ class SuffixIndex:
         for end in range(first, len(text)):
             if BOUNDARY in (text[end], text[end - 1]):
                 continue
-            children = self._root.longer
-            size = 0
-            while children is not None and size < end:
+            context = size = 0
+            while size < end and (longer := self._longer.get(context)) is not None:
                 size += 1
-                child = children.get(text[end - size])
-                if child is None:
-                    child = children[text[end - size]] = _Node()
-                child.ends.append(end)
-                children = child.longer
+                context = self._add(longer, text[end - size], end)
 
     def find(self, text: Sequence[int]) -> list[list[int]]:
         """Find the last tokens of `text`: element k - 1 lists all ends of its last k tokens, in ascending order.
@@ -64,26 +51,36 @@ class SuffixIndex:
         """
         found: list[list[int]] = []
         limit = min(self.max_size, len(text))
-        node = self._root
+        context = 0
         tokens = self.tokens
         while (size := len(found)) < limit:
-            children = self._split(node, size) if node.longer is None else node.longer
-            child = children.get(text[-1 - size])
-            if child is None:
+            longer = self._longer.get(context)
+            if longer is None:
+                longer = self._split(context, size)
+            if text[-1 - size] not in longer:
                 break
-            found.append(child.ends)
-            if len(child.ends) == 1:  # a single occurrence is compared directly instead of splitting further
-                end = child.ends[0]
+            context = longer[text[-1 - size]]
+            ends = self._ends[context]
+            found.append(ends)
+            if len(ends) == 1:  # a single occurrence is compared directly instead of splitting further
+                end = ends[0]
                 while (size := len(found)) < min(limit, end) and tokens[end - 1 - size] == text[-1 - size]:
-                    found.append(child.ends)
+                    found.append(ends)
                 break
-            node = child
         return found
 
-    def _split(self, node: _Node, size: int) -> dict[int, _Node]:
+    def _split(self, context: int, size: int) -> dict[int, int]:
         """Group the ends of a context of `size` tokens by the token before it."""
-        longer = node.longer = {}
-        for end in node.ends:
+        longer = self._longer[context] = {}
+        for end in self._ends[context]:
             if end > size:
-                longer.setdefault(self.tokens[end - 1 - size], _Node()).ends.append(end)
+                self._add(longer, self.tokens[end - 1 - size], end)
         return longer
+
+    def _add(self, longer: dict[int, int], token: int, end: int) -> int:
+        """Add an end to the context that `token` makes longer, and return its number."""
+        context = longer.setdefault(token, len(self._ends))
+        if context == len(self._ends):
+            self._ends.append([])
+        self._ends[context].append(end)
+        return context

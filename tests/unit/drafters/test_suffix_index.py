@@ -74,9 +74,9 @@ def test_repeated_searches_do_no_further_work(monkeypatch: pytest.MonkeyPatch) -
     """Each position moves down each level at most once, so moves are bounded by size x depth."""
     split, moved = SuffixIndex._split, []
 
-    def counting(self: SuffixIndex, node: object, size: int) -> object:
-        moved.append(len(node.ends))  # type: ignore[attr-defined]
-        return split(self, node, size)  # type: ignore[arg-type]
+    def counting(self: SuffixIndex, context: int, size: int) -> dict[int, int]:
+        moved.append(len(self._ends[context]))
+        return split(self, context, size)
 
     monkeypatch.setattr(SuffixIndex, "_split", counting)
     index = SuffixIndex(8, [3] * 500)
