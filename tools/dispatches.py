@@ -166,12 +166,13 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
         step = [vector, vector, cross.cross_keys, cross.cross_values, cache.source_mask]
         nodes = nodes_of(model.embed, [tokens_of(rows, 1)])
         nodes += nodes_of(head._step_and_outputs, step, fuses=True)
+        ids = mx.zeros((DRAFT_VOCABULARY,), mx.uint32)
         matrix = mx.zeros((DRAFT_VOCABULARY, model.config.d_model), mx.bfloat16)
 
         def choose(outputs: mx.array, matrix: mx.array) -> mx.array:
-            trimmed: Any = SimpleNamespace(config=model.config, logits=None, head_of=lambda ids: lambda x: x @ matrix.T)
-            output_head = OutputHead(trimmed, model.config.vocab_size, range(DRAFT_VOCABULARY))
-            output_head.use_sources([[]])
+            trimmed: Any = SimpleNamespace(config=model.config, logits=lambda x: x @ matrix.T)
+            output_head = OutputHead(trimmed, model.config.vocab_size)
+            output_head.ids = ids
             return output_head.likeliest(output_head(outputs)).astype(mx.uint32)
 
         return dispatches_of(nodes + nodes_of(choose, [vector, matrix]), generation)

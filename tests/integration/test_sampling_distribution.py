@@ -299,7 +299,7 @@ def test_planted_faults_in_batches_are_detected(
 
 def same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise does not depend on the position."""
-    for module in (distribution, model):
+    for module in (distribution, draft_sampler):
         monkeypatch.setattr(
             module, "random_keys", lambda draws: random_keys([(seed, 0, use) for seed, _, use in draws])
         )
