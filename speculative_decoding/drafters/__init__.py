@@ -12,11 +12,11 @@ from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from .base import BatchDrafter, Draft, Drafter, RequestView
-from .draft_model import DraftModel
 from .ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from .auto import AutoDrafter
+    from .draft_model import DraftModel
     from .head import BatchHeadDrafter
     from .model import BatchModelDrafter
     from .none import NoDrafter
@@ -27,6 +27,7 @@ LAZY = {  # imported when they are used
     "AutoDrafter": "auto",
     "BatchHeadDrafter": "head",
     "BatchModelDrafter": "model",
+    "DraftModel": "draft_model",
     "NoDrafter": "none",
     "SeparateDrafters": "separate",
     "TextStore": "text_store",

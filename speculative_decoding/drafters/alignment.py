@@ -70,7 +70,7 @@ class Alignment:
         piece = self._pieces.get(token)
         if piece is None:
             return token
-        bare = piece[1:] if piece.startswith(SPACES) else piece
+        bare = piece[1:] if piece[:1] in SPACES else piece
         return self._classes.setdefault((bare or piece).casefold(), token)
 
     def _after_expected_word(self) -> int:

@@ -1,6 +1,6 @@
 """Finds earlier occurrences of a text's last tokens in a growing text.
 
-The index is a trie of all contexts, read backwards. A node is split only when a search passes through it: the lazy
+The index is a trie of all contexts, read backwards. A context is split only when a search passes through it: the lazy
 construction of Giegerich, Kurtz and Stoye (2003), for reversed suffixes. A suffix automaton answers the same question,
 but this trie is cheaper to build, because most of a source is never searched for. It also knows every occurrence of a
 context, not only the first.
@@ -25,9 +25,9 @@ class SuffixIndex:
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        # Contexts are numbered; the empty one is 0.
-        self._ends: list[list[int]] = [[]]  # where each context ends
-        self._longer: dict[int, dict[int, int]] = {0: {}}  # contexts one token longer, once a search needs them
+        # A context is known by its size and its first end. Once a search needs them: all ends of the contexts that are
+        # one token longer, by that token.
+        self._longer: dict[tuple[int, int], dict[int, list[int]]] = {(0, 0): {}}
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -38,10 +38,12 @@ class SuffixIndex:
         for end in range(first, len(text)):
             if BOUNDARY in (text[end], text[end - 1]):
                 continue
-            context = size = 0
-            while size < end and (longer := self._longer.get(context)) is not None:
+            size = first_end = 0
+            while size < end and (longer := self._longer.get((size, first_end))) is not None:
                 size += 1
-                context = self._add(longer, text[end - size], end)
+                ends = longer.setdefault(text[end - size], [])
+                ends.append(end)
+                first_end = ends[0]
 
     def find(self, text: Sequence[int]) -> list[list[int]]:
         """Find the last tokens of `text`: element k - 1 lists all ends of its last k tokens, in ascending order.
@@ -51,16 +53,15 @@ class SuffixIndex:
         """
         found: list[list[int]] = []
         limit = min(self.max_size, len(text))
-        context = 0
+        ends = [0]
         tokens = self.tokens
         while (size := len(found)) < limit:
-            longer = self._longer.get(context)
+            longer = self._longer.get((size, ends[0]))
             if longer is None:
-                longer = self._split(context, size)
+                longer = self._split(ends, size)
             if text[-1 - size] not in longer:
                 break
-            context = longer[text[-1 - size]]
-            ends = self._ends[context]
+            ends = longer[text[-1 - size]]
             found.append(ends)
             if len(ends) == 1:  # a single occurrence is compared directly instead of splitting further
                 end = ends[0]
@@ -69,18 +70,10 @@ class SuffixIndex:
                 break
         return found
 
-    def _split(self, context: int, size: int) -> dict[int, int]:
+    def _split(self, ends: Sequence[int], size: int) -> dict[int, list[int]]:
         """Group the ends of a context of `size` tokens by the token before it."""
-        longer = self._longer[context] = {}
-        for end in self._ends[context]:
+        longer = self._longer[size, ends[0]] = {}
+        for end in ends:
             if end > size:
-                self._add(longer, self.tokens[end - 1 - size], end)
+                longer.setdefault(self.tokens[end - 1 - size], []).append(end)
         return longer
-
-    def _add(self, longer: dict[int, int], token: int, end: int) -> int:
-        """Add an end to the context that `token` makes longer, and return its number."""
-        context = longer.setdefault(token, len(self._ends))
-        if context == len(self._ends):
-            self._ends.append([])
-        self._ends[context].append(end)
-        return context
