@@ -28,7 +28,7 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import run
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding import round as round_module
-from speculative_decoding.drafters.draft_model import OutputHead
+from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
 from speculative_decoding.models.base import EncoderDecoder

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import GenerationStats, Round
-from .drafters import DraftModel, NgramDrafter
+from .drafters import NgramDrafter
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
@@ -37,16 +37,16 @@ from .session import Session, load
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .drafters import TextStore
+    from .drafters import DraftModel, TextStore
     from .loading.conversion import convert
 
 
 def __getattr__(name: str) -> Any:
     """Import some names on first use, because most runs do not need them."""
-    if name == "TextStore":
-        from .drafters import TextStore
+    if name in ("DraftModel", "TextStore"):
+        from . import drafters
 
-        return TextStore
+        return getattr(drafters, name)
     if name == "convert":
         from .loading.conversion import convert
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..draft_length.passes import UNPADDED, PassWidths
-from ..drafters.base import BatchDrafter, Draft, DraftRequest, history_of, token_rows
+from ..drafters.base import BatchDrafter, Draft, RequestView, history_of
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import leaves_logits_unchanged, scores, token_logprobs
@@ -78,8 +78,8 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     on_phase_end: called after drafting and after verification, to time both.
     """
     requests, slots = batch.requests, len(batch.slots)
-    draft_requests = choose_draft_lengths(batch)
-    draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
+    counts, kinds = choose_draft_lengths(batch)
+    draft = batch.drafter.propose(counts, slots) if counts else Draft.empty(slots)  # (B, K)
     if on_phase_end is not None:
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
@@ -93,7 +93,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     if on_phase_end is not None:
         on_phase_end()
 
-    rounds = commit(batch, draft, draft_requests, verified)
+    rounds = commit(batch, draft, kinds, verified)
     rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
@@ -103,28 +103,29 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     return rounds
 
 
-def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
-    """Up to how many tokens to draft for which requests.
+def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Request, str]]:
+    """Up to how many tokens to draft for which requests, and of which kinds.
 
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return []  # a pass without a draft needs no padding, which could overflow too
+        return {}, {}  # a pass without a draft needs no padding, which could overflow too
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
-    draft_requests = []
+    counts: dict[RequestView, int] = {}
+    kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
         if not policy.begin_round():
             continue  # drafts are not worthwhile, so the drafter looks up nothing
-        kinds = [drafter.kind(request) for request in requests]
-        limits = [
-            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
-            for request, kind in zip(requests, kinds, strict=True)
-        ]
-        for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
+        next_kinds, limits = [], []
+        for request in requests:
+            kind, limit = drafter.kind_and_limit(request)
+            next_kinds.append(kind)
+            limits.append(min(request.remaining_tokens - 1, longest_pass - 1, limit))  # a copy may be short
+        for request, kind, count in zip(requests, next_kinds, policy.choose(next_kinds, limits), strict=True):
             if count:
-                draft_requests.append(DraftRequest(request, count, kind))
-    return draft_requests
+                counts[request], kinds[request] = count, kind
+    return counts, kinds
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
@@ -226,20 +227,16 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
     return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens), following], axis=1)
 
 
-def commit(
-    batch: Batch, draft: Draft, draft_requests: Sequence[DraftRequest], verified: Sequence[Verified]
-) -> dict[Request, Round]:
+def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequence[Verified]) -> dict[Request, Round]:
     """Give each request its accepted draft tokens and the next token. All arrays are evaluated."""
     rounds = {}
-    draft_ids = token_rows(draft.tokens)
-    kinds = {each.request.slot: each.kind for each in draft_requests}
+    draft_ids = draft.ids()
     for slots, verification in verified:
         for slot, row in zip(slots, on_host(verification), strict=True):
             request = batch.slots[slot]
             if request is None:
                 continue
-            proposed = draft_ids[slot][: draft.length(slot)]
-            rounds[request] = round = Round([], proposed, accepted=0, kind=kinds.get(slot, ""))
+            rounds[request] = round = Round([], draft_ids[slot], accepted=0, kind=kinds.get(request, ""))
             if all(map(math.isfinite, row.largest_logits)):
                 commit_row(request, round, row)
             else:

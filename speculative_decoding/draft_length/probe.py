@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
+from ..drafters.base import BatchDrafter, RequestView
 from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
@@ -78,7 +78,7 @@ class Probe:
         mx.eval(encoder_outputs)
 
         def propose(count: int) -> None:
-            mx.eval(drafter.propose([DraftRequest(request, count, MODEL) for request in batch], rows).tokens)
+            mx.eval(drafter.propose(dict.fromkeys(batch, count), rows).tokens)
 
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
