@@ -24,8 +24,7 @@ if sys.platform.startswith("linux") and has_room("cpu"):
 from typing import TYPE_CHECKING, Any
 
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import GenerationStats, Round
+from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
 from .drafters import DraftModel, NgramDrafter
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
@@ -39,6 +38,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .drafters import TextStore
     from .loading.conversion import convert
+    from .rows import BatchResult
 
 
 def __getattr__(name: str) -> Any:
@@ -51,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from .loading.conversion import convert
 
         return convert
+    if name == "BatchResult":
+        from .rows import BatchResult
+
+        return BatchResult
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

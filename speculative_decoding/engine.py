@@ -18,9 +18,8 @@ import mlx.core as mx
 
 from .decoding.prompt import DecoderPrompt, make_request
 from .decoding.request import Request
-from .decoding.results import GenerationResponse, GenerationResult
+from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
 from .decoding.round import Batch, speculate
-from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from ..decoding.request import Request
-from ..decoding.results import GenerationResult
+from ..decoding.results import GenerationResult, Round
 from ..decoding.round import Batch, free_slots
-from ..decoding.stats import Round
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
 from .search import BeamSearch, Continuation, best_continuations

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..drafters.base import RequestView
-from .results import GenerationResult
-from .stats import GenerationStats
+from .results import GenerationResult, GenerationStats
 from .text_streamer import TextStreamer
 
 

@@ -32,7 +32,7 @@ from ..models.cache import DecoderCache
 from ..sampling import leaves_logits_unchanged, scores, token_logprobs
 from .acceptance import AcceptanceResult, Greedy, kind_of_rule, rule_for
 from .request import Request
-from .stats import Round
+from .results import Round
 
 
 class Batch:

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
 from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
