@@ -37,7 +37,7 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
             order[rows.start : rows.stop] = [rows.start + parent for parent in parents]
             offsets[rows.start : rows.stop] = [len(search.beams[0]) - 1] * len(rows)
         else:
-            request.finish_reason = "error"
+            request.fail()
             for row in rows:
                 batch.cache.zero_after(row, 0)
         tokens = finish(request, search) if search.is_over else []

@@ -17,7 +17,7 @@ Shapes: B rows, or R of them; K draft tokens; V ids of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -84,11 +84,12 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
 
-    verified = pop_started_pass(batch, draft)  # None, except for baselines on a GPU
+    verified = pop_started_pass(batch, draft) if batch.started_pass else None  # only of a baseline on a GPU
     if verified is None:
         logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
         verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
-    start_next_baseline_pass(batch, draft, verified)
+    if batch.starts_next_pass and not draft.num_tokens:
+        start_next_baseline_pass(batch, draft, verified)
     mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below is on the host
     if on_phase_end is not None:
         on_phase_end()
@@ -250,13 +251,15 @@ def commit(
 
 def on_host(verification: Verification) -> Iterator[Any]:
     """The rows of an evaluated verification, with numbers and lists in place of arrays."""
-    columns = (repeat(None) if array is None else as_rows(array) for array in verification)
-    return map(Verification._make, zip(*columns, strict=False))  # `repeat` never ends
-
-
-def as_rows(array: mx.array) -> Iterable[Any]:
-    """A number or a list for each row. Scores stay in NumPy: a list of V numbers takes long to make."""
-    return np.asarray(array) if array.ndim == 3 else array.tolist()  # type: ignore[return-value]
+    columns: list[Any] = []
+    for array in verification:
+        if array is None:
+            columns.append(repeat(None))  # never ends, hence `strict=False`
+        elif array.ndim == 3:
+            columns.append(np.asarray(array))  # scores: a list of V numbers takes long to make
+        else:
+            columns.append(array.tolist())
+    return map(Verification._make, zip(*columns, strict=False))
 
 
 def commit_row(request: Request, round: Round, row: Any) -> None:
@@ -285,7 +288,8 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error.
     """
     if request.needs_retry:
-        request.finish_reason = "error"
+        request.fail()
+    # Of a failed request nothing is kept: a free slot is computed too.
     batch.cache.zero_after(request.slot, 0 if request.finish_reason else len(request.decoder_tokens) - 1)
     request.needs_retry = True
 
@@ -309,13 +313,13 @@ def free_slots(batch: Batch) -> None:
 
 # The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
 # reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
-# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. The cache then needs no
-# repair, because offsets are absolute.
+# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. What the dropped pass
+# wrote to the cache lies behind the committed tokens, where the other pass overwrites it.
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """For baselines on a GPU: start this round's pass and the next one, if the next round will surely need it."""
-    if draft.num_tokens or not may_start_next_pass(batch):
+    """Start this round's pass and the next one, if the next round will surely need it. draft: empty."""
+    if not may_start_next_pass(batch):
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
@@ -331,8 +335,7 @@ def may_start_next_pass(batch: Batch) -> bool:
     requests = batch.requests
     options = [request.options for request in requests]
     return (
-        batch.starts_next_pass
-        and not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
+        not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
         and all(own.is_greedy and not own.timed for own in options)
