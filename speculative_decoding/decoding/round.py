@@ -145,7 +145,7 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
     padding = batch.model.config.pad_token_id
     if last is None:
         last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
-    width = batch.widths.width(len(slots), 1 + draft.num_tokens)
+    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)
     if width == 1:
         return last
     parts = [last, draft.tokens]

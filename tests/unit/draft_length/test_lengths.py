@@ -154,7 +154,8 @@ def test_a_draft_that_improves_is_used_again(fades: bool, monkeypatch: pytest.Mo
     speed(length, FLAT, 0.0)
     assert "drafts nothing" in length.describe()
     if not fades:
-        monkeypatch.setattr(adaptive.Acceptance, "fade", lambda self, memory: None)
+        monkeypatch.setattr(adaptive, "DECAY", 1.0)
+        monkeypatch.setattr(adaptive, "IDLE_DECAY", 1.0)
     speed(length, FLAT, 0.9)
     assert (speed(length, FLAT, 0.9, 200) > 2.0) == fades
 
