@@ -38,7 +38,8 @@ from .sampling.random import sample_seed
 DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
-# Runs one round for all requests of a batch, as `speculate` does.
+# Runs one round for all requests of a batch, as `speculate` does. It calls its second argument after drafting and after
+# verification.
 Strategy = Callable[[Batch, Callable[[], None] | None], dict[Request, Round]]
 
 
@@ -221,6 +222,9 @@ class Engine:
         events = []
         for request, round in self._round(batch).items():
             self._count(request, round)
+            if request.finish_reason is not None:
+                self._drafter.end(request)  # a text store learns the complete output
+                self._requests[request.slot] = None
             events.append(Event(request, round, request.new_texts if round.tokens else []))
         return events
 

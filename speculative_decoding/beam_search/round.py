@@ -11,14 +11,14 @@ import mlx.core as mx
 
 from ..decoding.request import Request
 from ..decoding.results import GenerationResult, Round
-from ..decoding.round import Batch, free_slots
+from ..decoding.round import Batch
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
 from .search import BeamSearch, Continuation, best_continuations
 
 
 def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
-    """Run one round for all requests. Finished requests leave their slots.
+    """Run one round for all requests.
 
     on_phase_end: not called, because nothing is drafted.
     """
@@ -44,7 +44,6 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
         rounds[request] = Round(tokens, [], 0, finish_reason=request.finish_reason)
     batch.cache.reorder(order)
     batch.cache.trim_to(offsets)
-    free_slots(batch)
     return rounds
 
 

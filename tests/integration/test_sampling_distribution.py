@@ -160,6 +160,9 @@ def outcomes(
     while batch.requests:
         for request, event in loop.speculate(batch).items():
             found[request.slot] += tuple(event.tokens)
+            if event.finish_reason is not None:
+                drafter.end(request)
+                rows[request.slot] = None
     return found
 
 

@@ -162,8 +162,9 @@ def run(
     batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(request)
     rounds = []
-    while batch.requests:
+    while request.finish_reason is None:
         rounds.append(speculate(batch)[request])
+    batch_drafter.end(request)
     return rounds
 
 
