@@ -248,7 +248,16 @@ class Engine:
         stats = request.stats
         if not stats.generated_tokens:
             stats.time_to_first_token = time.perf_counter() - request.started
-        stats.add_round(round)
+        stats.generated_tokens += len(round.tokens)
+        stats.target_calls += 1
+        stats.drafted_tokens += round.drafted
+        stats.accepted_tokens += round.accepted
+        stats.accepted_histogram[round.accepted] += 1
+        stats.total_variation += round.total_variation
+        stats.decode_seconds += round.seconds
+        if round.draft_seconds is not None and round.verify_seconds is not None:
+            stats.draft_seconds = (stats.draft_seconds or 0.0) + round.draft_seconds
+            stats.verify_seconds = (stats.verify_seconds or 0.0) + round.verify_seconds
         stats.lossless = request.options.is_lossless or stats.drafted_tokens == 0
         stats.peak_memory_bytes = mx.get_peak_memory()
         if round.logprobs:

@@ -71,18 +71,6 @@ class GenerationStats:
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
 
-    def add_round(self, round: Round) -> None:
-        self.generated_tokens += len(round.tokens)
-        self.target_calls += 1
-        self.drafted_tokens += round.drafted
-        self.accepted_tokens += round.accepted
-        self.accepted_histogram[round.accepted] += 1
-        self.total_variation += round.total_variation
-        self.decode_seconds += round.seconds
-        if round.draft_seconds is not None and round.verify_seconds is not None:
-            self.draft_seconds = (self.draft_seconds or 0.0) + round.draft_seconds
-            self.verify_seconds = (self.verify_seconds or 0.0) + round.verify_seconds
-
     def add(self, other: GenerationStats) -> None:
         """Add another generation. Times and counts are summed; only the first one's time to the first token is kept."""
         if not self.target_calls:

@@ -74,9 +74,7 @@ class Batch:
 
 
 def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
-    """Run one round for all requests (Leviathan et al. 2023, algorithm 1).
-
-    A request that finishes has a `finish_reason`; the engine frees its slot.
+    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). The engine frees the slots of finished ones.
 
     on_phase_end: called after drafting and after verification, to time both.
     """
@@ -102,8 +100,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
-    # A draft head goes on from the target's hidden state at the last of these tokens.
-    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # where a draft head continues
     return rounds
 
 
