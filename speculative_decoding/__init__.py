@@ -21,11 +21,11 @@ if sys.platform.startswith("linux") and has_room("cpu"):
 
     cpu.prepare()  # before anything imports mlx
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import GenerationStats, Round
+from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
 from .drafters import NgramDrafter
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
@@ -39,19 +39,21 @@ from .version import __version__
 if TYPE_CHECKING:
     from .drafters import DraftModel, TextStore
     from .loading.conversion import convert
+    from .rows import BatchResult
+
+
+LATER = {  # imported on first use, because most runs do not need them
+    "BatchResult": ".rows",
+    "DraftModel": ".drafters",
+    "TextStore": ".drafters",
+    "convert": ".loading.conversion",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import some names on first use, because most runs do not need them."""
-    if name in ("DraftModel", "TextStore"):
-        from . import drafters
-
-        return getattr(drafters, name)
-    if name == "convert":
-        from .loading.conversion import convert
-
-        return convert
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(LATER[name], __name__), name)
 
 
 __all__ = [

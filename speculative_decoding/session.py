@@ -15,8 +15,7 @@ import mlx.core as mx
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import Round
+from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
 from .drafters import (
@@ -45,7 +44,7 @@ from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
-    from .rows import PromptScheduler
+    from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords

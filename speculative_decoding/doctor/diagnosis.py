@@ -19,6 +19,7 @@ from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..decoding.prompt import build_decoder_prompt
+from ..draft_length.exact_widths import COMPARED_WIDTHS
 from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
@@ -258,11 +259,11 @@ def measure_costs(session: Session) -> dict[str, Any]:
                 "width": width,
                 "seconds": seconds,
                 "relative": seconds / fast.baseline,
-                "exact": exact_widths.same_bits(1, width),
+                "exact": exact_widths is None or exact_widths.same_bits(1, width),
             }
             for width, seconds in fast.passes.items()
         ],
-        "exact_widths": exact_widths.widths,
+        "exact_widths": [*COMPARED_WIDTHS] if exact_widths is None else exact_widths.widths,
         "exactness": {
             "price": max(0.0, 1.0 - exact_speed / fast_speed),
             "default": session.planner.widths(options).exact,
@@ -297,8 +298,8 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
 
 def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
-    widest = max(session.planner.exact_widths.widths)
-    length = min(5, widest - 1)
+    exact_widths = session.planner.exact_widths
+    length = 5 if exact_widths is None else min(5, max(exact_widths.widths) - 1)
     found: dict[str, Any] = {
         "prompts": len(prompts),
         "identical": 0,

@@ -265,7 +265,7 @@ class EncoderDecoder(nn.Module):
         slots: int,
         encoder_output: mx.array,
         beams: int = 1,
-        prefill: Callable[[DecoderCache], None] = lambda cache: None,
+        prefill: Callable[[DecoderCache], None] | None = None,
     ) -> DecoderCache:
         """Put a new request with this encoder output (1, S, M) into a slot of the cache.
 
@@ -278,7 +278,8 @@ class EncoderDecoder(nn.Module):
             prefill: Feeds the request's forced prefix to a cache that holds only this request.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
-        prefill(fresh)
+        if prefill is not None:
+            prefill(fresh)
         if cache is None:
             if slots == 1:
                 return fresh

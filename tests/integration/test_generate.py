@@ -16,7 +16,7 @@ from speculative_decoding import InputError, generate, stream_generate
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Greedy
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, NoDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftModel
 from speculative_decoding.models.base import EncoderDecoder

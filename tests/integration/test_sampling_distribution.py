@@ -23,8 +23,8 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Coupled
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, Verified
-from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
@@ -159,6 +159,9 @@ def outcomes(
     while batch.requests:
         for request, event in loop.speculate(batch).items():
             found[request.slot] += tuple(event.tokens)
+            if event.finish_reason is not None:
+                drafter.end(request)
+                rows[request.slot] = None
     return found
 
 

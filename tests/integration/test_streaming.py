@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import Session, load, stream_generate
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.drafters import Draft, Drafter
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import PythonTokenizer

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import WEIGHTS, ModelHandle, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary

@@ -28,8 +28,8 @@ from speculative_decoding.decoding.acceptance import (
     sample_acceptance,
 )
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, commit, verify
-from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import Draft, NoDrafter, RequestView
 from speculative_decoding.drafters.base import history_of
