@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from speculative_decoding.cli.modes import BASELINE, DecodingMode
 from speculative_decoding.decoding.results import GenerationResult
-from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
+from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.shared_encoder import shares_encoder
@@ -90,4 +90,5 @@ def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, Bat
         model = model_drafter(DraftModel(draft), target, shares_encoder(target, draft))
     else:
         model = model_drafter(draft, target)
-    return new_ngram(target, GenerationOptions().max_ngram_size), model, target.config.vocab_size
+    ngram = NgramDrafter(pieces=target.pieces, max_ngram_size=GenerationOptions().max_ngram_size)
+    return ngram, model, target.config.vocab_size

@@ -307,7 +307,8 @@ class Engine:
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        cache.reserve(capacity)
+        if capacity:
+            cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
 
     def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
@@ -315,10 +316,11 @@ class Engine:
 
         Args:
             request: Its output begins with the prefix.
-            capacity: The least capacity of the cache.
+            capacity: The least capacity of the cache; 0 leaves it as it is.
             cache: Of this request alone, so that other rows are not computed.
         """
-        cache.reserve(capacity)
+        if capacity:
+            cache.reserve(capacity)
         cached = request.prefix_length - 1
         observer = request.observer
         prefix = request.decoder_tokens[: max(cached, 0 if observer is None else observer.position)]

@@ -26,7 +26,6 @@ from .drafters import (
     check_drafter,
     choose_drafter,
     model_drafter,
-    new_ngram,
     with_default_drafter,
 )
 from .drafters.draft_model import DraftVocabulary
@@ -366,7 +365,8 @@ class Session:
         if options.looks_up_ngrams:
             size = options.max_ngram_size
             if ngram is None:
-                ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
+                ngram = self._ngrams.get(size) or NgramDrafter(pieces=self.model.pieces, max_ngram_size=size)
+                self._ngrams[size] = ngram
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
         return choose_drafter(options, self.model, self._make_model_drafter, ngram)

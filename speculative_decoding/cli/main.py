@@ -123,7 +123,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
             tokens = None  # known for the first prompt only
         stats = runner.finish(session)
     if flags.stats_json is not None:
-        settings = asdict(config.options) | {"drafter": config.options.drafter, "acceptance": config.options.rule}
+        settings = asdict(config.options) | {"acceptance": config.options.rule}
         write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
     return 0 if is_same else 1
 
@@ -135,7 +135,7 @@ def require_suitable(config: RunConfig, flags: PromptFlags) -> None:
 
         require_comparable(config.options, "verify")
     for name in ("verify", "compare"):
-        if getattr(flags, name) and config.is_baseline:
+        if getattr(flags, name) and config.options.draft_tokens == 0:
             raise InputError(
                 "compares with and without a draft",
                 name,

@@ -109,10 +109,6 @@ class RunConfig:
     given: Collection[str] = ()
     shard: Shard | None = None
 
-    @property
-    def is_baseline(self) -> bool:
-        return self.options.draft_tokens == 0
-
     def describe(self) -> str:
         """Describe the models and drafts in one line."""
         models, options = self.models, self.options
@@ -121,7 +117,7 @@ class RunConfig:
             target += f" with adapter {models.adapter}"
         if options.num_beams > 1:
             return f"target {target}, {options.num_beams} beams, no draft"
-        if self.is_baseline:
+        if options.draft_tokens == 0:
             draft = "no draft: baseline decoding"
         elif not options.runs_draft_model or models.draft_model is None:
             draft = "drafts copied from the text"

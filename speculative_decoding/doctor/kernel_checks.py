@@ -107,7 +107,7 @@ def norm_case(norm: nn.Module, dtype: mx.Dtype) -> Case:
     found = norm(x)
     with mx.stream(mx.cpu):
         x = x.astype(mx.float32)
-        weight = (norm.scale if isinstance(norm, Norm) else norm.weight).astype(mx.float32)
+        weight = (norm.derive() if isinstance(norm, Norm) else norm.weight).astype(mx.float32)
         centered = x - x.mean(axis=-1, keepdims=True) if isinstance(norm, nn.LayerNorm) else x
         expected = centered / mx.sqrt(mx.square(centered).mean(axis=-1, keepdims=True) + norm.eps) * weight
         if "bias" in norm:

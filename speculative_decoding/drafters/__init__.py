@@ -13,7 +13,7 @@ from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
 from .draft_model import DraftModel
-from .ngram import NgramDrafter, new_ngram
+from .ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from .auto import AutoDrafter
@@ -50,7 +50,6 @@ __all__ = [
     "check_drafter",
     "choose_drafter",
     "model_drafter",
-    "new_ngram",
     "with_default_drafter",
 ]
 
@@ -111,7 +110,9 @@ def choose_drafter(
         return custom_drafter(choice, vocab_size)
     facts = DRAFTERS[choice]
     model = make_model_drafter() if facts.uses_model and make_model_drafter is not None else None
-    copies = ngram or new_ngram(target, options.max_ngram_size) if facts.uses_ngrams else None
+    copies = None
+    if facts.uses_ngrams:
+        copies = ngram or NgramDrafter(pieces=target.pieces, max_ngram_size=options.max_ngram_size)
     drafter: BatchDrafter = import_module(f".{facts.module}", __name__).build(copies, model, vocab_size)
     return drafter
 

@@ -30,7 +30,15 @@ class Pieces:
 
     @classmethod
     def from_vocabulary(cls, pieces: Mapping[int, str]) -> Pieces:
-        """Build from `tokenizer.vocabulary.pieces`."""
+        """Build from `tokenizer.vocabulary.pieces`.
+
+        The last result is kept: it takes some milliseconds, which every call without a session would repeat.
+        """
+        global _last_pieces
+        if not pieces:
+            return cls()
+        if _last_pieces is not None and _last_pieces[0] is pieces:
+            return _last_pieces[1]
         spaces = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
         first_id: dict[str, int] = {}
         classes = {}
@@ -39,11 +47,13 @@ class Pieces:
             same = first_id.setdefault((bare or piece).casefold(), token)
             if same != token:
                 classes[token] = same
-        return cls(
-            classes,
-            frozenset(token for token, piece in pieces.items() if piece.startswith(spaces)),
-            frozenset(token for token, piece in pieces.items() if piece.endswith(":")),
-        )
+        begins_word = frozenset(token for token, piece in pieces.items() if piece.startswith(spaces))
+        ends_prefix = frozenset(token for token, piece in pieces.items() if piece.endswith(":"))
+        _last_pieces = pieces, cls(classes, begins_word, ends_prefix)
+        return _last_pieces[1]
+
+
+_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
 
 
 class Alignment:

@@ -26,7 +26,6 @@ from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
-    from ..models.base import EncoderDecoder
     from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens of a match; also if fewer are drafted, because all of them are compared with the output later
@@ -224,20 +223,3 @@ def likely_length(chance: float, min_chance: float, max_length: int) -> int:
         length += 1
         all_right *= chance
     return length
-
-
-def new_ngram(target: EncoderDecoder, max_ngram_size: int) -> NgramDrafter:
-    """A drafter without a text store, with the initial acceptance rates."""
-    pieces = None if target.pieces is None else pieces_of(target.pieces)
-    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size)
-
-
-_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
-
-
-def pieces_of(pieces: Mapping[int, str]) -> Pieces:
-    """`Pieces.from_vocabulary`, cached: it takes some milliseconds, which every call without a session would repeat."""
-    global _last_pieces
-    if _last_pieces is None or _last_pieces[0] is not pieces:
-        _last_pieces = pieces, Pieces.from_vocabulary(pieces)
-    return _last_pieces[1]

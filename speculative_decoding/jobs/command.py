@@ -165,7 +165,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
-        if config.is_baseline:  # as with --num-draft 0: a line cannot turn drafts on
+        if config.options.draft_tokens == 0:  # as with --num-draft 0: a line cannot turn drafts on
             config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, files, pair, file_format)
 

@@ -49,7 +49,7 @@ class EncoderDecoder(nn.Module):
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
     residual_scale: float = 1.0  # the factor of hidden states, below 1 if weights were rescaled for float16
     value_scale: float = 1.0  # the factor of cross-attention values, for the same reason
-    source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention
+    source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention; Whisper has another
     ranks = 1  # the processes that share the model
     _compiled: Compiled | None = None
 

@@ -92,9 +92,9 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and ear
 }
 
 
-def names_with(fact: str, facts: Mapping[str, Collection[str]]) -> list[str]:
-    """The rows of `ACCEPTANCE` or `DRAFTERS` of which a fact holds."""
-    return [name for name, own in facts.items() if fact in own]
+def rules_with(fact: str) -> list[str]:
+    """The acceptance rules of which a fact holds."""
+    return [name for name, facts in ACCEPTANCE.items() if fact in facts]
 
 
 def documented(kind: type[Options]) -> type[Options]:
@@ -149,7 +149,7 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Int(0, MAX_SEED),
-        "seed of the random numbers; the same seed gives the same text, with any draft and without one",
+        "seed of the random numbers; it gives the same text with any draft and without one",
         BASIC,
         FOR_SPEECH,
     ] = 0
@@ -216,8 +216,8 @@ class GenerationOptions:
     acceptance: Annotated[
         str | None,
         Text(tuple(ACCEPTANCE)),
-        f"acceptance rule for sampling; lossless are {', '.join(names_with(LOSSLESS, ACCEPTANCE))}; with "
-        f"{' and '.join(names_with(COMPARABLE, ACCEPTANCE))}, the text for a seed does not depend on the drafts "
+        f"acceptance rule for sampling; lossless are {', '.join(rules_with(LOSSLESS))}; with "
+        f"{' and '.join(rules_with(COMPARABLE))}, the text for a seed does not depend on the drafts "
         f"(default: {DEFAULT_RULE}; with a delta above 0, {RELAXED_RULE})",
         SAMPLES_ONLY,
         FOR_SPEECH,

@@ -44,17 +44,13 @@ class TimestampRules:
         rows = [own if isinstance(own, TimestampRules) else None for own in found]
         stop = logits.shape[-1] if self.added_from is None else self.added_from
         is_first, last, before_last, latest = self._preceding(rows, history, logits.shape[1], stop)
-        starts_segment = last & before_last
         ends_segment = last & ~before_last
 
         # Timestamps come in pairs, do not decrease, and the first one is early
-        lowest = mx.maximum(latest + ~ends_segment, self.zero)
-        lowest = mx.where(starts_segment, stop, lowest)
+        lowest = mx.where(last & before_last, stop, mx.maximum(latest + ~ends_segment, self.zero))
         highest_first = [stop if own is None or own.max_initial is None else own.max_initial for own in rows]
         highest = mx.where(is_first, mx.array(highest_first)[:, None], stop)
-        ids = mx.arange(self.zero, stop)
-        is_allowed = (ids >= lowest[..., None]) & (ids <= highest[..., None])
-        timestamps = mx.where(is_allowed, logits[..., self.zero : stop], -mx.inf)
+        timestamps = within(logits[..., self.zero : stop], lowest - self.zero, highest - self.zero)
 
         # No other token comes first, and no text after the timestamp that ends a segment
         no_text = is_first | ends_segment
@@ -103,6 +99,12 @@ class TimestampRules:
         if 0 < first_timestamp < ids.size:
             return DraftChoice(self, ids, first_timestamp, tokens)
         return None
+
+
+def within(logits: mx.array, lowest: mx.array, highest: mx.array) -> mx.array:
+    """(B, L, N) logits, with -inf outside of the places from `lowest` to `highest`, (B, L)."""
+    places = mx.arange(logits.shape[-1])
+    return mx.where((places >= lowest[..., None]) & (places <= highest[..., None]), logits, -mx.inf)
 
 
 def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:

@@ -138,7 +138,7 @@ def test_every_command_is_in_the_help(talk) -> None:  # type: ignore[no-untyped-
         assert f"\n{name}" in f"\n{err}"
         assert f"usage: {name}" in talk(f"/help {name}")[1] and f"usage: {name}" in talk(f"/help {name[1:]}")[1]
     assert "now: 100" in talk("/help max-tokens")[1]
-    assert "the same seed gives the same text" in talk("/help seed")[1]
+    assert "it gives the same text with any draft" in talk("/help seed")[1]
 
 
 WRONG = {

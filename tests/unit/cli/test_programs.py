@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import GenerationOptions
 from speculative_decoding.cli import convert, main, programs
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.rooms import has_room
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.version import __version__
 
 PRESENT = [name for name, (_, room, _) in programs.COMMANDS.items() if room is None or has_room(room)]
@@ -128,7 +128,7 @@ def test_help_of_all_options_lists_every_flag(
 def test_defaults_are_shown_as_a_user_would_type_them(help_of: Callable[..., str]) -> None:
     shown = " ".join(help_of("generate", "--help-all").split())
     for name in ("seed", "max_tokens", "num_draft_tokens", "max_ngram_size"):
-        assert f"default: {getattr(GenerationOptions, name)})" in shown
+        assert f"default: {option_specs()[name].default})" in shown
     assert "0 takes the most likely token (default: 0)" in shown and "(1: off; default: 1)" in shown
 
 

@@ -23,7 +23,7 @@ TARGET = tiny_model()
 PREFIX = [0, 7, 3, 9]
 CONSTRAINTS = Constraints(no_repeat_ngram_size=2, banned=((4,),))
 BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
-    "none": lambda: SeparateDrafters(NoDrafter),
+    "none": NoDrafter,
     "model": lambda: model_drafter(TARGET, noisy_copy(TARGET)),
     "n-grams": lambda: SeparateDrafters(NgramDrafter(min_chance=0.0).fresh, VOCAB),
 }

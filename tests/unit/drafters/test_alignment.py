@@ -38,6 +38,14 @@ def test_pieces_that_differ_in_case_or_leading_space_share_a_class() -> None:
     assert {WORDS[i] for i in PIECES.ends_prefix} == {":"}
 
 
+def test_facts_are_kept_for_one_vocabulary_and_never_used_for_another() -> None:
+    first, second = {0: "▁a", 1: "A"}, {0: "▁a", 1: "b:"}
+    found = Pieces.from_vocabulary(first)
+    assert found.classes == {1: 0} and Pieces.from_vocabulary(first) is found
+    assert Pieces.from_vocabulary(second).classes == {} and Pieces.from_vocabulary(second).ends_prefix == {1}
+    assert Pieces.from_vocabulary(first) == found and Pieces.from_vocabulary({}) == Pieces()
+
+
 SOURCE = "▁grammar : ▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>"
 
 
