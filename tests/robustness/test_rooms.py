@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding.cli.programs import COMMANDS
-from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
-from tests.support.rooms import CORE_TESTS, ROOMS, copy_without, run_in
+from tests.support.rooms import CORE_TESTS, ROOMS, copy_without, needs_room, run_in
+from tests.unit import test_architecture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, *map(needs_room, ROOMS)]
 
 PROMPT = "translate English to German: The method returns the value of the property."  # README's first command
-EVERY_ROOM = [room for room in ROOMS if has_room(room)]
-WITHOUT = {room: [room] for room in EVERY_ROOM} | {"all": EVERY_ROOM}
+WITHOUT: dict[str, Sequence[str]] = {room: [room] for room in ROOMS} | {"all": ROOMS}
 
 # The core's tests that run in each copy; `python -m tools.leave_out ROOM` runs all of them.
 SUBSET = [
@@ -29,7 +28,7 @@ SUBSET = [
     "tests/integration/test_cli.py",
     "tests/integration/test_session.py",
 ]
-TESTS: dict[str, Sequence[str]] = {room: SUBSET for room in EVERY_ROOM} | {"all": CORE_TESTS}
+TESTS: dict[str, Sequence[str]] = {room: SUBSET for room in ROOMS} | {"all": CORE_TESTS}
 
 TRANSCRIBE = """
 import sys
@@ -82,9 +81,7 @@ def test_help_names_the_commands_that_are_there(copy: tuple[str, Path]) -> None:
     name, folder = copy
     shown = run_in(folder, ["-m", "speculative_decoding", "--help"]).stdout
     present = {each for each, (_, room, _) in COMMANDS.items() if room is None or room not in WITHOUT[name]}
-    assert set(re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)) == present & {
-        each for each, (_, room, _) in COMMANDS.items() if room is None or has_room(room)
-    }
+    assert set(re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)) == present
 
 
 def test_what_needs_a_missing_folder_is_refused_in_one_line(copy: tuple[str, Path]) -> None:
@@ -96,7 +93,8 @@ def test_what_needs_a_missing_folder_is_refused_in_one_line(copy: tuple[str, Pat
             assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{start}: {line}")
 
 
-def test_every_room_but_that_of_linux_is_asked_for() -> None:
+def test_every_room_is_left_out_and_every_room_but_that_of_linux_asked_for() -> None:
+    assert {*ROOMS} == test_architecture.ROOMS.keys()
     assert {*ASKED} == {*ROOMS} - {"cpu"}
 
 
