@@ -12,6 +12,7 @@ fuzz_conversion        conversions that are killed or run out of disk space
 fuzz_server            random request bodies and recordings to a server
 goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
 kills                  jobs, training and conversions that are killed, or find the disk full, and are resumed
+leave_out              the core's tests in a copy of the package without some of its rooms
 pretend_mac/           the tests as on a Mac, on Linux
 random_interruptions   texts of a console that are interrupted with Ctrl-C
 replay_drafters        drafters on recorded outputs

@@ -173,7 +173,7 @@ def test_an_output_with_line_breaks_is_one_line_if_each_prompt_is_one(main_py) -
 def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
-    options = GenerationOptions(num_return_sequences=2, num_beams=2)
+    options = GenerationOptions(num_return_sequences=2, temperature=1.0)
     fake: Any = SimpleNamespace(tokenizer=None, options=options, generate=lambda tokens: result)
     monkeypatch.setattr(runner, "unknown_characters", lambda *arguments: [])
     monkeypatch.setattr(runner, "answer_mode", lambda session: "speculative")

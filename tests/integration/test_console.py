@@ -28,6 +28,7 @@ from speculative_decoding.cli.run_config import run_config_from
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
+from tests.support.rooms import needs_room
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -100,6 +101,7 @@ def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
 
 
+@needs_room("cpu")  # whose compiler's errors it shows
 def test_the_console_continues_after_a_kernel_that_cannot_be_compiled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

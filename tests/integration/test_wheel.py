@@ -14,12 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
 from tests.support.wheels import installed
 
 pytestmark = pytest.mark.slow
 
 PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
+EXTRAS = {
+    "speech": {"av"},
+    "training": {"matplotlib"},
+    "server": {"h11", "prometheus_client", "python_multipart", "starlette", "uvicorn"},  # h11 is uvicorn's parser
+}
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -42,11 +48,6 @@ def test_installed_command_decodes(program: Run) -> None:
     done = program("generate", "--model", ROOT / "models/t5-web-docs", *PROMPT)
     assert done.returncode == 0 and done.stdout.strip() and "tokens/s" in done.stderr, done.stderr
     assert shutil.which("cc") is None or "slow" not in done.stderr  # the extension was built
-
-
-def test_wheel_contains_the_page_of_the_server(site: Path) -> None:
-    names = {path.name for path in (site / "speculative_decoding" / "server").iterdir()}
-    assert names >= {"page.html", "page.css", "page.js"}
 
 
 def test_missing_bundled_models_are_one_line_errors(program: Run) -> None:
@@ -74,6 +75,5 @@ def test_dependencies_are_exactly_the_imported_packages(site: Path) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names - {"speculative_decoding_program"}  # part of the distribution
-    extras = {"av", "matplotlib", "prometheus_client", "python_multipart", "starlette", "uvicorn"}
-    assert others - names == extras | {"h11"}  # uvicorn's parser
+    assert others - names == {package for room, own in EXTRAS.items() if has_room(room) for package in own}
     assert names - others == {"protobuf", "scipy_openblas32"}

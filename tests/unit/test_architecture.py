@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
+from tests.support.rooms import CORE_TESTS
 
 PACKAGE = ROOT / "speculative_decoding"
 
@@ -188,7 +190,8 @@ MODULES = sources(PACKAGE)
 def test_imports_point_down_and_only_seams_lead_to_rooms() -> None:
     assert len(list(imports_of(MODULES))) > 200
     folders = {name.split(".")[0] for name in MODULES} - {"__init__"}
-    assert folders == {name for names in CORE for name in names} | ROOMS.keys()
+    assert folders - ROOMS.keys() == {name for names in CORE for name in names}
+    assert folders & ROOMS.keys() == {room for room in ROOMS if has_room(room)}
     assert upward(MODULES) == []
 
 
@@ -260,7 +263,8 @@ def depends_on_family(modules: Mapping[str, str]) -> set[str]:
 
 
 def test_only_models_and_four_modules_depend_on_the_family() -> None:
-    assert depends_on_family(MODULES) == MAY_KNOW_FAMILIES
+    there = {name for name in MAY_KNOW_FAMILIES if (folder := name.split(".")[0]) not in ROOMS or has_room(folder)}
+    assert depends_on_family(MODULES) == there
 
 
 @pytest.mark.parametrize(
@@ -345,3 +349,44 @@ def test_a_planted_function_with_nine_parameters_is_caught() -> None:
         "class A:\n    def f(self, a, b, c, d, /, e, f, g, *, h, i): ...\n    def g(self, a, b, c, d, e, f, g, h): ..."
     )
     assert too_many_parameters({"cli.x": text}) == {"cli.x.A.f"}
+
+
+def room_imports_of_core_tests(tests: Mapping[str, str]) -> set[str]:
+    """Return the modules that import a room, of those that the core's tests import, directly or through others.
+
+    Imports in functions do not count.
+    """
+    pending = [name for name in tests if name == "conftest" or f"tests/{name.split('.')[0]}" in CORE_TESTS]
+    seen: set[str] = set()
+    found = set()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in tests:
+            continue
+        seen.add(name)
+        for node, when in import_nodes(tests[name]):
+            before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for module in (f"{before}{alias.name}" for alias in node.names if when != LATE):
+                package, _, inside = module.partition(".")
+                if package in ("tests", PACKAGE.name) and inside.split(".")[0] in ROOMS:
+                    found.add(name)
+                if package == "tests":
+                    pending += [inside, inside.rpartition(".")[0]]
+    return found
+
+
+def test_tests_of_the_core_import_no_room() -> None:
+    assert room_imports_of_core_tests(sources(ROOT / "tests")) == set()
+
+
+def test_a_room_that_a_core_test_imports_is_caught() -> None:
+    tests = {"unit.cli.test_a": "from tests.support import b\nfrom tests.support.c import d", "support.b": "import os"}
+    assert room_imports_of_core_tests(tests | {"support.c": "def f():\n    from tests.jobs import e"}) == set()
+    for text in ("from speculative_decoding.jobs import e", "import tests.speech.test_e", "from tests import server"):
+        assert room_imports_of_core_tests(tests | {"support.c": text}) == {"support.c"}
+    assert room_imports_of_core_tests({"jobs.test_a": "from tests.jobs import b"}) == set()
+
+
+def test_folders_of_unit_tests_are_those_of_the_core() -> None:
+    folders = {each.name for each in (ROOT / "tests" / "unit").iterdir() if (each / "__init__.py").is_file()}
+    assert folders - {"benchmarks", "tools"} <= {name.split(".")[0] for name in MODULES if "." in name} - ROOMS.keys()

@@ -21,6 +21,7 @@ from speculative_decoding.drafters import BatchDrafter, choose_drafter
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.drafters import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE
+from tests.support.rooms import needs_room
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 
 TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
@@ -75,7 +76,11 @@ FRONT_ENDS = {"flags": of_flags, "run": of_a_run, "console": of_the_console, "se
 
 
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "no draft"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(each, marks=needs_room("beam_search") if "num_beams" in each else ()) for each in OPTIONS],
+    ids=str,
+)
 @pytest.mark.parametrize("name", FRONT_ENDS)
 def test_every_front_end_resolves_the_same_drafter(name: str, options: dict[str, Any], draft: bool) -> None:
     is_refused = not draft and options.get("drafter") == "model"

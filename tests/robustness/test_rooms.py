@@ -1,0 +1,121 @@
+"""Copies of the package without some of its folders: the core works, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.cli.programs import COMMANDS
+from tests.support.paths import ROOT
+from tests.support.rooms import CORE_TESTS, ROOMS, copy_without, needs_room, run_in
+from tests.unit import test_architecture
+
+pytestmark = [pytest.mark.slow, *map(needs_room, ROOMS)]
+
+PROMPT = "translate English to German: The method returns the value of the property."  # README's first command
+WITHOUT: dict[str, Sequence[str]] = {room: [room] for room in ROOMS} | {"all": ROOMS}
+
+# The core's tests that run in each copy; `python -m tools.leave_out ROOM` runs all of them.
+SUBSET = [
+    "tests/unit/test_architecture.py",
+    "tests/unit/test_once.py",
+    "tests/unit/cli/test_programs.py",
+    "tests/unit/decoding/test_round.py",
+    "tests/unit/decoding/test_seams.py",
+    "tests/unit/sampling/test_options.py",
+    "tests/integration/test_engine.py",
+    "tests/integration/test_session.py",
+]
+TESTS: dict[str, Sequence[str]] = {room: SUBSET for room in ROOMS} | {"all": CORE_TESTS}
+
+TRANSCRIBE = """
+import sys
+from speculative_decoding import InputError, load
+try:
+    load("models/t5-web-docs").transcribe("data/jfk.wav")
+except InputError as error:
+    sys.exit(print(error, file=sys.stderr) or 2)
+"""
+# What a user asks a room for, and how the line begins that says what is missing.
+ASKED: dict[str, list[tuple[list[str], dict[str, str], str]]] = {
+    "beam_search": [(["main.py", "a", "--num-beams", "2"], {}, "main.py: error: --num-beams")],
+    "speech": [
+        (["-m", "speculative_decoding", "transcribe", "a.wav"], {}, "speculative-decoding: error: transcribe"),
+        (["-c", TRANSCRIBE], {}, "audio"),
+    ],
+    "jobs": [(["-m", "speculative_decoding", "batch", "a.txt"], {}, "speculative-decoding: error: batch")],
+    "server": [
+        (["-m", "speculative_decoding", "serve"], {}, "speculative-decoding: error: serve"),
+        (["-m", "speculative_decoding.serve"], {}, "speculative-decoding: error: serve"),
+    ],
+    "training": [
+        (["-m", "speculative_decoding", "train"], {}, "speculative-decoding: error: train"),
+        (["-m", "speculative_decoding.train"], {}, "speculative-decoding: error: train"),
+    ],
+    "distributed": [(["main.py", "a"], {"MLX_RANK": "0"}, "main.py: error")],
+    "doctor": [(["-m", "speculative_decoding", "doctor"], {}, "speculative-decoding: error: doctor")],
+}
+
+
+@pytest.fixture(scope="module", params=WITHOUT)
+def copy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A name of `WITHOUT`, and the copy without these folders."""
+    return request.param, copy_without(WITHOUT[request.param], tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    done = run_in(ROOT, ["main.py", PROMPT])
+    assert done.returncode == 0 and done.stdout.endswith(".\n"), done.stderr
+    return done.stdout
+
+
+def test_the_first_command_prints_the_same_sentence(copy: tuple[str, Path], whole: str) -> None:
+    done = run_in(copy[1], ["main.py", PROMPT])
+    assert (done.returncode, done.stdout) == (0, whole), done.stderr
+
+
+def test_help_names_the_commands_that_are_there(copy: tuple[str, Path]) -> None:
+    name, folder = copy
+    shown = run_in(folder, ["-m", "speculative_decoding", "--help"]).stdout
+    present = {each for each, (_, room, _) in COMMANDS.items() if room is None or room not in WITHOUT[name]}
+    assert set(re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)) == present
+
+
+def test_what_needs_a_missing_folder_is_refused_in_one_line(copy: tuple[str, Path]) -> None:
+    name, folder = copy
+    for room in WITHOUT[name]:
+        for arguments, variables, start in ASKED.get(room, []):
+            done = run_in(folder, arguments, **variables)
+            line = f"needs the folder speculative_decoding/{room}, which this copy lacks; install the whole package\n"
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{start}: {line}")
+
+
+def test_every_room_is_left_out_and_every_room_but_that_of_linux_asked_for() -> None:
+    assert {*ROOMS} == test_architecture.ROOMS.keys()
+    assert {*ASKED} == {*ROOMS} - {"cpu"}
+
+
+def test_a_model_that_asks_for_beams_is_decoded_greedily(tmp_path: Path) -> None:
+    folder = copy_without(["beam_search"], tmp_path / "copy")
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "models" / "t5-web-docs", model, ignore=lambda *_: ["manifest.json"])
+    (model / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
+    command = ["main.py", PROMPT, "--model", str(model), "--drafter", "ngram"]
+    found = run_in(folder, command)
+    expected = run_in(folder, [*command, "--num-beams", "1"])
+    assert (found.returncode, found.stdout) == (0, expected.stdout) and expected.returncode == 0, found.stderr
+    assert re.search(r"^main\.py: note: .*num_beams 4 is ignored", found.stderr, re.MULTILINE)
+    assert "num_beams" not in expected.stderr
+
+
+def test_the_tests_of_the_core_pass(copy: tuple[str, Path]) -> None:
+    name, folder = copy
+    done = run_in(folder, ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *TESTS[name]])
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    assert re.search(r"\d+ passed", done.stdout) and not (folder / "tests" / name).exists()

@@ -1,0 +1,14 @@
+"""The server's files in the installed wheel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.wheels import installed
+
+pytestmark = pytest.mark.slow
+
+
+def test_wheel_contains_the_page_of_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+    names = {path.name for path in (installed(tmp_path_factory) / "speculative_decoding" / "server").iterdir()}
+    assert names >= {"page.html", "page.css", "page.js"}
