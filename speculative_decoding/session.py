@@ -393,7 +393,9 @@ def speech_api() -> ModuleType:
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
-    if error := options.without_effect(names):
+    try:
+        options.require_effect(names)
+    except InputError as error:
         note(str(error))
 
 

@@ -166,25 +166,18 @@ def require_streams() -> None:
     if sys.stdout is None:
         raise InputError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
-        codecs.register_error("escape_with_note", escape_with_note(sys.stdout.encoding))
+        codecs.register_error("escape_with_note", escape_with_note)
         sys.stdout.reconfigure(errors="escape_with_note")
 
 
-def escape_with_note(encoding: str) -> Callable[[UnicodeError], tuple[str | bytes, int]]:
-    """Return an error handler that escapes characters which standard output lacks, and says so once."""
-    is_said = False
-
-    def escape(error: UnicodeError) -> tuple[str | bytes, int]:
-        nonlocal is_said
-        if not is_said:
-            say(
-                f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "
-                "(set PYTHONIOENCODING=utf-8 to write them)"
-            )
-            is_said = True
-        return codecs.backslashreplace_errors(error)
-
-    return escape
+def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Error handler of standard output: escape characters which its encoding lacks, and say so the first time."""
+    codecs.register_error("escape_with_note", codecs.backslashreplace_errors)
+    say(
+        f"note: standard output is {sys.stdout.encoding}; characters that it lacks are written as escapes such as "
+        "\\xfc (set PYTHONIOENCODING=utf-8 to write them)"
+    )
+    return codecs.backslashreplace_errors(error)
 
 
 @contextmanager

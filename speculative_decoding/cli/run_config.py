@@ -176,7 +176,7 @@ class RunConfig:
         options = self.options
         if "drafter" not in self.given:  # a request for beams has another default
             options = options.with_values(drafter=None)
-        vocabulary = self._draft_vocabulary(pair)
+        vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
             session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
             mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
@@ -189,11 +189,10 @@ class RunConfig:
             with keep:
                 yield session
 
-    def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary | None:
-        """Return the tokens that the draft model may propose; None means all."""
-        path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
-        if path is None or size is None:
-            return None
+    def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary:
+        """Return the tokens that the draft model may propose, by the two flags that are given together."""
+        size, path = self.flags.draft_vocab, self.flags.draft_vocab_text
+        assert size is not None and path is not None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
 
