@@ -55,6 +55,14 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: their types, and what a user should give
+    "model": (EncoderDecoder, "a model, as load gives"),
+    "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
+    "options": (GenerationOptions, "GenerationOptions(...)"),
+    "ngram": (NgramDrafter | None, "an NgramDrafter"),
+    "draft_vocabulary": (DraftVocabulary | None, "a DraftVocabulary"),
+}
+
 
 @dataclass(repr=False)
 class Session:
@@ -83,11 +91,9 @@ class Session:
     def __post_init__(self) -> None:
         use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        self._require_type("model", EncoderDecoder, "a model, as load gives")
-        self._require_type("draft_model", EncoderDecoder | DraftHead | None, "a model, as load gives")
-        self._require_type("options", GenerationOptions, "GenerationOptions(...)")
-        self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
-        self._require_type("draft_vocabulary", DraftVocabulary | None, "a DraftVocabulary")
+        for name, (kind, expected) in ARGUMENTS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise InputError(f"must be {expected}, not {short_repr(value)}", name)
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         check_drafter(self.options.drafter, self.draft_model)
@@ -109,10 +115,6 @@ class Session:
         if vocabulary is not None:
             draft = self.draft_model = draft.with_frequent(vocabulary.ids)
         return draft
-
-    def _require_type(self, name: str, types: Any, expected: str) -> None:
-        if not isinstance(value := getattr(self, name), types):
-            raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
         specs = option_specs()

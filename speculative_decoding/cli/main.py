@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain, takewhile
@@ -19,6 +19,7 @@ from ..errors import InputError, Name, one_line
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
+from ..session import Session
 from .common import PROMPTS, read_prompts, say, start, write_stats
 from .flags import RunFlags, add_decoding_flags, check_files
 from .parser import File, Parser, add_flags, flags_from
@@ -99,33 +100,50 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     first = next(prompts)
     pair = config.open()
     say(config.describe())
-    first_tokens = checked_tokens(pair, config.options, first)
+    tokens = checked_tokens(pair, config.options, first)
     runner = make_runner(flags, config.options)
-    note = config.demonstration_note()
-    is_same = True
-    tokens: list[int] | None = first_tokens
     with config.session(pair) as session:
         note_exactness(session)
         if flags.compare:
             from .compare import warm_up
 
-            warm_up(session, first_tokens)
-        for prompt in chain([first], prompts):
-            if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
-                say(note)
-                note = None
-            result = runner.run(session, prompt, tokens=tokens)
-            if flags.verify:
-                assert result is not None
-                from .verify import verify_output
-
-                is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
-            tokens = None  # known for the first prompt only
+            warm_up(session, tokens)
+        note = config.demonstration_note()
+        is_same = decode_each(chain([first], prompts), tokens, session, runner, note, verify=flags.verify)
         stats = runner.finish(session)
     if flags.stats_json is not None:
         settings = asdict(config.options) | {"acceptance": config.options.rule}
         write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
     return 0 if is_same else 1
+
+
+def decode_each(
+    prompts: Iterable[str],
+    tokens: Sequence[int] | None,
+    session: Session,
+    runner: PromptRunner,
+    note: str | None,
+    *,
+    verify: bool,
+) -> bool:
+    """Decode each prompt and return whether the tokens equal those of the baseline, as far as `verify` compares them.
+
+    tokens: of the first prompt.
+    note: printed before the first prompt that the bundled target does not know.
+    """
+    is_same = True
+    for prompt in prompts:
+        if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
+            say(note)
+            note = None
+        result = runner.run(session, prompt, tokens=tokens)
+        if verify:
+            assert result is not None
+            from .verify import verify_output
+
+            is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
+        tokens = None
+    return is_same
 
 
 def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
