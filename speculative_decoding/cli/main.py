@@ -117,35 +117,6 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     return 0 if is_same else 1
 
 
-def decode_each(
-    prompts: Iterable[str],
-    tokens: Sequence[int] | None,
-    session: Session,
-    runner: PromptRunner,
-    note: str | None,
-    *,
-    verify: bool,
-) -> bool:
-    """Decode each prompt and return whether the tokens equal those of the baseline, as far as `verify` compares them.
-
-    tokens: of the first prompt.
-    note: printed before the first prompt that the bundled target does not know.
-    """
-    is_same = True
-    for prompt in prompts:
-        if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
-            say(note)
-            note = None
-        result = runner.run(session, prompt, tokens=tokens)
-        if verify:
-            assert result is not None
-            from .verify import verify_output
-
-            is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
-        tokens = None
-    return is_same
-
-
 def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
     """Raise `InputError` for views and comparisons, by field of `PromptFlags`, that do not go with the options."""
     if "verify" in views:
@@ -216,6 +187,35 @@ def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:
 
         return Comparison(flags.show_draft, flags.trace, in_one_line=in_one_line)
     return PromptRunner(flags.show_draft, flags.trace, in_one_line=in_one_line)
+
+
+def decode_each(
+    prompts: Iterable[str],
+    tokens: Sequence[int] | None,
+    session: Session,
+    runner: PromptRunner,
+    note: str | None,
+    *,
+    verify: bool,
+) -> bool:
+    """Decode each prompt and return whether the tokens equal those of the baseline, as far as `verify` compares them.
+
+    tokens: of the first prompt.
+    note: printed before the first prompt that the bundled target does not know.
+    """
+    is_same = True
+    for prompt in prompts:
+        if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
+            say(note)
+            note = None
+        result = runner.run(session, prompt, tokens=tokens)
+        if verify:
+            assert result is not None
+            from .verify import verify_output
+
+            is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
+        tokens = None
+    return is_same
 
 
 @cache
