@@ -21,6 +21,7 @@ if sys.platform.startswith("linux") and has_room("cpu"):
 
     cpu.prepare()  # before anything imports mlx
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .decoding.request import Request
@@ -32,25 +33,27 @@ from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
 from .models.memory_budget import memory_limits
 from .sampling import GenerationOptions
-from .scoring import Score, encode, score
 from .session import Session, load
 from .version import __version__
 
 if TYPE_CHECKING:
     from .drafters import TextStore
     from .loading.conversion import convert
+    from .scoring import Score, encode, score
+
+# Names that are imported on first use, because most runs do not need them, with their modules
+ON_FIRST_USE = {
+    "TextStore": ".drafters",
+    "convert": ".loading.conversion",
+    "Score": ".scoring",
+    "encode": ".scoring",
+    "score": ".scoring",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import some names on first use, because most runs do not need them."""
-    if name == "TextStore":
-        from .drafters import TextStore
-
-        return TextStore
-    if name == "convert":
-        from .loading.conversion import convert
-
-        return convert
+    if name in ON_FIRST_USE:
+        return getattr(import_module(ON_FIRST_USE[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

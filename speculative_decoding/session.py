@@ -43,11 +43,11 @@ from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
-from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
     from .rows import PromptScheduler
     from .sampling.keywords import OptionKeywords
+    from .scoring import Score
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
     from .speech.scheduler import TranscriptionEvent
@@ -406,6 +406,8 @@ class Session:
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
+        from .scoring import score
+
         use_mlx()
         return score(
             self.model,
@@ -419,6 +421,8 @@ class Session:
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
         """`encode` with this session's target and language."""
+        from .scoring import encode
+
         use_mlx()
         language = self.options.src_lang
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
