@@ -8,15 +8,34 @@ they are still on the device. A position is numbered by the tokens before it, in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from .masking import LogitsProcessor
+
+class LogitsProcessor(Protocol):
+    """A constraint that the fields of `Constraints` do not express. All processors of a batch have the same type."""
+
+    def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
+        """(B, L, V) logits with all other constraints: set those of forbidden ids to -inf, in rows with a processor.
+
+        Returns:
+            The logits, and the largest one of each position, (B, L), so that `constrain` needs no pass over V for it.
+        """
+
+    def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
+        """A faster choice of greedy draft tokens than by all constraints, or None.
+
+        Args:
+            ids: (N,) that may be proposed, ascending.
+            tokens: The committed tokens of each row.
+
+        Returns:
+            A function from (B, N) logits to the next id of each row, (B, 1), called once for each draft token.
+        """
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ Shapes: B rows, L positions, V ids, T tokens of the longest row, M ids that one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -16,30 +15,8 @@ from .constraints import History
 PADDING = -1  # fills shorter rows on the left; not an id
 
 
-class LogitsProcessor(Protocol):
-    """A constraint that the fields of `Constraints` do not express. All processors of a batch have the same type."""
-
-    def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-        """(B, L, V) logits with all other constraints: set those of forbidden ids to -inf, in rows with a processor.
-
-        Returns:
-            The logits, and the largest one of each position, (B, L), so that `constrain` needs no pass over V for it.
-        """
-
-    def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
-        """A faster choice of greedy draft tokens than by all constraints, or None.
-
-        Args:
-            ids: (N,) that may be proposed, ascending.
-            tokens: The committed tokens of each row.
-
-        Returns:
-            A function from (B, N) logits to the next id of each row, (B, 1), called once for each draft token.
-        """
-
-
 def constrain(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V): set the logits of forbidden ids to -inf.
+    """(B, L, V): set the logits of forbidden ids to -inf. For histories that are `is_constrained`.
 
     If no id would be left, for example in a draft with a small vocabulary, the position stays unchanged. At a forced
     position only the forced ids remain, even if they are forbidden.
