@@ -32,7 +32,6 @@ from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
 from .models.memory_budget import memory_limits
 from .sampling import GenerationOptions
-from .scoring import Score, encode, score
 from .session import Session, load
 from .version import __version__
 
@@ -40,13 +39,16 @@ if TYPE_CHECKING:
     from .drafters import DraftModel, TextStore
     from .loading.conversion import convert
     from .rows import BatchResult
-
+    from .scoring import Score, encode, score
 
 LATER = {  # imported on first use, because most runs do not need them
     "BatchResult": ".rows",
     "DraftModel": ".drafters",
+    "Score": ".scoring",
     "TextStore": ".drafters",
     "convert": ".loading.conversion",
+    "encode": ".scoring",
+    "score": ".scoring",
 }
 
 

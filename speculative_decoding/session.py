@@ -40,18 +40,113 @@ from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
-from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
+    from .scoring import Score
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
     from .speech.scheduler import TranscriptionEvent
     from .speech.transcription import Transcription
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
+
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: their types, and what a user should give
+    "model": (EncoderDecoder, "a model, as load gives"),
+    "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
+    "options": (GenerationOptions, "GenerationOptions(...)"),
+    "ngram": (NgramDrafter | None, "an NgramDrafter"),
+}
+
+
+def load(
+    path_or_name: str | os.PathLike[str],
+    *,
+    draft: str | os.PathLike[str] | None = None,
+    drafter: str | Any | None = None,
+    num_draft_tokens: int | str | DraftLength = "auto",
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int | None = None,
+    gguf_file: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+) -> Session:
+    """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
+
+    Args:
+        path_or_name: A folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
+        draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
+            smaller model.
+        drafter: For all requests, see `GenerationOptions`.
+        num_draft_tokens: For all requests, see `GenerationOptions`.
+        dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
+            bfloat16 on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
+        quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
+        group_size: Columns per group of quantized weights (default: 64).
+        gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
+            folder's. Without a config.json, the file's metadata are used.
+        adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
+            weights, and its tokenizer is used if it has one.
+        store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
+            from each request, and its method `save` writes the file.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
+
+    Raises:
+        InputError: An argument cannot be used.
+        CheckpointError: A file is damaged or unsupported.
+    """
+    use_mlx()
+    options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
+    pair = open_pair(
+        path_or_name,
+        draft,
+        dtype=dtype,
+        quantize=quantize,
+        group_size=group_size,
+        gguf_file=gguf_file,
+        adapter=adapter,
+    )
+    check_drafter(options.drafter, pair.draft)
+    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+
+
+def load_session(
+    pair: ModelPair,
+    options: GenerationOptions,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+    given: Collection[str] = (),
+) -> Session:
+    """Read the weights of opened models: the second half of `load`, after checks that need no weights.
+
+    Args:
+        pair: From `open_pair`.
+        options: Defaults for all requests.
+        store: A file with texts to copy drafts from, which need not exist.
+        draft_vocabulary: The tokens that the draft may propose; None means all.
+        given: Options that the user chose, which replace unsupported fields of generation_config.json.
+    """
+    target = pair.target
+    ngram = None
+    if store is not None:
+        from .drafters.text_store import TextStore
+
+        size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
+        is_new = not Path(store).exists()
+        texts = (
+            TextStore(size, vocabulary=vocabulary.fingerprint)
+            if is_new
+            else TextStore.load(Path(store), vocabulary.fingerprint)
+        )
+        ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
+    pair.load_weights(given)
+    draft = None if pair.draft is None else pair.draft.model
+    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)
 
 
 @dataclass(repr=False)
@@ -81,14 +176,16 @@ class Session:
     def __post_init__(self) -> None:
         use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        self._require_type("model", EncoderDecoder, "a model, as load gives")
-        self._require_type("draft_model", EncoderDecoder | DraftHead | None, "a model, as load gives")
-        self._require_type("options", GenerationOptions, "GenerationOptions(...)")
-        self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
+        for name, (kind, expected) in ARGUMENTS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise InputError(f"must be {expected}, not {short_repr(value)}", name)
         if self.draft_vocabulary is not None:
             from .drafters.draft_model import DraftVocabulary
 
-            self._require_type("draft_vocabulary", DraftVocabulary, "a DraftVocabulary")
+            if not isinstance(self.draft_vocabulary, DraftVocabulary):
+                raise InputError(
+                    f"must be a DraftVocabulary, not {short_repr(self.draft_vocabulary)}", "draft_vocabulary"
+                )
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         check_drafter(self.options.drafter, self.draft_model)
@@ -112,10 +209,6 @@ class Session:
         if vocabulary is not None:
             draft = self.draft_model = draft.with_frequent(vocabulary.ids)
         return draft
-
-    def _require_type(self, name: str, types: Any, expected: str) -> None:
-        if not isinstance(value := getattr(self, name), types):
-            raise InputError(f"must be {expected}, not {short_repr(value)}", name)
 
     def __repr__(self) -> str:
         specs = option_specs()
@@ -319,6 +412,8 @@ class Session:
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
+        from .scoring import score
+
         use_mlx()
         return score(
             self.model,
@@ -332,9 +427,32 @@ class Session:
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
         """`encode` with this session's target and language."""
+        from .scoring import encode
+
         use_mlx()
         language = self.options.src_lang
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
+
+    def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
+        """Measure the device completely for up to `slots` rows, instead of a little in each run.
+
+        Args:
+            again: Discard earlier measurements, including those of other processes.
+        """
+        use_mlx()
+        self.planner.calibrate(self.options_with({}), slots, again=again)
+
+    def _submit(
+        self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
+    ) -> tuple[list[Request], Iterator[Event]]:
+        """One request per sample of the prompt, and the events that decode them."""
+        if on_round is not None and not callable(on_round):
+            raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
+        options = self.options_with(overrides)
+        slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
+        engine = self.engine(options, slots)
+        requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
+        return requests, rounds_of(engine, requests, on_round)
 
     def options_with(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """The options of a request. Warns about an option without effect.
@@ -354,15 +472,6 @@ class Session:
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 
-    def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device completely for up to `slots` rows, instead of a little in each run.
-
-        Args:
-            again: Discard earlier measurements, including those of other processes.
-        """
-        use_mlx()
-        self.planner.calibrate(self.options_with({}), slots, again=again)
-
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
         if options.looks_up_ngrams:
@@ -373,31 +482,6 @@ class Session:
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
         return choose_drafter(options, self.model, self._make_model_drafter, ngram)
-
-    def _submit(
-        self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
-    ) -> tuple[list[Request], Iterator[Event]]:
-        """One request per sample of the prompt, and the events that decode them."""
-        if on_round is not None and not callable(on_round):
-            raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
-        options = self.options_with(overrides)
-        slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
-        engine = self.engine(options, slots)
-        requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
-        return requests, rounds_of(engine, requests, on_round)
-
-
-def speech_api() -> ModuleType:
-    """The functions that transcribe, imported when the first one is called."""
-    require_room("speech", "audio")
-    from .speech import api
-
-    return api
-
-
-def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
-    if error := options.without_effect(names):
-        note(str(error))
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:
@@ -411,89 +495,16 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
             raise InputError(request.error)
 
 
-def load(
-    path_or_name: str | os.PathLike[str],
-    *,
-    draft: str | os.PathLike[str] | None = None,
-    drafter: str | Any | None = None,
-    num_draft_tokens: int | str | DraftLength = "auto",
-    dtype: str | None = None,
-    quantize: int | None = None,
-    group_size: int | None = None,
-    gguf_file: str | os.PathLike[str] | None = None,
-    adapter: str | os.PathLike[str] | None = None,
-    store: str | os.PathLike[str] | None = None,
-    draft_vocabulary: DraftVocabulary | None = None,
-) -> Session:
-    """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
+def speech_api() -> ModuleType:
+    """The functions that transcribe, imported when the first one is called."""
+    require_room("speech", "audio")
+    from .speech import api
 
-    Args:
-        path_or_name: A folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
-        draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
-            smaller model.
-        drafter: For all requests, see `GenerationOptions`.
-        num_draft_tokens: For all requests, see `GenerationOptions`.
-        dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
-            bfloat16 on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
-        quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
-        group_size: Columns per group of quantized weights (default: 64).
-        gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
-            folder's. Without a config.json, the file's metadata are used.
-        adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
-            weights, and its tokenizer is used if it has one.
-        store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
-            from each request, and its method `save` writes the file.
-        draft_vocabulary: The tokens that the draft may propose; None means all.
-
-    Raises:
-        InputError: An argument cannot be used.
-        CheckpointError: A file is damaged or unsupported.
-    """
-    use_mlx()
-    options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
-    pair = open_pair(
-        path_or_name,
-        draft,
-        dtype=dtype,
-        quantize=quantize,
-        group_size=group_size,
-        gguf_file=gguf_file,
-        adapter=adapter,
-    )
-    check_drafter(options.drafter, pair.draft)
-    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+    return api
 
 
-def load_session(
-    pair: ModelPair,
-    options: GenerationOptions,
-    *,
-    store: str | os.PathLike[str] | None = None,
-    draft_vocabulary: DraftVocabulary | None = None,
-    given: Collection[str] = (),
-) -> Session:
-    """Read the weights of opened models: the second half of `load`, after checks that need no weights.
-
-    Args:
-        pair: From `open_pair`.
-        options: Defaults for all requests.
-        store: A file with texts to copy drafts from, which need not exist.
-        draft_vocabulary: The tokens that the draft may propose; None means all.
-        given: Options that the user chose, which replace unsupported fields of generation_config.json.
-    """
-    target = pair.target
-    ngram = None
-    if store is not None:
-        from .drafters.text_store import TextStore
-
-        size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
-        is_new = not Path(store).exists()
-        texts = (
-            TextStore(size, vocabulary=vocabulary.fingerprint)
-            if is_new
-            else TextStore.load(Path(store), vocabulary.fingerprint)
-        )
-        ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
-    pair.load_weights(given)
-    draft = None if pair.draft is None else pair.draft.model
-    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)
+def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
+    try:
+        options.require_effect(names)
+    except InputError as error:
+        note(str(error))

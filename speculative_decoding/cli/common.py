@@ -29,36 +29,44 @@ PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of p
 Command = Callable[[argparse.Namespace, Any], int]
 
 
-def say(text: str) -> None:
-    """Print to standard error, with control characters escaped."""
-    print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
+def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None = None) -> int:
+    """Parse the arguments, run a command, and return its exit status.
+
+    If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
+
+    follow: None executes the passes of a sharded target that rank 0 sends.
+    """
+
+    def start_processes() -> int:
+        require_room("distributed")
+        from ..distributed.command import run_in_processes
+
+        return run_in_processes(parser, argv, command, follow)
+
+    if launched_rank() is not None:
+        return run(parser.prog, start_processes, name=parser.name_of)
+    chosen = parser.parse_args(argv)
+    return run(parser.prog, lambda: command(chosen, None), name=parser.name_of)
 
 
-def read_text(path: Path, what: str) -> str:
-    """Read a text file. Raises `InputError`. what: see `writing`."""
-    field, name = (what, str(path)) if isinstance(what, Name) else (None, f"{what} {path}")
-    try:
-        with open_text(path) as file:
-            return decode_text(file.read()).replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as error:
-        raise InputError(f"{name}: not readable ({error.strerror})", field, "name another file") from error
-    except InputError as error:
-        raise InputError(f"{name}: {error.problem}", field, error.way_out) from error
+def start_alone(
+    parser: Parser, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int], when_interrupted: str = ""
+) -> int:
+    """Parse the arguments, run a command in this process only, and return its exit status."""
+    chosen = parser.parse_args(argv)
+    return run(parser.prog, lambda: command(chosen), when_interrupted, parser.name_of)
 
 
-def open_text(path: Path) -> BufferedReader:
-    """Open a regular file, or a pipe that the shell has opened (`<(command)`). Raises `OSError` for other files."""
-    return path.open("rb") if path.parts[:3] == ("/", "dev", "fd") else open_if_regular(path)
+def launched_rank() -> int | None:
+    """Return this process's rank if `mlx.launch` or MPI started it, otherwise None."""
+    rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))
+    return int(rank) if rank.isdecimal() else None
 
 
-def read_prompts(path: Path, what: str = "prompts") -> list[str]:
-    """Read a file with one prompt per line, and skip blank lines. Raises `InputError`."""
-    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks are text
-
-
-def write_stats(path: Path, content: Mapping[str, Any]) -> None:
-    with writing(Name("stats_json"), path):
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def require_one_process() -> None:
+    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same."""
+    if launched_rank() is not None:
+        raise InputError("this command runs in one process; start it without mlx.launch")
 
 
 def run(program: str, command: Callable[[], int], when_interrupted: str = "", name: Callable[[str], str] = flag) -> int:
@@ -91,46 +99,6 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     except BrokenPipeError:
         drop_output()
         return 1
-
-
-def launched_rank() -> int | None:
-    """Return this process's rank if `mlx.launch` or MPI started it, otherwise None."""
-    rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))
-    return int(rank) if rank.isdecimal() else None
-
-
-def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None = None) -> int:
-    """Parse the arguments, run a command, and return its exit status.
-
-    If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
-
-    follow: None executes the passes of a sharded target that rank 0 sends.
-    """
-
-    def start_processes() -> int:
-        require_room("distributed")
-        from ..distributed.command import run_in_processes
-
-        return run_in_processes(parser, argv, command, follow)
-
-    if launched_rank() is not None:
-        return run(parser.prog, start_processes, name=parser.name_of)
-    chosen = parser.parse_args(argv)
-    return run(parser.prog, lambda: command(chosen, None), name=parser.name_of)
-
-
-def start_alone(
-    parser: Parser, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int], when_interrupted: str = ""
-) -> int:
-    """Parse the arguments, run a command in this process only, and return its exit status."""
-    chosen = parser.parse_args(argv)
-    return run(parser.prog, lambda: command(chosen), when_interrupted, parser.name_of)
-
-
-def require_one_process() -> None:
-    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same."""
-    if launched_rank() is not None:
-        raise InputError("this command runs in one process; start it without mlx.launch")
 
 
 @contextmanager
@@ -166,25 +134,18 @@ def require_streams() -> None:
     if sys.stdout is None:
         raise InputError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
-        codecs.register_error("escape_with_note", escape_with_note(sys.stdout.encoding))
+        codecs.register_error("escape_with_note", escape_with_note)
         sys.stdout.reconfigure(errors="escape_with_note")
 
 
-def escape_with_note(encoding: str) -> Callable[[UnicodeError], tuple[str | bytes, int]]:
-    """Return an error handler that escapes characters which standard output lacks, and says so once."""
-    is_said = False
-
-    def escape(error: UnicodeError) -> tuple[str | bytes, int]:
-        nonlocal is_said
-        if not is_said:
-            say(
-                f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "
-                "(set PYTHONIOENCODING=utf-8 to write them)"
-            )
-            is_said = True
-        return codecs.backslashreplace_errors(error)
-
-    return escape
+def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Error handler of standard output: escape characters which its encoding lacks, and say so the first time."""
+    codecs.register_error("escape_with_note", codecs.backslashreplace_errors)
+    say(
+        f"note: standard output is {sys.stdout.encoding}; characters that it lacks are written as escapes such as "
+        "\\xfc (set PYTHONIOENCODING=utf-8 to write them)"
+    )
+    return codecs.backslashreplace_errors(error)
 
 
 @contextmanager
@@ -202,3 +163,35 @@ def printing() -> Iterator[None]:
 def drop_output() -> None:
     """Discard unprinted output, which Python would otherwise try to print again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """Print to standard error, with control characters escaped."""
+    print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+def read_prompts(path: Path, what: str = "prompts") -> list[str]:
+    """Read a file with one prompt per line, and skip blank lines. Raises `InputError`."""
+    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks are text
+
+
+def read_text(path: Path, what: str) -> str:
+    """Read a text file. Raises `InputError`. what: see `writing`."""
+    field, name = (what, str(path)) if isinstance(what, Name) else (None, f"{what} {path}")
+    try:
+        with open_text(path) as file:
+            return decode_text(file.read()).replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise InputError(f"{name}: not readable ({error.strerror})", field, "name another file") from error
+    except InputError as error:
+        raise InputError(f"{name}: {error.problem}", field, error.way_out) from error
+
+
+def open_text(path: Path) -> BufferedReader:
+    """Open a regular file, or a pipe that the shell has opened (`<(command)`). Raises `OSError` for other files."""
+    return path.open("rb") if path.parts[:3] == ("/", "dev", "fd") else open_if_regular(path)
+
+
+def write_stats(path: Path, content: Mapping[str, Any]) -> None:
+    with writing(Name("stats_json"), path):
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

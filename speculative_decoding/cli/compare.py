@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -23,7 +24,7 @@ from .runner import (
     IsStopped,
     PromptRunner,
     answer_mode,
-    plain_text,
+    print_text,
     watch,
 )
 from .summary import tokens_per_second
@@ -62,40 +63,36 @@ class Comparison(PromptRunner):
 
     Attributes:
         is_on: Whether to compare; otherwise only the answer is decoded.
+        totals: Statistics by mode.
         num_identical: By mode, the number of texts identical to the baseline's.
     """
 
     def __init__(self, *arguments: Any, is_on: bool = True, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.is_on = is_on
+        self.totals: dict[str, GenerationStats] = {}
         self.num_identical: Counter[str] = Counter()
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        super().begin(session, tokens)
-        warm_up(session, tokens)
-
-    def run(
-        self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
-    ) -> GenerationResult | None:
-        """Decode the prompt in each mode. The answer comes last, and only its text goes to standard output."""
-        answer, *others = decoding_modes(session)
-        if not (self.is_on and others):
-            return super().run(session, prompt, is_stopped, tokens=tokens)
-        tokens = self.read(session, prompt, tokens)
+    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult | None:
+        """Decode in each mode. The answer comes last, and only its text goes to standard output."""
+        last, *others = decoding_modes(session)
         results: dict[str, GenerationResult] = {}
-        for mode in (*reversed(others), answer):
+        for mode in reversed(others) if self.is_on else ():
             self.console.print(f"{mode}:", style="bold")
-            if mode == answer:
-                results[mode] = self.answer(session, tokens, is_stopped)
-            else:
-                results[mode] = watch(decode(session, mode, tokens), [plain_text(sys.stderr)], is_stopped)
-                if is_stopped is not None and is_stopped():
-                    self.console.print("stopped")
-                    break
+            results[mode] = watch(decode(session, mode, tokens), [partial(print_text, file=sys.stderr)], is_stopped)
+            if is_stopped is not None and is_stopped():
+                self.console.print("stopped")
+                break
+        else:
+            if results:
+                self.console.print(f"{last}:", style="bold")
+            if (answer := super().answer(session, tokens, is_stopped)) is not None:
+                results[last] = answer
         results = {mode: results[mode] for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results}
         self._print_comparison(session, tokens, results)
-        self.count(results, results.get(answer))
-        return results.get(answer)
+        for mode, result in results.items():
+            self.totals.setdefault(mode, GenerationStats()).add(result.stats)
+        return results.get(last)
 
     def finish(self, session: Session) -> GenerationStats:
         if self.num_prompts > 1:

@@ -19,9 +19,9 @@ from ..errors import InputError
 from .common import say, start
 from .compare import Comparison
 from .console_commands import ConsoleState, Quit, completions, find, name_of
-from .flags import add_decoding_flags, all_but, require_different_files
+from .flags import add_decoding_flags, all_but, check_files
 from .main import PromptFlags
-from .parser import Parser, add_flags, flags_from, require_writable
+from .parser import Parser, add_flags, flags_from
 from .run_config import run_config_from
 from .runner import note_exactness
 from .summary import summary_notes, tokens_per_second
@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
     """Open the models, run the console, and return the exit status. processes: see `decode_prompts`."""
     flags = flags_from(PromptFlags, chosen)
-    require_writable("trace", flags.trace)
-    require_different_files(vars(chosen))
+    check_files(vars(chosen))
     config = run_config_from(chosen, processes=processes)
     runner = Comparison(flags.show_draft, flags.trace, is_on=False)
     with ConsoleState(config, runner, flags.prefix) as state:

@@ -25,7 +25,8 @@ from ..sampling.options import option_specs
 from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import Comparison, comparison_table, decoding_modes
-from .parser import argument_type, as_typed, flag
+from .help import as_typed
+from .parser import argument_type, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
 WITHOUT_COMMAND = (

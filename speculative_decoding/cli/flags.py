@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Text
-from .parser import File, Parser, add_flags
+from .parser import File, Parser, add_flags, require_writable
 from .run_config import DraftFlags, ModelFlags
 
 PREFIX = 'text to put before every prompt, such as "translate English to German: "'
@@ -47,14 +47,15 @@ FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 NamedFile = tuple[tuple[str, ...], str | Path]
 
 
-def require_different_files(
-    given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()
-) -> None:
-    """Raise `InputError` if a file to write is also given for another purpose.
+def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()) -> None:
+    """Raise `InputError` if a file cannot be written, or if one to write is also given for another purpose.
 
     read, written: the files of a command, besides `FILES_READ` and `FILES_WRITTEN`.
     """
-    written = [*written, *(((Name(each),), given[each]) for each in FILES_WRITTEN if each in given)]
+    by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}
+    for name, path in by_flag.items():
+        require_writable(name, path)
+    written = [*written, *(((Name(name),), path) for name, path in by_flag.items())]
     others = [*read, *(((Name(each),), given[each]) for each in FILES_READ if each in given), *written]
     for (name, *_), path in written:
         for other, other_path in others:

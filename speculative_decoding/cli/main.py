@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain, takewhile
@@ -19,11 +19,12 @@ from ..errors import InputError, Name, one_line
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
+from ..session import Session
 from .common import PROMPTS, read_prompts, say, start, write_stats
-from .flags import RunFlags, add_decoding_flags, require_different_files
-from .parser import File, Parser, add_flags, flags_from, require_writable
-from .run_config import RunConfig, run_config_from
-from .runner import PromptRunner
+from .flags import RunFlags, add_decoding_flags, check_files
+from .parser import File, Parser, add_flags, flags_from
+from .run_config import run_config_from
+from .runner import PromptRunner, note_exactness
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
@@ -69,23 +70,20 @@ def prompt_parser(program: str = "main.py") -> Parser:
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    if answer := former_flag(arguments):
-        say(f"{program}: error: {answer}")
-        return 2
+    for number, argument in enumerate(takewhile(lambda each: each != "--", arguments)):
+        if argument.partition("=")[0] in COMMANDS_OF_FLAGS:
+            say(f"{program}: error: {former_flag(arguments[number:])}")
+            return 2
     return start(prompt_parser(program), arguments, decode_prompts)
 
 
-def former_flag(arguments: Sequence[str]) -> str | None:
-    """Return a line that names the command which a former flag has become, with the files that follow the flag."""
-    given = list(takewhile(lambda each: each != "--", arguments))
-    for number, argument in enumerate(given, start=1):
-        flag, _, value = argument.partition("=")
-        if flag in COMMANDS_OF_FLAGS:
-            command = COMMANDS_OF_FLAGS[flag]
-            files = [value] if value else list(takewhile(lambda each: each == "-" or each[:1] != "-", given[number:]))
-            files = files[: {"batch": 1, "transcribe": None}.get(command, 0)]
-            return one_line(f"{flag}: is now a command; use {shlex.join(['speculative-decoding', command, *files])}")
-    return None
+def former_flag(arguments: Sequence[str]) -> str:
+    """Return a line that names the command which a former flag has become. arguments: the flag and all after it."""
+    flag, _, value = arguments[0].partition("=")
+    command = COMMANDS_OF_FLAGS[flag]
+    files = [value] if value else [*takewhile(lambda each: each == "-" or each[:1] != "-", arguments[1:])]
+    files = files[: {"batch": 1, "transcribe": None}.get(command, 0)]
+    return one_line(f"{flag}: is now a command; use {shlex.join(['speculative-decoding', command, *files])}")
 
 
 def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
@@ -94,33 +92,24 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     processes: the processes that share the target, if there are several.
     """
     flags = flags_from(PromptFlags, chosen)
-    require_writable("stats_json", flags.stats_json)
-    require_writable("trace", flags.trace)
-    require_different_files(vars(chosen))
+    check_files(vars(chosen))
     config = run_config_from(chosen, processes=processes)
-    require_suitable(config, flags)
+    if views := [name for name in ("verify", "compare", "show_draft", "trace") if getattr(flags, name)]:
+        require_suitable(config.options, views)
     prompts = given_prompts(flags)
     first = next(prompts)
     pair = config.open()
     say(config.describe())
-    first_tokens = checked_tokens(pair, config.options, first)
+    tokens = checked_tokens(pair, config.options, first)
     runner = make_runner(flags, config.options)
-    note = config.demonstration_note()
-    is_same = True
-    tokens: list[int] | None = first_tokens
     with config.session(pair) as session:
-        runner.begin(session, first_tokens)
-        for prompt in chain([first], prompts):
-            if note and prompt not in demonstration_prompts():
-                say(note)
-                note = None
-            result = runner.run(session, prompt, tokens=tokens)
-            if flags.verify:
-                assert result is not None
-                from .verify import verify_output
+        note_exactness(session)
+        if flags.compare:
+            from .compare import warm_up
 
-                is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
-            tokens = None  # known for the first prompt only
+            warm_up(session, tokens)
+        note = config.demonstration_note()
+        is_same = decode_each(chain([first], prompts), tokens, session, runner, note, verify=flags.verify)
         stats = runner.finish(session)
     if flags.stats_json is not None:
         settings = asdict(config.options) | {"acceptance": config.options.rule}
@@ -128,25 +117,24 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     return 0 if is_same else 1
 
 
-def require_suitable(config: RunConfig, flags: PromptFlags) -> None:
-    """Raise `InputError` for views that cannot be combined with the options."""
-    if flags.verify:
+def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
+    """Raise `InputError` for views and comparisons, by field of `PromptFlags`, that do not go with the options."""
+    if "verify" in views:
         from .verify import require_comparable
 
-        require_comparable(config.options, "verify")
-    for name in ("verify", "compare"):
-        if getattr(flags, name) and config.options.draft_tokens == 0:
+        require_comparable(options, "verify")
+    for name in views:
+        if name in ("verify", "compare") and options.draft_tokens == 0:
             raise InputError(
                 "compares with and without a draft",
                 name,
                 ("choose a ", Name("drafter"), ", or name a ", Name("draft_model")),
             )
-    count = config.options.num_return_sequences
-    for name in ("verify", "compare", "show_draft", "trace"):
-        if count > 1 and getattr(flags, name):
-            raise InputError(
-                ("needs a single output, not ", Name("num_return_sequences"), f" {count}"), name, "leave one out"
-            )
+    count = options.num_return_sequences
+    if count > 1:
+        raise InputError(
+            ("needs a single output, not ", Name("num_return_sequences"), f" {count}"), views[0], "leave one out"
+        )
 
 
 def given_prompts(flags: PromptFlags) -> Iterator[str]:
@@ -157,7 +145,11 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
     if flags.prompt is not None:
         if not flags.prompt.strip():
             raise InputError("is empty", "prompt", "give it some text")
-        note_name_of_file(flags.prompt)
+        if os.path.isfile(name := flags.prompt):
+            say(
+                f"note: the prompt is the name of a file; did you mean its content? For its lines, use < {name} or "
+                f"speculative-decoding batch {name}; for a recording, speculative-decoding transcribe {name}"
+            )
         yield flags.prefix + flags.prompt
         return
     if sys.stdin.isatty():
@@ -181,14 +173,6 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
         raise InputError("standard input is empty; write one prompt per line, or give the prompt as an argument")
 
 
-def note_name_of_file(prompt: str) -> None:
-    if os.path.isfile(prompt):
-        say(
-            f"note: the prompt is the name of a file; did you mean its content? For its lines, use < {prompt} or "
-            f"speculative-decoding batch {prompt}; for a recording, speculative-decoding transcribe {prompt}"
-        )
-
-
 def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> list[int]:
     """Return the tokens of a prompt. Raises `InputError` for a prompt or options that the model cannot use."""
     model, tokenizer = pair.target.model, pair.target.tokenizer
@@ -205,7 +189,36 @@ def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:
     return PromptRunner(flags.show_draft, flags.trace, in_one_line=in_one_line)
 
 
+def decode_each(
+    prompts: Iterable[str],
+    tokens: Sequence[int] | None,
+    session: Session,
+    runner: PromptRunner,
+    note: str | None,
+    *,
+    verify: bool,
+) -> bool:
+    """Decode each prompt and return whether the tokens equal those of the baseline, as far as `verify` compares them.
+
+    tokens: of the first prompt.
+    note: printed before the first prompt that the bundled target does not know.
+    """
+    is_same = True
+    for prompt in prompts:
+        if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
+            say(note)
+            note = None
+        result = runner.run(session, prompt, tokens=tokens)
+        if verify:
+            assert result is not None
+            from .verify import verify_output
+
+            is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
+        tokens = None
+    return is_same
+
+
 @cache
 def demonstration_prompts() -> set[str]:
-    """Return the prompts of the repository's data and the example, which the bundled target can answer."""
-    return {EXAMPLE}.union(*(read_prompts(path) for path in PROMPTS.glob("*.txt")))
+    """Return the prompts of the repository's data, which the bundled target can answer."""
+    return set().union(*(read_prompts(path) for path in PROMPTS.glob("*.txt")))

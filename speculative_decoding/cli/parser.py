@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -17,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import InputError, Name, one_line, written
+from ..errors import InputError, Name, one_line
 from ..sampling.options import OTHER_NAMES, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
@@ -27,33 +26,6 @@ WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
 Flags = TypeVar("Flags")
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Writes --[no-]strict for a flag that can be turned off, and never breaks a line within a flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=27)
-
-    def _format_usage(self, *arguments: Any) -> str:
-        usage = super()._format_usage(*arguments)
-        return textwrap.fill(usage, self._width, subsequent_indent="       ", break_on_hyphens=False) + "\n\n"
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return action.option_strings[0].replace("--", "--[no-]", 1)
-        return super()._format_action_invocation(action)
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if action.nargs == "+" and isinstance(action.metavar, str):
-            return f"{action.metavar} ..."
-        return super()._format_args(action, default_metavar)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line that names the flag and its value, and exits with status 2.
 
@@ -61,27 +33,31 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
-        self._basic = {"help", "help_all", *basic} if basic else set()
+        super().__init__(allow_abbrev=False, **options)
+        self._basic = basic
         self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
         if basic:
             self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
         self.flags: dict[str, str] = {}  # by field, and by the parameter in Python that is called differently
-
-    def add_basic(self, field: str) -> None:
-        """Let --help list a field, if it does not list all of them."""
-        if self._basic:
-            self._basic.add(field)
+        self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # of the flags that `add_flags` added
 
     def format_help(self) -> str:
-        formatter = self._get_formatter()
+        from .help import HelpFormatter, help_text
+
+        basic = {"help", "help_all", *self._basic}
+        for action, spec in self.specs:
+            action.help = help_text(spec, flag)
+            action.metavar = spec.flag.metavar or spec.type.metavar
+            if BASIC in spec.marks:
+                basic.add(action.dest)
+        formatter = HelpFormatter(self.prog)
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         shows_all = not self._basic or "--help-all" in self._given
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments(each for each in group._group_actions if shows_all or each.dest in self._basic)
+            formatter.add_arguments(each for each in group._group_actions if shows_all or each.dest in basic)
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
@@ -144,19 +120,6 @@ def flag(name: str, spec: OptionSpec | None = None) -> str:
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
 
 
-def as_typed(value: Any) -> str:
-    """Return a value as the user would type it."""
-    if value is None or value in ("", ()):
-        return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(as_typed, value))
-    return one_line(str(value))
-
-
 def require_writable(name: str, file: Path | None) -> None:
     """Raise `InputError` naming the flag of the field `name` if the file cannot be written."""
     if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
@@ -181,12 +144,10 @@ def add_flags(
     for name, spec in specs_of(kind).items():
         if name in without or PYTHON_ONLY in spec.marks:
             continue
-        value, default = spec.type, spec.default
-        settings: dict[str, Any]
+        value = spec.type
+        settings: dict[str, Any] = {"type": argument_type(value)}
         if isinstance(value, Bool):
-            settings = {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
-        else:
-            settings = {"type": argument_type(value), "metavar": spec.flag.metavar or value.metavar}
+            settings = {"action": "store_true" if spec.default is False else argparse.BooleanOptionalAction}
         if isinstance(value, ListOf):
             settings["action"] = "append"
         elif name in lists:
@@ -194,15 +155,10 @@ def add_flags(
         elif spec.flag.bare is not None:
             hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word for its value
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
-        help_ = written(spec.help, flag)
-        if default is not False and default not in (None, "", ()):
-            default = f"default: {'on' if default is True else as_typed(default)})"
-            help_ = f"{help_[:-1]}; {default}" if help_.endswith(")") else f"{help_} ({default}"
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]
-        group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=help_, **settings)
-        if BASIC in spec.marks:
-            parser.add_basic(name)
+        action = group.add_argument(*names, dest=name, default=argparse.SUPPRESS, **settings)
+        parser.specs.append((action, spec))
         parser.flags |= dict.fromkeys(filter(None, (name, spec.flag.parameter)), own)
 
 

@@ -78,6 +78,25 @@ class ModelFlags:
         return replace(self, model=target, draft_model=draft)
 
 
+def find(name: str | Path, field: str) -> Path:
+    """Return the folder of a model. Raises `InputError` about the flag of `field`."""
+    try:
+        return locate(name)
+    except InputError as error:
+        raise InputError(error.problem, field, error.way_out) from error
+
+
+def find_default_pair() -> tuple[Path, Path]:
+    for target, draft in (PREFERRED_PAIR, BUNDLED_PAIR):
+        if (found := local_folder(target)) is not None and (found_draft := local_folder(draft)) is not None:
+            return found, found_draft
+    raise InputError(
+        "is missing, and this installation has no bundled models",
+        "model",
+        ("name a model on the Hub, or a folder that `speculative-decoding convert ", Name("model"), " NAME` wrote"),
+    )
+
+
 @dataclass(frozen=True)
 class DraftFlags:
     """Draft settings that apply to a whole run."""
@@ -91,6 +110,51 @@ class DraftFlags:
         for name, other in (("draft_vocab", "draft_vocab_text"), ("draft_vocab_text", "draft_vocab")):
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
+
+
+def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
+    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
+
+    may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    processes: the group of processes that share the target.
+    """
+    given = given_options(args)
+    if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
+        raise InputError(
+            (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
+        )
+    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if processes is None:
+        return config
+    from ..distributed import shard_model
+
+    return replace(config, shard=partial(shard_model, processes=processes))
+
+
+def make_run_config(
+    models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
+) -> RunConfig:
+    """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
+    options = with_default_drafter(GenerationOptions(**given), models.draft_model)
+    # --num-draft 0 turns drafting off, so it is valid with any drafter
+    changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
+    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
+    drafter = "none" if options.draft_tokens == 0 else options.drafter
+    if models.draft_model is None and drafter != "none":
+        unusable = "drafter" if drafter == "model" else "draft_vocab"
+        if unusable in changed:
+            raise InputError(
+                f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
+                unusable,
+                ("name one with ", Name("draft_model"), ", choose another ", Name("drafter"), ", or leave it out"),
+            )
+    for name, drafters in DRAFTERS_OF_FLAGS.items():
+        if name in changed and drafter not in drafters:
+            raise InputError(
+                ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
+            )
+    (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
+    return RunConfig(models, options, flags, frozenset(given))
 
 
 @dataclass(frozen=True)
@@ -176,7 +240,7 @@ class RunConfig:
         options = self.options
         if "drafter" not in self.given:  # a request for beams has another default
             options = options.with_values(drafter=None)
-        vocabulary = self._draft_vocabulary(pair)
+        vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
             session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
             mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
@@ -189,11 +253,10 @@ class RunConfig:
             with keep:
                 yield session
 
-    def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary | None:
-        """Return the tokens that the draft model may propose; None means all."""
-        path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
-        if path is None or size is None:
-            return None
+    def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary:
+        """Return the tokens that the draft model may propose, by the two flags that are given together."""
+        size, path = self.flags.draft_vocab, self.flags.draft_vocab_text
+        assert size is not None and path is not None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
         from ..drafters.draft_model import DraftVocabulary
 
@@ -235,67 +298,3 @@ def save_changes(store: TextStore, path: Path, stop: Event) -> None:
                 store.save(path)
             except InputError as error:
                 say(f"note: {error}")
-
-
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
-    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
-
-    may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
-    processes: the group of processes that share the target.
-    """
-    given = given_options(args)
-    if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
-        raise InputError(
-            (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
-        )
-    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
-    if processes is None:
-        return config
-    from ..distributed import shard_model
-
-    return replace(config, shard=partial(shard_model, processes=processes))
-
-
-def make_run_config(
-    models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
-) -> RunConfig:
-    """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
-    options = with_default_drafter(GenerationOptions(**given), models.draft_model)
-    # --num-draft 0 turns drafting off, so it is valid with any drafter
-    changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
-    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
-    drafter = "none" if options.draft_tokens == 0 else options.drafter
-    if models.draft_model is None and drafter != "none":
-        unusable = "drafter" if drafter == "model" else "draft_vocab"
-        if unusable in changed:
-            raise InputError(
-                f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
-                unusable,
-                ("name one with ", Name("draft_model"), ", choose another ", Name("drafter"), ", or leave it out"),
-            )
-    for name, drafters in DRAFTERS_OF_FLAGS.items():
-        if name in changed and drafter not in drafters:
-            raise InputError(
-                ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
-            )
-    (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
-    return RunConfig(models, options, flags, frozenset(given))
-
-
-def find(name: str | Path, field: str) -> Path:
-    """Return the folder of a model. Raises `InputError` about the flag of `field`."""
-    try:
-        return locate(name)
-    except InputError as error:
-        raise InputError(error.problem, field, error.way_out) from error
-
-
-def find_default_pair() -> tuple[Path, Path]:
-    for target, draft in (PREFERRED_PAIR, BUNDLED_PAIR):
-        if (found := local_folder(target)) is not None and (found_draft := local_folder(draft)) is not None:
-            return found, found_draft
-    raise InputError(
-        "is missing, and this installation has no bundled models",
-        "model",
-        ("name a model on the Hub, or a folder that `speculative-decoding convert ", Name("model"), " NAME` wrote"),
-    )

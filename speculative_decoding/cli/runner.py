@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,7 +26,7 @@ SPECULATIVE, BASELINE = "speculative", "baseline"  # modes of decoding
 INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
 SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
 
-Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows each event and passes it on
+Watcher = Callable[[Event | None], None]  # shows an event; gets None after the last one
 IsStopped = Callable[[], bool] | None  # whether the user has stopped the text
 OPTIONS: dict[str, dict[str, Any]] = {  # of the modes; the baseline uses the fastest passes, exact or not
     SPECULATIVE: {},
@@ -51,7 +51,7 @@ class PromptRunner:
     Attributes:
         show_draft: None, "text" or "rounds".
         in_one_line: Print an answer in one line: write a space for each of its line breaks.
-        totals: Statistics by mode.
+        total: Statistics of the answers.
         num_prompts: The number of prompts so far.
         num_cut: The number of answers that ended at max_tokens.
     """
@@ -59,7 +59,7 @@ class PromptRunner:
     def __init__(self, show_draft: str | None = None, trace: Path | None = None, *, in_one_line: bool = False) -> None:
         self.show_draft = show_draft
         self.in_one_line = in_one_line
-        self.totals: dict[str, GenerationStats] = {}
+        self.total = GenerationStats()
         self.num_prompts = 0
         self.num_cut = 0
         self._trace: Watcher | None = None
@@ -78,10 +78,6 @@ class PromptRunner:
 
         return make_console()
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        """Prepare for the first prompt. tokens: its source tokens."""
-        note_exactness(session)
-
     def run(
         self, session: Session, prompt: str, is_stopped: IsStopped = None, *, tokens: Sequence[int] | None = None
     ) -> GenerationResult | None:
@@ -96,51 +92,34 @@ class PromptRunner:
         Returns:
             The answer, or None if the prompt was stopped before it.
         """
-        tokens = self.read(session, prompt, tokens)
-        if session.options.num_return_sequences > 1:
-            result = self.several(session, tokens)
-        else:
-            result = self.answer(session, tokens, is_stopped)
-        self.count({answer_mode(session): result}, result)
-        return result
-
-    def finish(self, session: Session) -> GenerationStats:
-        """Print a summary of all prompts, and return the statistics of their answers."""
-        options, mode = session.options, answer_mode(session)
-        total = self.totals.get(mode, GenerationStats())
-        say(run_summary(total, options, self.num_prompts, self.num_cut))
-        if self.show_draft and isinstance(options.num_draft_tokens, str) and mode != BASELINE:
-            say(f"--num-draft {options.num_draft_tokens}: {session.planner.draft_length(options).describe()}")
-        return total
-
-    def read(self, session: Session, prompt: str, tokens: Sequence[int] | None = None) -> Sequence[int]:
-        """Return the source tokens of a prompt, and print what a reader should know before its text."""
-        options = session.options
+        model, tokenizer, options = session.model, session.tokenizer, session.options
         if tokens is None:
-            tokens = encode_prompt(
-                session.model, session.tokenizer, prompt, options.allow_long_prompt, options.src_lang
-            )
-        if found := [
-            each for each in unknown_characters(session.tokenizer, prompt, tokens) if each not in self._unknown
-        ]:
+            tokens = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+        if found := [each for each in unknown_characters(tokenizer, prompt, tokens) if each not in self._unknown]:
             self._unknown.update(found)
             say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
-        if self.show_draft not in (None, self._explained):
-            from .views import DraftView
+        if options.num_return_sequences > 1:
+            result: GenerationResult | None = self.several(session, tokens)
+        else:
+            result = self.answer(session, tokens, is_stopped)
+        self.num_prompts += 1
+        if result is not None:
+            self.total.add(result.stats)
+            self.num_cut += any(each.finish_reason == "length" for each in result.sequences or [result])
+        return result
 
-            DraftView(self.console, session.tokenizer).legend()
-        self._explained = self.show_draft
-        return tokens
-
-    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult:
-        """Decode source tokens and show the text on standard output. Counts nothing."""
+    def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult | None:
+        """Decode source tokens and show the text on standard output. Returns as `run`."""
         watchers: list[Watcher] = []
         if self.show_draft is not None:
             from .views import DraftView
 
-            watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
+            watchers.append(view := DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
+            if self.show_draft != self._explained:
+                view.legend()
+        self._explained = self.show_draft
         if self.show_draft is None or not have_same_destination():
-            watchers.append(plain_text(sys.stdout, self._printed))
+            watchers.append(partial(print_text, file=sys.stdout, convert=self._printed))
         if self._trace is not None:
             watchers.append(self._trace)
         timed = self.show_draft is not None or self._trace is not None
@@ -160,13 +139,13 @@ class PromptRunner:
             say("scores " + ", ".join(f"{sequence.score:.4f}" for sequence in result.sequences))
         return result
 
-    def count(self, results: Mapping[str, GenerationResult], answer: GenerationResult | None) -> None:
-        """Add the results of a prompt by mode, of which one is the answer if it was reached."""
-        for mode, result in results.items():
-            self.totals.setdefault(mode, GenerationStats()).add(result.stats)
-        self.num_prompts += 1
-        if answer is not None:
-            self.num_cut += any(each.finish_reason == "length" for each in answer.sequences or [answer])
+    def finish(self, session: Session) -> GenerationStats:
+        """Print a summary of all prompts, and return the statistics of their answers."""
+        options = session.options
+        say(run_summary(self.total, options, self.num_prompts, self.num_cut))
+        if self.show_draft and isinstance(options.num_draft_tokens, str) and answer_mode(session) != BASELINE:
+            say(f"--num-draft {options.num_draft_tokens}: {session.planner.draft_length(options).describe()}")
+        return self.total
 
     def _printed(self, text: str) -> str:
         """Return the text as it is printed. Says once if it changes the line breaks of an output."""
@@ -180,41 +159,24 @@ class PromptRunner:
 
 
 def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = None) -> GenerationResult:
-    """Run a generation to its end, or until `is_stopped` after a round.
-
-    The first watcher sees each event first. Beam search yields a single event, after its last round.
-    """
-
-    def until_stopped() -> Iterator[Event]:
-        for event in events:
-            if event.texts:
-                yield event
-                if is_stopped is not None and is_stopped():
-                    return
-
-    watched = until_stopped()
+    """Run a generation to its end, or until `is_stopped` after a round, and show each event to the watchers in turn."""
+    for event in events:
+        if not event.texts:  # beam search has an output after its last round only
+            continue
+        for watcher in watchers:
+            watcher(event)
+        if is_stopped is not None and is_stopped():
+            break
     for watcher in watchers:
-        watched = watcher(watched)
-    *_, last = watched
-    request = last.request
+        watcher(None)
+    request = event.request
     return GenerationResult(request.text, request.tokens, request.finish_reason or INTERRUPTED, request.stats)
 
 
-def plain_text(file: TextIO, convert: Callable[[str], str] = str) -> Watcher:
-    """Return a watcher that prints the text as it is generated, and a final newline.
-
-    convert: Changes each piece of the text.
-    """
-
-    def show(events: Iterator[Event]) -> Iterator[Event]:
-        for event in events:
-            with printing():
-                print(convert("".join(event.texts)), end="", flush=True, file=file)
-            yield event
-        with printing():
-            print(flush=True, file=file)
-
-    return show
+def print_text(event: Event | None, file: TextIO, convert: Callable[[str], str] = str) -> None:
+    """Watcher that prints the text as it is generated, and a final newline. convert: changes each piece of the text."""
+    with printing():
+        print("\n" if event is None else convert("".join(event.texts)), end="", flush=True, file=file)
 
 
 def have_same_destination() -> bool:

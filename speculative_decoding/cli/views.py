@@ -7,14 +7,13 @@ Accepted tokens are green, rejected tokens red and struck out, corrections and b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
+from ..decoding.request import Request
 from ..decoding.results import Round
 from ..engine import Event
 from ..errors import Name, writing
@@ -56,7 +55,7 @@ OWN = Mark("bright_blue", "{+", "+}")  # a correction after a rejected token, or
 
 
 class DraftView:
-    """Watcher that prints the text with its draft and never rewrites printed text.
+    """Watcher of one text that prints it with its draft and never rewrites printed text.
 
     rounds: print a line for each round, with its numbers.
     """
@@ -67,6 +66,8 @@ class DraftView:
         self._rounds = rounds
         self._color = has_color(console)
         self._open = UNMARKED  # the mark of the last text, which may need a closing mark
+        self._tokens: list[int] = []  # of the text so far
+        self._number = 0  # of the last round
 
     def legend(self) -> None:
         line = Text()
@@ -76,26 +77,25 @@ class DraftView:
         line.rstrip()
         self._console.print(line)
 
-    def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
-        before: list[int] = []
-        for number, event in enumerate(events, start=1):
-            round = event.round
-            line = Text()
-            self._add(line, "".join(event.texts[: round.accepted]), ACCEPTED)
-            if round.accepted < len(event.texts):
-                accepted = round.tokens[: round.accepted]
-                self._add(line, continuation_text(self._tokenizer, before + accepted, round.rejected), REJECTED)
-                self._add(line, "".join(event.texts[round.accepted :]), OWN)
-            before += round.tokens
-            if self._rounds:
-                self._end_round(number, round, line)
-            else:
-                self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
-            yield event
-        if not self._rounds:
-            line = Text()
-            self._add(line, "\n", UNMARKED)
-            self._console.print(line, end="", soft_wrap=True)
+    def __call__(self, event: Event | None) -> None:
+        line = Text()
+        if event is None:
+            if not self._rounds:
+                self._add(line, "\n", UNMARKED)
+                self._console.print(line, end="", soft_wrap=True)
+            return
+        round = event.round
+        self._add(line, "".join(event.texts[: round.accepted]), ACCEPTED)
+        if round.accepted < len(event.texts):
+            known = self._tokens + round.tokens[: round.accepted]
+            self._add(line, continuation_text(self._tokenizer, known, round.rejected), REJECTED)
+            self._add(line, "".join(event.texts[round.accepted :]), OWN)
+        self._tokens += round.tokens
+        self._number += 1
+        if self._rounds:
+            self._end_round(round, line)
+        else:
+            self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
 
     def _add(self, line: Text, text: str, mark: Mark) -> None:
         """Append text in the mark's color. Without color, print marks where the kind of text changes."""
@@ -106,14 +106,14 @@ class DraftView:
         line.append(visible(text), mark.style if self._color else "")
         self._open = mark
 
-    def _end_round(self, number: int, round: Round, line: Text) -> None:
+    def _end_round(self, round: Round, line: Text) -> None:
         """Print the round's numbers and its text."""
         drafted = "no draft"
         if round.drafted:
             kind = f", {round.kind}" if round.kind else ""
             drafted = f"{round.accepted} of {round.drafted} accepted{kind}"
         draft = "" if round.draft_seconds is None else f" (draft {1000 * round.draft_seconds:.1f})"
-        numbers = f"round {number}: {drafted}, {1000 * round.seconds:.1f} ms{draft}: "
+        numbers = f"round {self._number}: {drafted}, {1000 * round.seconds:.1f} ms{draft}: "
         close = "" if self._color else self._open.after
         self._console.print(Text(numbers, "dim" if self._color else "").append_text(line).append(close))
         self._open = UNMARKED
@@ -128,31 +128,34 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._requests = count()
+        self._request: Request | None = None  # of the last event
+        self._counts = {"request": -1, "round": 0, "position": 0}  # of the next line
         with writing(Name("trace"), path):
             path.write_text("")
 
-    def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
-        request = next(self._requests)
-        position = 0
-        for number, event in enumerate(events):
-            round = event.round
-            line: dict[str, Any] = {"request": request, "round": number, "position": position}
-            if number == 0:
-                line["encode_seconds"] = event.request.stats.encode_seconds
-            line |= {
-                "text": "".join(event.texts),
-                "tokens": round.tokens,
-                "proposed": round.proposed,
-                "drafted": round.drafted,
-                "accepted": round.accepted,
-                "kind": round.kind,
-                "seconds": round.seconds,
-                "draft_seconds": round.draft_seconds,
-                "verify_seconds": round.verify_seconds,
-                "finish_reason": round.finish_reason,
-            }
-            with writing(Name("trace"), self._path), self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            position += len(round.tokens)
-            yield event
+    def __call__(self, event: Event | None) -> None:
+        if event is None:
+            return
+        round = event.round
+        if event.request is not self._request:
+            self._request = event.request
+            self._counts = {"request": self._counts["request"] + 1, "round": 0, "position": 0}
+        line: dict[str, Any] = {**self._counts}
+        if self._counts["round"] == 0:
+            line["encode_seconds"] = event.request.stats.encode_seconds
+        line |= {
+            "text": "".join(event.texts),
+            "tokens": round.tokens,
+            "proposed": round.proposed,
+            "drafted": round.drafted,
+            "accepted": round.accepted,
+            "kind": round.kind,
+            "seconds": round.seconds,
+            "draft_seconds": round.draft_seconds,
+            "verify_seconds": round.verify_seconds,
+            "finish_reason": round.finish_reason,
+        }
+        with writing(Name("trace"), self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._counts["round"] += 1
+        self._counts["position"] += len(round.tokens)

@@ -24,10 +24,10 @@ from ..cli.flags import (
     RunFlags,
     add_decoding_flags,
     all_but,
-    require_different_files,
+    check_files,
 )
 from ..cli.lines import InputLine, read_lines
-from ..cli.parser import File, Parser, add_flags, flags_from, require_writable
+from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
@@ -110,12 +110,11 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     """Decode the file and return the exit status: 1 if some lines were errors."""
     given = vars(chosen)
     flags = flags_from(BatchFlags, chosen)
-    require_writable("stats_json", flags.stats_json)
     files: list[NamedFile] = [((Name("input"),), flags.input)]
     written: list[NamedFile] = []
     if flags.output is not None:
         written = [((Name("output"),), flags.output), ((Name("output"), "'s journal"), journal_path(flags.output))]
-    require_different_files(given, files, written)
+    check_files(given, files, written)
     if shares_lines(chosen, processes):
         return decode_file(run_config_from(chosen), flags, processes)
     return decode_file(run_config_from(chosen, processes=processes), flags)

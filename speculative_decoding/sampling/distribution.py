@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .constraints import History, constrain, is_constrained
+from .constraints import History, is_constrained
 from .options import GenerationOptions
 from .random import Purpose, gumbel, random_keys
 
@@ -29,6 +29,10 @@ def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History
     if any(row.has_penalty for row in rows):
         penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
         logits = penalize_repetition(logits.astype(mx.float32), penalty, history)
+    if not is_constrained(history, logits.shape[1]):
+        return logits
+    from .masking import constrain
+
     return constrain(logits, history)
 
 
@@ -107,7 +111,7 @@ def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -
     """(B, L, V) logits, (B, 1, 1) penalty: divide positive and multiply negative logits of ids that occurred."""
     rows, length, vocab_size = logits.shape
     index = mx.arange(rows)[:, None]
-    longest = max(history.lengths)
+    longest = max(map(len, history.tokens))
     committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
     not_seen = 2**30
     # For each id, how many draft ids a position must see for the id to have occurred.

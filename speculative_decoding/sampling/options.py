@@ -61,6 +61,8 @@ ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptanc
     "block": (LOSSLESS,),
     "coupled": (LOSSLESS, COMPARABLE),
 }
+LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in facts]
+COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # without and with a delta
 
 OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and earlier versions, and options to suggest
@@ -90,11 +92,6 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and ear
     "eos_token_id": ("eos_token_ids",),
     "stop_strings": ("stop",),
 }
-
-
-def rules_with(fact: str) -> list[str]:
-    """The acceptance rules of which a fact holds."""
-    return [name for name, facts in ACCEPTANCE.items() if fact in facts]
 
 
 def documented(kind: type[Options]) -> type[Options]:
@@ -216,8 +213,8 @@ class GenerationOptions:
     acceptance: Annotated[
         str | None,
         Text(tuple(ACCEPTANCE)),
-        f"acceptance rule for sampling; lossless are {', '.join(rules_with(LOSSLESS))}; with "
-        f"{' and '.join(rules_with(COMPARABLE))}, the text for a seed does not depend on the drafts "
+        f"acceptance rule for sampling; lossless are {', '.join(LOSSLESS_RULES)}; with "
+        f"{' and '.join(COMPARABLE_RULES)}, the text for a seed does not depend on the drafts "
         f"(default: {DEFAULT_RULE}; with a delta above 0, {RELAXED_RULE})",
         SAMPLES_ONLY,
         FOR_SPEECH,
@@ -342,12 +339,12 @@ class GenerationOptions:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution."""
-        return self.delta == 0 and LOSSLESS in ACCEPTANCE[self.rule]
+        return self.delta == 0 and self.rule in LOSSLESS_RULES
 
     @property
     def is_comparable(self) -> bool:
         """Whether runs with different drafts, or with none, return the same tokens."""
-        return self.is_greedy or COMPARABLE in ACCEPTANCE[self.rule]
+        return self.is_greedy or self.rule in COMPARABLE_RULES
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """These options with other values for some of them. Raises `InputError` for names and values."""
@@ -375,17 +372,11 @@ class GenerationOptions:
             object.__setattr__(changed, name, value)
         return changed
 
-    def without_effect(self, names: Iterable[str]) -> InputError | None:
-        """The error of the first of these options that has no effect, or None. Needs the name of a drafter."""
+    def require_effect(self, names: Iterable[str]) -> None:
+        """Raise `InputError` if one of these options has no effect. Needs the name of a drafter."""
         for name in names:
             if getattr(self, name) != option_specs()[name].default and (reason := self._why_without_effect(name)):
-                return InputError(("has no effect ", *reason), name, "leave one of them out")
-        return None
-
-    def require_effect(self, names: Iterable[str]) -> None:
-        """Raise `InputError` if one of these options has no effect."""
-        if error := self.without_effect(names):
-            raise error
+                raise InputError(("has no effect ", *reason), name, "leave one of them out")
 
     def _why_without_effect(self, name: str) -> tuple[str, ...]:
         """`Words` that follow "has no effect", or () for an option that has one."""
@@ -410,22 +401,18 @@ def option_specs() -> Mapping[str, OptionSpec]:
     return specs_of(GenerationOptions)
 
 
-def shows(options: Mapping[str, OptionSpec]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let `help()` list these options, with their types and defaults, in place of **options of a function."""
+def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | None = None) -> Callable[P, R]:
+    """Let `help()` list options, with their types and defaults, in place of **options. None: of `GenerationOptions`."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
     keywords = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.annotation)
-        for name, spec in options.items()
+        for name, spec in (option_specs() if options is None else options).items()
     ]
-
-    def change(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
-        parameters = [*leading, *keywords, *own[len(leading) :]]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return function
-
-    return change
+    parameters = [*leading, *keywords, *own[len(leading) :]]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def validate(name: str, type_: Value, value: Any) -> Any:
@@ -469,6 +456,3 @@ def meant_options(name: str, known: Collection[str]) -> list[str]:
 def listed(names: Iterable[str]) -> tuple[str, ...]:
     """Option names, separated by commas."""
     return tuple(part for name in names for part in (", ", Name(name)))[1:]
-
-
-shows_options = shows(option_specs())

@@ -14,8 +14,8 @@ from typing import Annotated as A
 from typing import Any
 
 from ..cli.common import printing, require_one_process, say, start_alone, write_stats
-from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, require_different_files
-from ..cli.parser import Parser, add_flags, flags_from, require_writable
+from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, check_files
+from ..cli.parser import Parser, add_flags, flags_from
 from ..cli.progress import ShowProgress, progress
 from ..cli.run_config import run_config_from
 from ..cli.runner import note_exactness
@@ -93,9 +93,8 @@ def transcribe(chosen: argparse.Namespace) -> int:
     require_one_process()
     given = vars(chosen)
     flags = flags_from(TranscribeFlags, chosen)
-    require_writable("stats_json", flags.stats_json)
     files: list[NamedFile] = [((Name("audio"),), name) for name in flags.audio]
-    require_different_files(given, files)
+    check_files(given, files)
     options = transcription_options(given)
     slots = flags.slots
     if not flags.chunked:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from ..errors import UnknownOption
 from ..models.whisper_tokens import AudioConfig
-from ..sampling.options import FOR_SPEECH, option_specs, shows, suggested_option
+from ..sampling.options import FOR_SPEECH, option_specs, shows_options, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
 # The fields of `GenerationOptions` that a transcription has, too; it determines all others
 DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
-shows_transcription_options = shows({**transcription_specs(), **DECODING})
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:
+    """`shows_options` for functions that transcribe."""
+    return shows_options(function, {**transcription_specs(), **DECODING})
 
 
 class TranscriptionKeywords(TypedDict, total=False):

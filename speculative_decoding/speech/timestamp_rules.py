@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..sampling.constraints import PADDING, History
+from ..sampling.constraints import History
+from ..sampling.masking import PADDING
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,8 @@ def test_several_outputs_are_one_line_each(monkeypatch: pytest.MonkeyPatch, caps
     result = blank_result(GenerationOptions(num_return_sequences=2, temperature=1.0))
     result = replace(result, sequences=[replace(result, text=text) for text in ("a\nb", "c")])
     options = GenerationOptions(num_return_sequences=2, temperature=1.0)
-    fake: Any = SimpleNamespace(tokenizer=None, options=options, generate=lambda tokens: result)
+    fake: Any = SimpleNamespace(model=None, tokenizer=None, options=options, generate=lambda tokens: result)
     monkeypatch.setattr(runner, "unknown_characters", lambda *arguments: [])
-    monkeypatch.setattr(runner, "answer_mode", lambda session: "speculative")
     PromptRunner(in_one_line=True).run(fake, "prompt", tokens=[1])
     assert capsys.readouterr().out == "a b\nc\n"
 
