@@ -48,7 +48,6 @@ class DraftHeadHandle:
         if not all(mx.isfinite(array).all() for _, array in weights):
             raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
         self.model.load_weights(weights)
-        self.model.adapt_to(self.target)
         self.model.finalize()
 
 
@@ -65,7 +64,7 @@ def open_draft(
     manifest.check_sizes(folder)
     facts = target_facts(target.model)
     require_same_target(raw, facts, folder)
-    head = DraftHead(config_of(raw, folder, facts))
+    head = DraftHead(config_of(raw, folder, facts), target.model.residual_scale, target.model.source_softmax)
     checkpoint = checkpoints.read(folder)
     expected: Mapping[str, mx.array] = dict(tree_flatten(head.parameters()))
     for name, array in expected.items():

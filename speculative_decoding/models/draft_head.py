@@ -55,9 +55,14 @@ class DraftHeadConfig:
 
 
 class DraftHead(nn.Module):
-    """Shapes: B rows, L independent positions in each."""
+    """Shapes: B rows, L independent positions in each.
 
-    def __init__(self, config: DraftHeadConfig) -> None:
+    residual_scale, softmax: the target's `residual_scale` and `source_softmax`, which are not stored with the head.
+    """
+
+    def __init__(
+        self, config: DraftHeadConfig, residual_scale: float = 1.0, softmax: Softmax = precise_softmax
+    ) -> None:
         super().__init__()
         self.config = config
         width = config.d_model
@@ -72,8 +77,8 @@ class DraftHead(nn.Module):
         self.wi = Linear(width, config.d_ff * (1 + config.is_gated), bias=False)
         self.wo = Linear(config.d_ff, width, bias=False)
         self._activation = ACTIVATIONS[config.activation]
-        self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
-        self._softmax: Softmax = precise_softmax  # the target's
+        self.residual_scale = residual_scale
+        self._softmax = softmax
         self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
@@ -81,17 +86,16 @@ class DraftHead(nn.Module):
         """Return an untrained head for this target, which reads the states of these decoder layers."""
         width = target.config.d_model
         decoder = target.config.decoder
-        head = cls(
-            DraftHeadConfig(
-                d_model=width,
-                heads=decoder.num_heads,
-                head_width=decoder.head_dim,
-                d_ff=min(2 * width, decoder.d_ff),
-                layers=tuple(layers),
-                activation=decoder.activation,
-                is_gated=decoder.is_gated,
-            )
+        config = DraftHeadConfig(
+            d_model=width,
+            heads=decoder.num_heads,
+            head_width=decoder.head_dim,
+            d_ff=min(2 * width, decoder.d_ff),
+            layers=tuple(layers),
+            activation=decoder.activation,
+            is_gated=decoder.is_gated,
         )
+        head = cls(config, target.residual_scale, target.source_softmax)
         ids = mx.arange(min(1024, target.config.vocab_size))
         probe = 0.01 * mx.random.normal((64, width), key=mx.random.key(seed))
         output_head = target.head_of(ids)
@@ -99,14 +103,8 @@ class DraftHead(nn.Module):
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
         weights |= target.head_weights(head.config.d_ff)
         head.load_weights([*weights.items()])
-        head.adapt_to(target)
         mx.eval(head.parameters())
         return head
-
-    def adapt_to(self, target: EncoderDecoder) -> None:
-        """Set the attributes that depend on the target and are not stored with the head."""
-        self.hidden_epsilon = EPSILON * target.residual_scale**2
-        self._softmax = target.source_softmax
 
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
         """Return random weights that make a state approximately a weighted sum of its inputs.
@@ -143,7 +141,8 @@ class DraftHead(nn.Module):
 
         hidden: the target's states after each of `config.layers`, concatenated, (B, L, layers * d) -> (B, L, d).
         """
-        layers = normed(hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1), self.hidden_epsilon)
+        layers = hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1)
+        layers = normed(layers, EPSILON * self.residual_scale**2)
         return normed(self.combine(layers.reshape(hidden.shape)))
 
     def step(
@@ -189,8 +188,7 @@ class DraftHead(nn.Module):
         return self._with(replace(self.config, acceptance=tuple(acceptance)))
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
-        head = DraftHead(config)
-        head.hidden_epsilon, head._softmax = self.hidden_epsilon, self._softmax
+        head = DraftHead(config, self.residual_scale, self._softmax)
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 

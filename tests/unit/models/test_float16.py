@@ -79,7 +79,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
     one, other = with_rescaled(overflowing(tmp_path / "hf", {}))
     head = DraftHead.for_target(one, (0, 1))
     write_draft_head(tmp_path / "head", head, one, mx.float32)
-    loaded = DraftHead(head.config)
+    loaded = DraftHead(head.config, other.residual_scale)
     DraftHeadHandle(tmp_path / "head", loaded, checkpoints.read(tmp_path / "head"), 0, other).load_weights()
     states = []
     for target, own in ((one, head), (other, loaded)):
