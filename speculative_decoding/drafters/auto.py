@@ -34,7 +34,7 @@ class AutoDrafter(BatchDrafter):
         self._known = range(vocab_size)
         self._min_chance = min_chance
         self._copies: dict[int, NgramDrafter] = {}  # by slot
-        self._copying: set[int] = set()  # slots whose next draft is a copy
+        self._copying: set[int] = set()  # slots whose next draft is a copy, see `kind_and_limit`
         self._proposed: Draft | None = None  # the model's draft of this round
 
     def use_cache(self, cache: DecoderCache) -> None:
