@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -139,13 +140,17 @@ def require_streams() -> None:
 
 
 def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler of standard output: escape characters which its encoding lacks, and say so the first time."""
-    codecs.register_error("escape_with_note", codecs.backslashreplace_errors)
-    say(
-        f"note: standard output is {sys.stdout.encoding}; characters that it lacks are written as escapes such as "
-        "\\xfc (set PYTHONIOENCODING=utf-8 to write them)"
-    )
+    """Error handler of standard output: escape characters that its encoding lacks, and say so."""
+    say_that_characters_are_escaped(sys.stdout.encoding)
     return codecs.backslashreplace_errors(error)
+
+
+@cache  # says it once
+def say_that_characters_are_escaped(encoding: str) -> None:
+    say(
+        f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "
+        "(set PYTHONIOENCODING=utf-8 to write them)"
+    )
 
 
 @contextmanager
