@@ -28,7 +28,7 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import run
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding import round as round_module
-from speculative_decoding.drafters.draft_model import OutputHead
+from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
 from speculative_decoding.models.base import EncoderDecoder
@@ -56,7 +56,7 @@ TIMED = (
     (EncoderDecoder, "states", "graph"),
     (EncoderDecoder, "logits", "graph"),
     (DraftHead, "features_at", "graph"),
-    (DraftHead, "step_and_outputs", "graph"),
+    (DraftHead, "compiled_step", "graph"),
     (OutputHead, "__call__", "graph"),
     (OutputHead, "likeliest", "graph"),
     (round_module, "target_inputs", "graph"),

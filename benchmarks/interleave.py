@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationStats
 
 from .tasks import Task
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,8 +11,8 @@ import mlx.core as mx
 from speculative_decoding import Session, load
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, require_writable
-from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, DraftRequest, RequestView
-from speculative_decoding.drafters.base import COPY, MODEL, token_rows
+from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, RequestView
+from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.drafters.model import num_shared
 
 from .acceptance import Recorded, write
@@ -37,16 +36,16 @@ class Recorder(AutoDrafter):
         super().begin(request, encoder_output)
         self.drafts: dict[str, list[list[int]]] = {MODEL: [], COPY: []}
 
-    def longest(self, request: RequestView, kind: str) -> int:
-        return super().longest(request, MODEL)  # a copy's length must not limit the model's draft
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        return super().kind_and_limit(request)[0], sys.maxsize  # a copy's length must not limit the model's draft
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        (one,) = draft_requests
-        for kind, drafts in self.drafts.items():
-            is_tried = kind in (MODEL, one.kind)
-            draft = super().propose([replace(one, kind=kind)], slots) if is_tried else Draft.empty()
-            place = len(one.request.decoder_tokens) - 1  # a position may be drafted more than once
-            drafts[place:] = [token_rows(draft.tokens)[0][: draft.length(0)]]
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        (request,) = counts
+        copied = super().propose(counts, slots) if self._copying else Draft.empty()
+        self._copying.clear()
+        place = len(request.decoder_tokens) - 1  # a position may be drafted more than once
+        for kind, draft in {MODEL: super().propose(counts, slots), COPY: copied}.items():
+            self.drafts[kind][place:] = draft.ids()
         return Draft.empty()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,8 +11,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from speculative_decoding.cli.modes import BASELINE, DecodingMode
-from speculative_decoding.drafters import AutoDrafter, Draft, DraftRequest, RequestView
-from speculative_decoding.drafters.base import COPY, MODEL, token_rows
+from speculative_decoding.drafters import AutoDrafter, Draft, RequestView
+from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.base import EncoderDecoder
 
@@ -48,21 +49,18 @@ class ReplayDrafter(AutoDrafter):
         # The model's own tokens, also where a draft was accepted.
         self._seen = RequestView(request.options, request.source_tokens, [*request.decoder_tokens], request.slot)
 
-    def kind(self, request: RequestView) -> str:
-        super().kind(request)
-        return COPY if self._script.found[len(request.decoder_tokens) - 1] else MODEL
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        super().kind_and_limit(request)
+        found = self._script.found[len(request.decoder_tokens) - 1]
+        return (COPY, found) if found else (MODEL, sys.maxsize)
 
-    def longest(self, request: RequestView, kind: str) -> int:
-        if kind == COPY:
-            return self._script.found[len(request.decoder_tokens) - 1]
-        return super().longest(request, kind)
-
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        (one,) = draft_requests
-        place = len(one.request.decoder_tokens) - 1
-        if one.kind == COPY:
-            return Draft.of_ids([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
-        draft = super().propose([replace(one, request=self._seen)], slots)
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        ((request, count),) = counts.items()
+        place = len(request.decoder_tokens) - 1
+        if found := self._script.found[place]:
+            return Draft.of_ids([self._ids(place, min(count, found), self._script.copied)])
+        self._copying.clear()
+        draft = super().propose({self._seen: count}, slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
         return Draft(
             ids + 0 * draft.tokens, lengths=draft.lengths
@@ -76,7 +74,7 @@ class ReplayDrafter(AutoDrafter):
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         new = requests[0].decoder_tokens[len(self._seen.decoder_tokens) :]
-        own = token_rows(self._proposed.tokens)[0][: len(new) - 1] if self._proposed else []
+        own = self._proposed.ids()[0][: len(new) - 1] if self._proposed else []
         self._seen.decoder_tokens += [*own, *new[len(own) :]]
         super().observe([self._seen], counts)
 

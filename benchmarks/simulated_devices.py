@@ -21,7 +21,7 @@ import numpy as np
 
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
 from speculative_decoding.draft_length.costs import measure_widths

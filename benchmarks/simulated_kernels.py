@@ -77,7 +77,9 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
     store.path = None
     store.is_read_only = False
     # Compares, although this machine's kernels give all widths the same bits
-    session.planner.exact_widths = ExactWidths(cache(partial(CountedProbe, model)), lambda: store)
+    planner = session.planner
+    planner.probe, planner.store = cache(partial(CountedProbe, model)), lambda: store
+    planner.exact_widths = ExactWidths(planner.probe, planner.store)
     return session
 
 

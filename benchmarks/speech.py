@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from speculative_decoding import Session, load
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationStats
 
 from .machine import environment
 

@@ -21,12 +21,12 @@ if sys.platform.startswith("linux") and has_room("cpu"):
 
     cpu.prepare()  # before anything imports mlx
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import GenerationStats, Round
-from .drafters import DraftModel, NgramDrafter
+from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
+from .drafters import NgramDrafter
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
@@ -37,21 +37,23 @@ from .session import Session, load
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .drafters import TextStore
+    from .drafters import DraftModel, TextStore
     from .loading.conversion import convert
+    from .rows import BatchResult
+
+
+LATER = {  # imported on first use, because most runs do not need them
+    "BatchResult": ".rows",
+    "DraftModel": ".drafters",
+    "TextStore": ".drafters",
+    "convert": ".loading.conversion",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import some names on first use, because most runs do not need them."""
-    if name == "TextStore":
-        from .drafters import TextStore
-
-        return TextStore
-    if name == "convert":
-        from .loading.conversion import convert
-
-        return convert
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(LATER[name], __name__), name)
 
 
 __all__ = [

@@ -18,9 +18,8 @@ import mlx.core as mx
 
 from .decoding.prompt import DecoderPrompt, make_request
 from .decoding.request import Request
-from .decoding.results import GenerationResponse, GenerationResult
+from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
 from .decoding.round import Batch, speculate
-from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
@@ -39,7 +38,8 @@ from .sampling.random import sample_seed
 DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
-# Runs one round for all requests of a batch, as `speculate` does.
+# Runs one round for all requests of a batch, as `speculate` does. It calls its second argument after drafting and after
+# verification.
 Strategy = Callable[[Batch, Callable[[], None] | None], dict[Request, Round]]
 
 
@@ -222,6 +222,9 @@ class Engine:
         events = []
         for request, round in self._round(batch).items():
             self._count(request, round)
+            if request.finish_reason is not None:
+                self._drafter.end(request)  # a text store learns the complete output
+                self._requests[request.slot] = None
             events.append(Event(request, round, request.new_texts if round.tokens else []))
         return events
 
@@ -245,7 +248,16 @@ class Engine:
         stats = request.stats
         if not stats.generated_tokens:
             stats.time_to_first_token = time.perf_counter() - request.started
-        stats.add_round(round)
+        stats.generated_tokens += len(round.tokens)
+        stats.target_calls += 1
+        stats.drafted_tokens += round.drafted
+        stats.accepted_tokens += round.accepted
+        stats.accepted_histogram[round.accepted] += 1
+        stats.total_variation += round.total_variation
+        stats.decode_seconds += round.seconds
+        if round.draft_seconds is not None and round.verify_seconds is not None:
+            stats.draft_seconds = (stats.draft_seconds or 0.0) + round.draft_seconds
+            stats.verify_seconds = (stats.verify_seconds or 0.0) + round.verify_seconds
         stats.lossless = request.options.is_lossless or stats.drafted_tokens == 0
         stats.peak_memory_bytes = mx.get_peak_memory()
         if round.logprobs:
@@ -253,7 +265,11 @@ class Engine:
 
     def _fill(self) -> None:
         """Give free slots to waiting requests."""
-        self._resize(min(self._slots, self.decoding + self.waiting))
+        wanted = min(self._slots, self.decoding + self.waiting)
+        if self._batch is None:
+            self._requests = [None] * wanted
+        else:
+            self._resize(self._batch, wanted)
         free = [slot for slot, request in enumerate(self._requests) if request is None][: self.waiting]
         for slot in free:
             if not self._encoded:
@@ -273,7 +289,12 @@ class Engine:
         for request in islice(self._sorted, len(self._requests)):
             group.setdefault(id(request.source), request)
         started = time.perf_counter()
-        encoder_outputs = dict(zip(group, self._encoder_outputs([*group.values()]), strict=True))
+        sources = [request.source for request in group.values()]
+        outputs = self._model.encode_rows(sources)  # (1, S, d_model) each
+        if len(sources) > 1:
+            outputs = self._finite(sources, outputs)
+        mx.eval(outputs)
+        encoder_outputs = dict(zip(group, outputs, strict=True))
         seconds = (time.perf_counter() - started) / len(group)
 
         for queue in (self._sorted, self._queue):
@@ -284,16 +305,16 @@ class Engine:
                 request.stats.encode_seconds = seconds if group[source] is request else 0.0
                 self._encoded.append((request, encoder_outputs[source]))
 
-    def _encoder_outputs(self, group: Sequence[Request]) -> list[mx.array]:
-        """One for each request, (1, S, d_model), evaluated."""
-        encoder_outputs = self._model.encode_rows([request.source for request in group])
-        if len(group) > 1:  # padding that is not finite would spoil shorter sources: 0 * inf is NaN
-            finite = mx.stack([mx.isfinite(each).all() for each in encoder_outputs]).all()
-            mx.eval(encoder_outputs, finite)
-            if not finite.item():
-                encoder_outputs = [self._model.encode_rows([request.source])[0] for request in group]
-        mx.eval(encoder_outputs)
-        return encoder_outputs
+    def _finite(self, sources: Sequence[Source], outputs: list[mx.array]) -> list[mx.array]:
+        """The outputs of sources that were encoded together, which are encoded one by one if one is not finite.
+
+        Otherwise padding that is not finite would spoil shorter sources: 0 * inf is NaN.
+        """
+        finite = mx.stack([mx.isfinite(each).all() for each in outputs]).all()
+        mx.eval(outputs, finite)
+        if finite.item():
+            return outputs
+        return [self._model.encode_rows([source])[0] for source in sources]
 
     def _assign(self, slot: int, request: Request, encoder_output: mx.array) -> None:
         batch = self._batch
@@ -303,7 +324,9 @@ class Engine:
         cache = None if batch is None else batch.cache
         reserved = self._widths.reserved
         capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
-        prefill = partial(self._prefill, request, capacity)
+        prefill = None
+        if request.prefix_length > 1 or request.observer is not None:
+            prefill = partial(self._prefill, request, capacity)
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
@@ -332,12 +355,9 @@ class Engine:
                 observer.prefilled(self._model.logits(states[0, observer.position - 1 - start]))
         cache.trim_to([cached] * cache.rows)
 
-    def _resize(self, wanted: int) -> None:
+    def _resize(self, batch: Batch, wanted: int) -> None:
         """Change the number of slots to about `wanted`, by a factor of two or more: a pass computes every slot."""
         slots = len(self._requests)
-        if self._batch is None:
-            self._requests = [None] * wanted
-            return
         if wanted > slots:
             size = min(self._slots, max(wanted, 2 * slots))
         elif 0 < wanted <= slots // 2:
@@ -346,10 +366,10 @@ class Engine:
             return
         kept = [slot for slot, request in enumerate(self._requests) if request is not None]
         order = (kept + [slot for slot in range(slots) if slot not in kept] + [0] * size)[:size]
-        self._batch.cache.select(order)
+        batch.cache.select(order)
         self._drafter.select(order)
         self._requests = [self._requests[slot] if i < len(kept) else None for i, slot in enumerate(order)]
-        self._batch.slots = self._requests
+        batch.slots = self._requests
         for slot, request in enumerate(self._requests):
             if request is not None:
                 request.slot = slot

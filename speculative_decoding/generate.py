@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import Round
+from .decoding.results import GenerationResponse, GenerationResult, Round
 from .drafters import DraftHead, NgramDrafter
-from .drafters.draft_model import DraftVocabulary
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames
 from .models.base import EncoderDecoder
@@ -16,6 +14,8 @@ from .sampling.options import shows_options
 from .session import Prompt, Session
 
 if TYPE_CHECKING:
+    from .drafters.draft_model import DraftVocabulary
+    from .rows import BatchResult
     from .sampling.keywords import OptionKeywords
 
 Draft = EncoderDecoder | DraftHead

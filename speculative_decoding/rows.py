@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResult, blank_result
+from .decoding.results import GenerationResult, GenerationStats
 from .draft_length.base import DraftLength
 from .engine import Engine, result_of
 from .errors import InputError
@@ -20,6 +21,16 @@ Item = TypeVar("Item")
 ItemIn = TypeVar("ItemIn", contravariant=True)
 Progress = TypeVar("Progress")
 ProgressOut = TypeVar("ProgressOut", covariant=True)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class BatchResult(Generic[Result]):
+    """The result of one prompt or recording of a batch, or a one-line error. index: its position, from 0."""
+
+    index: int
+    result: Result | None
+    error: str | None = None
 
 
 class Scheduler(Protocol[ItemIn, ProgressOut]):
@@ -145,3 +156,10 @@ class PromptScheduler:
                 if not any(request in self._samples for request in requests):  # several may end in the same round
                     error = next((request.error for request in requests if request.error), None)
                     yield BatchResult(number, None if error else result_of(requests), error)
+
+
+def blank_result(options: GenerationOptions) -> GenerationResult:
+    """The result of a blank text of several, which is not decoded: it has no tokens."""
+    result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
+    count = options.num_return_sequences
+    return result if count == 1 else replace(result, sequences=(result,) * count)

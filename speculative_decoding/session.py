@@ -15,20 +15,17 @@ import mlx.core as mx
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
-from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.stats import Round
+from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
 from .draft_length.planner import PassPlanner
 from .drafters import (
     BatchDrafter,
-    DraftModel,
     NgramDrafter,
     check_drafter,
     choose_drafter,
     model_drafter,
     with_default_drafter,
 )
-from .drafters.draft_model import DraftVocabulary
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.pair import ModelPair, open_pair, require_same_tokens
@@ -46,7 +43,8 @@ from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
 if TYPE_CHECKING:
-    from .rows import PromptScheduler
+    from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
@@ -87,7 +85,10 @@ class Session:
         self._require_type("draft_model", EncoderDecoder | DraftHead | None, "a model, as load gives")
         self._require_type("options", GenerationOptions, "GenerationOptions(...)")
         self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
-        self._require_type("draft_vocabulary", DraftVocabulary | None, "a DraftVocabulary")
+        if self.draft_vocabulary is not None:
+            from .drafters.draft_model import DraftVocabulary
+
+            self._require_type("draft_vocabulary", DraftVocabulary, "a DraftVocabulary")
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         check_drafter(self.options.drafter, self.draft_model)
@@ -103,6 +104,8 @@ class Session:
         """The draft, which may propose only `draft_vocabulary`. Raises `InputError` for a model with other tokens."""
         draft, vocabulary = self.draft_model, self.draft_vocabulary
         if isinstance(draft, EncoderDecoder):
+            from .drafters.draft_model import DraftModel
+
             require_same_tokens(self.model, draft)
             return DraftModel(draft, vocabulary)
         assert draft is not None

@@ -26,7 +26,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.checkpoints.base import CastCheckpoint
+from speculative_decoding.checkpoints.base import CheckpointView
 from speculative_decoding.loading import load as loading
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session", autouse=True)
 def bundled_files() -> Iterator[None]:
     """Read the tokenizer and the weights of each bundled model once: half of the time to load, in hundreds of tests."""
-    load_tokenizer, cast = loading.load_tokenizer, CastCheckpoint.__getitem__
+    load_tokenizer, read_view = loading.load_tokenizer, CheckpointView.__getitem__
     load_once = cache(load_tokenizer)
     arrays: dict[tuple[str, str], mx.array] = {}
 
@@ -60,17 +60,18 @@ def bundled_files() -> Iterator[None]:
         whole = folder.resolve()
         return load_once(whole) if whole.parent == BUNDLED else load_tokenizer(folder)
 
-    def read(self: CastCheckpoint, name: str) -> mx.array:
+    def read(self: CheckpointView, name: str) -> mx.array:
         key = os.path.abspath(str(self)), name
-        if self.info(name).dtype != mx.float32 or not key[0].startswith(f"{BUNDLED}{os.sep}"):
-            return cast(self, name)
+        is_cast = self._dtype is not None and self.info(name).dtype == mx.float32
+        if not is_cast or not key[0].startswith(f"{BUNDLED}{os.sep}"):
+            return read_view(self, name)
         if key not in arrays:
-            arrays[key] = cast(self, name)
+            arrays[key] = read_view(self, name)
         return arrays[key].view(mx.float32)  # shares the numbers; an assignment to it changes only the view
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_tokenizer", load)
-        patch.setattr(CastCheckpoint, "__getitem__", read)
+        patch.setattr(CheckpointView, "__getitem__", read)
         yield
 
 

@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,10 +26,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from speculative_decoding.decoding.acceptance import Greedy
 from speculative_decoding.drafters.base import Draft, RequestView
-from speculative_decoding.drafters.draft_model import OutputHead
+from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.models import EncoderDecoder, build
 from speculative_decoding.models.draft_head import DraftHead, DraftHeadConfig, default_layers
-from speculative_decoding.models.linear import DerivedWeight, Linear
+from speculative_decoding.models.linear import DerivedWeight, Linear, finalize_layers
 from speculative_decoding.sampling import GenerationOptions
 
 from .metal import (
@@ -164,12 +165,14 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
         vector = mx.zeros((rows, model.config.d_model), mx.bfloat16)
         step = [vector, vector, cross.cross_keys, cross.cross_values, cache.source_mask]
         nodes = nodes_of(model.embed, [tokens_of(rows, 1)])
-        nodes += nodes_of(head._step_and_outputs, step, fuses=True)
+        nodes += nodes_of(head.step, step, fuses=True)
         ids = mx.zeros((DRAFT_VOCABULARY,), mx.uint32)
         matrix = mx.zeros((DRAFT_VOCABULARY, model.config.d_model), mx.bfloat16)
 
         def choose(outputs: mx.array, matrix: mx.array) -> mx.array:
-            output_head = OutputHead(lambda x: x @ matrix.T, ids, model.config.vocab_size)
+            trimmed: Any = SimpleNamespace(config=model.config, logits=lambda x: x @ matrix.T)
+            output_head = OutputHead(trimmed, model.config.vocab_size)
+            output_head.ids = ids
             return output_head.likeliest(output_head(outputs)).astype(mx.uint32)
 
         return dispatches_of(nodes + nodes_of(choose, [vector, matrix]), generation)
@@ -217,7 +220,7 @@ def set_weights(module: nn.Module) -> None:
     mx.eval(module.parameters())
     for layer in module.modules():
         if isinstance(layer, DerivedWeight) and not isinstance(layer, Linear):
-            layer.finalize()
+            finalize_layers(layer)
 
 
 def new_cache(model: EncoderDecoder, rows: int) -> Any:

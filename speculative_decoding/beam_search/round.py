@@ -10,16 +10,15 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from ..decoding.request import Request
-from ..decoding.results import GenerationResult
-from ..decoding.round import Batch, free_slots
-from ..decoding.stats import Round
+from ..decoding.results import GenerationResult, Round
+from ..decoding.round import Batch
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
 from .search import BeamSearch, Continuation, best_continuations
 
 
 def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
-    """Run one round for all requests. Finished requests leave their slots.
+    """Run one round for all requests.
 
     on_phase_end: not called, because nothing is drafted.
     """
@@ -38,14 +37,13 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
             order[rows.start : rows.stop] = [rows.start + parent for parent in parents]
             offsets[rows.start : rows.stop] = [len(search.beams[0]) - 1] * len(rows)
         else:
-            request.finish_reason = "error"
+            request.fail()
             for row in rows:
                 batch.cache.zero_after(row, 0)
         tokens = finish(request, search) if search.is_over else []
         rounds[request] = Round(tokens, [], 0, finish_reason=request.finish_reason)
     batch.cache.reorder(order)
     batch.cache.trim_to(offsets)
-    free_slots(batch)
     return rounds
 
 

@@ -1,4 +1,4 @@
-"""The mapping that every checkpoint reader returns, and wrappers that rename or cast it. Knows nothing of models."""
+"""The mapping that every checkpoint reader returns, and a view that renames or casts it. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.size
-
-    @property
-    def has_valid_shape(self) -> bool:
-        return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
 
 
 class Checkpoint(Mapping[str, mx.array]):
@@ -75,44 +71,36 @@ class Checkpoint(Mapping[str, mx.array]):
         return str(self._source)
 
 
-class RenamedCheckpoint(Checkpoint):
-    """Another checkpoint's tensors under other names.
+class CheckpointView(Checkpoint):
+    """Another checkpoint's tensors, under other names or in another type.
 
     Args:
-        names: By new name, the tensor in the other checkpoint. Tensors that are not listed are hidden.
+        names: By new name, the tensor in the other checkpoint; tensors that are not listed are hidden. None: its names.
+        dtype: The type of floating-point tensors; quantized integers are kept. None: the stored types.
     """
 
-    def __init__(self, inner: Checkpoint, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, inner: Checkpoint, names: Mapping[str, str] | None = None, dtype: mx.Dtype | None = None
+    ) -> None:
         self._inner = inner
-        self._names = names
-        super().__init__(inner, {name: inner.info(theirs) for name, theirs in names.items()})
-
-    def __getitem__(self, name: str) -> mx.array:
-        return self._inner[self._names[name]]
-
-    def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
-        return self._inner.read_slice(self._names[name], axis, start, stop)
-
-    def is_same(self, first: str, second: str) -> bool:
-        return self._inner.is_same(self._names[first], self._names[second])
-
-
-class CastCheckpoint(Checkpoint):
-    """Casts the floating-point tensors of another checkpoint to `dtype`. Quantized integers are kept."""
-
-    def __init__(self, inner: Checkpoint, dtype: mx.Dtype) -> None:
-        self._inner = inner
-        infos: dict[str, TensorInfo] = {}
-        for name in inner:
-            info = inner.info(name)
-            infos[name] = TensorInfo(info.shape, dtype) if mx.issubdtype(info.dtype, mx.floating) else info
+        self._names = {name: name for name in inner} if names is None else names
+        self._dtype = dtype
+        infos = {name: inner.info(theirs) for name, theirs in self._names.items()}
+        if dtype is not None:
+            numbers = {name: info for name, info in infos.items() if mx.issubdtype(info.dtype, mx.floating)}
+            infos |= {name: TensorInfo(info.shape, dtype) for name, info in numbers.items()}
         super().__init__(inner, infos)
 
     def __getitem__(self, name: str) -> mx.array:
-        return self._inner[name].astype(self.info(name).dtype)
+        array = self._inner[self._names[name]]
+        return array if self._dtype is None else array.astype(self.info(name).dtype)
 
     def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
-        return self._inner.read_slice(name, axis, start, stop).astype(self.info(name).dtype)
+        part = self._inner.read_slice(self._names[name], axis, start, stop)
+        return part if self._dtype is None else part.astype(self.info(name).dtype)
+
+    def is_same(self, first: str, second: str) -> bool:
+        return self._inner.is_same(self._names[first], self._names[second])
 
 
 def part_name(name: str, part: str) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .mapped import ByteRange, MappedFile
+from .mapped import MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
 
@@ -63,7 +63,7 @@ def ggml_types() -> Mapping[int, GgmlType]:
 class GgufTensor:
     type: GgmlType
     info: TensorInfo  # shape in Hugging Face's order, the reverse of the file's
-    location: ByteRange
+    location: range  # of its bytes
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,11 @@ def read_header(path: Path) -> GgufHeader:
         raise cursor.error(f"alignment {alignment!r} is not a power of two up to 65536")
     data_start = -(-cursor.position // alignment) * alignment
     stop = data_start
-    locations: dict[str, ByteRange] = {}
+    locations: dict[str, range] = {}
     for name in sorted(infos, key=offsets.__getitem__):
         nbytes = math.prod(infos[name].shape) // types[name].block_size * types[name].block_bytes
-        location = ByteRange(data_start + offsets[name], nbytes)
+        start = data_start + offsets[name]
+        location = range(start, start + nbytes)
         if offsets[name] % alignment or location.start < stop or location.stop > len(cursor.data):
             raise cursor.error(f"tensor {name!r} overlaps another, is not aligned, or reaches past the end")
         locations[name] = location
@@ -246,7 +247,7 @@ class GgufCheckpoint(Checkpoint):
         tensor = self._tensors[name]
         if tensor.type.block_size == 1:
             return self._file.array(tensor.info, tensor.location)
-        raw = np.frombuffer(self._file.data, np.uint8, tensor.location.nbytes, tensor.location.start)
+        raw = np.frombuffer(self._file.data, np.uint8, len(tensor.location), tensor.location.start)
         array = mx.array(dequantize_tensor(raw, tensor))
         self._file.release(tensor.location)
         return array

@@ -1,34 +1,23 @@
-"""Memory-mapped files of tensors, for formats that store numbers uncompressed."""
+"""Memory-mapped files of tensors, for formats that store numbers uncompressed.
+
+The location of some bytes in a file is a `range` of positions.
+"""
 
 from __future__ import annotations
 
 import math
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .base import Checkpoint, TensorInfo
+from .base import MAX_DIMENSION, MAX_DIMENSIONS, Checkpoint, TensorInfo
 from .files import open_regular
 
 CHUNK_BYTES = 16 << 20  # of a tensor that is compared
-
-
-@dataclass(frozen=True)
-class ByteRange:
-    """Position of some bytes in a file, and their CRC-32 if the file stores one."""
-
-    start: int
-    nbytes: int
-    crc: int | None = None
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.nbytes
 
 
 class MappedFile:
@@ -51,7 +40,7 @@ class MappedFile:
         return CheckpointError(f"{self.path}: {problem}")
 
     def array(
-        self, info: TensorInfo, location: ByteRange, offset: int = 0, strides: tuple[int, ...] | None = None
+        self, info: TensorInfo, location: range, offset: int = 0, strides: tuple[int, ...] | None = None
     ) -> mx.array:
         """Copy little-endian numbers from the map into a new array.
 
@@ -78,31 +67,33 @@ class MappedFile:
         self.release(location)
         return array
 
-    def is_same(self, first: ByteRange, second: ByteRange) -> bool:
+    def is_same(self, first: range, second: range) -> bool:
         """Compare bytes up to the first difference, in chunks so that memory stays bounded."""
-        if first.nbytes != second.nbytes:
+        if len(first) != len(second):
             return False
-        for start in range(0, first.nbytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, first.nbytes - start)
-            chunks = [ByteRange(location.start + start, size) for location in (first, second)]
-            ours, theirs = (np.ndarray((size,), np.uint8, self.data, chunk.start) for chunk in chunks)
+        for start in range(0, len(first), CHUNK_BYTES):
+            chunks = [location[start : start + CHUNK_BYTES] for location in (first, second)]
+            ours, theirs = (np.ndarray((len(chunk),), np.uint8, self.data, chunk.start) for chunk in chunks)
             if not np.array_equal(ours, theirs):
                 return False
             for chunk in chunks:
                 self.release(chunk)
         return True
 
-    def release(self, location: ByteRange) -> None:
+    def release(self, location: range) -> None:
         """Free mapped pages. Otherwise they count as resident memory, up to the size of the file."""
         start = location.start - location.start % mmap.PAGESIZE
-        if location.nbytes:
+        if location:
             self.data.madvise(mmap.MADV_DONTNEED, start, location.stop - start)
 
 
 class MappedCheckpoint(Checkpoint):
-    """Tensors stored contiguously in one mapped file, in C order."""
+    """Tensors stored contiguously in one mapped file, in C order. Raises `CheckpointError` for impossible shapes."""
 
-    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, ByteRange]]) -> None:
+    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, range]]) -> None:
+        for name, (info, _) in tensors.items():
+            if len(info.shape) > MAX_DIMENSIONS or not all(0 <= size <= MAX_DIMENSION for size in info.shape):
+                raise file.error(f"tensor {name!r}: unsupported shape {info.shape}")
         super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
         self._file = file
         self._locations = {name: location for name, (_, location) in tensors.items()}

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from .base import Checkpoint, TensorInfo
-from .mapped import ByteRange, MappedCheckpoint, MappedFile
+from .mapped import MappedCheckpoint, MappedFile
 
 ZIP_START = b"PK\x03\x04"
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length
@@ -40,8 +40,8 @@ class BoundedFile(FileIO):
         return super().read(bounded) or b""
 
 
-def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
-    """Map each entry's name to the location of its data. Ambiguous zip files are refused."""
+def zip_entries(file: MappedFile) -> dict[str, tuple[range, int]]:
+    """Map each entry's name to the location of its data and their CRC-32. Ambiguous zip files are refused."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
             entries = archive.infolist()
@@ -52,7 +52,7 @@ def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
     if comment:
         raise file.error("zip files with a comment are not supported")
 
-    locations: dict[str, ByteRange] = {}
+    found: dict[str, tuple[range, int]] = {}
     stop = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         name = entry.filename
@@ -60,7 +60,7 @@ def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
         is_utf8 = entry.flag_bits & 0x800
         if entry.compress_type != zipfile.ZIP_STORED or is_encrypted or entry.compress_size != entry.file_size:
             raise file.error(f"zip entry {name!r} is compressed, encrypted or damaged")
-        if name in locations or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        if name in found or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
             raise file.error(f"zip entry {name!r} appears twice or is not a path inside the file")
 
         name_start = entry.header_offset + ZIP_LOCAL_HEADER.size
@@ -71,29 +71,30 @@ def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
         if signature != ZIP_START or file.data[name_start : name_start + name_size] != raw_name:
             raise file.error(f"zip entry {name!r} is not at the position that the directory gives")
 
-        locations[name] = ByteRange(name_start + name_size + extra_size, entry.file_size, entry.CRC)
-        stop = locations[name].stop
+        start = name_start + name_size + extra_size
+        stop = start + entry.file_size
+        found[name] = range(start, stop), entry.CRC
     if stop > directory_start:
         raise file.error("the last zip entry overlaps the directory")
-    return locations
+    return found
 
 
-def check_crc(file: MappedFile, name: str, location: ByteRange) -> None:
+def check_crc(file: MappedFile, name: str, location: range, expected: int) -> None:
     """Check the CRC-32 of an entry, in chunks so that memory stays bounded."""
     crc = 0
-    for start in range(location.start, location.stop, CRC_CHUNK_BYTES):
-        chunk = ByteRange(start, min(CRC_CHUNK_BYTES, location.stop - start))
+    for start in range(0, len(location), CRC_CHUNK_BYTES):
+        chunk = location[start : start + CRC_CHUNK_BYTES]
         crc = zlib.crc32(memoryview(file.data)[chunk.start : chunk.stop], crc)
         file.release(chunk)
-    if crc != location.crc:
-        raise file.error(f"{name!r} is damaged (CRC-32 is {crc:08x}, expected {location.crc:08x})")
+    if crc != expected:
+        raise file.error(f"{name!r} is damaged (CRC-32 is {crc:08x}, expected {expected:08x})")
 
 
 def read_npz(path: Path) -> Checkpoint:
     """Open a `.npz` file. CRCs are not checked: that would take longer than loading. The manifest has checksums."""
     file = MappedFile(path, ".npz")
-    arrays: dict[str, tuple[TensorInfo, ByteRange]] = {}
-    for entry, location in zip_entries(file).items():
+    arrays: dict[str, tuple[TensorInfo, range]] = {}
+    for entry, (location, _) in zip_entries(file).items():
         name = entry.removesuffix(".npy")
         if name in arrays:
             raise file.error(f"array {name!r} appears twice")
@@ -101,7 +102,7 @@ def read_npz(path: Path) -> Checkpoint:
     return MappedCheckpoint(file, arrays)
 
 
-def read_npy_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[TensorInfo, ByteRange]:
+def read_npy_header(file: MappedFile, name: str, entry: range) -> tuple[TensorInfo, range]:
     """Parse the header of a `.npy` entry. Returns the array's shape and dtype, and the location of its numbers."""
     max_bytes = 4096
     header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + max_bytes)])
@@ -115,11 +116,12 @@ def read_npy_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[Tens
 
     dtype = DTYPES.get(numpy_dtype.str)
     is_transposed = fortran_order and len(shape) > 1  # MLX sets the flag for one dimension too
-    if dtype is None or is_transposed or not (info := TensorInfo(shape, dtype)).has_valid_shape:
+    if dtype is None or is_transposed:
         raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
-    if entry.nbytes != header.tell() + info.nbytes:
-        raise file.error(f"entry {name!r} has {entry.nbytes} bytes, expected {header.tell() + info.nbytes}")
-    return info, ByteRange(entry.start + header.tell(), info.nbytes)
+    info = TensorInfo(shape, dtype)
+    if len(entry) != header.tell() + info.nbytes:
+        raise file.error(f"entry {name!r} has {len(entry)} bytes, expected {header.tell() + info.nbytes}")
+    return info, entry[header.tell() :]
 
 
 def write_npz(path: Path, arrays: Iterable[tuple[str, mx.array]]) -> None:

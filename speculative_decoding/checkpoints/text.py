@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import io
-from io import BufferedReader, RawIOBase
-from typing import BinaryIO
 
 from ..errors import InputError
 
@@ -35,53 +32,3 @@ def require_no_nul(text: str) -> None:
             "mark",
             way_out=WAY_OUT,
         )
-
-
-def as_utf8(file: BinaryIO) -> BufferedReader:
-    """Return a reader of a file as UTF-8. It reads ahead, and leaves the file open."""
-    return BufferedReader(Utf8Bytes(file))
-
-
-class Utf8Bytes(RawIOBase):
-    """The bytes of a file; those of UTF-16 with a byte-order mark encoded as UTF-8. Invalid text stays invalid."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._held: bytes | None = None  # None at the start
-        self._decoder: codecs.IncrementalDecoder | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        if self._held is None:
-            self._held = self._opening()
-        while not self._held:
-            read = self._read()
-            self._held = read if self._decoder is None else self._encoded(read)
-            if not read:
-                break
-        size = min(len(buffer), len(self._held))
-        buffer[:size], self._held = self._held[:size], self._held[size:]
-        return size
-
-    def _opening(self) -> bytes:
-        """Read a byte-order mark, or return the first bytes. A program that waits for an answer may have sent one."""
-        read = self._read()
-        if read in (b"\xfe", b"\xff"):  # never in UTF-8
-            read += self._read()
-        if encoding := ENCODINGS.get(read[:2]):
-            self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-            return self._encoded(read[2:]) if read[2:] else b""
-        return read
-
-    def _read(self) -> bytes:
-        return self._file.read1(io.DEFAULT_BUFFER_SIZE)  # type: ignore[attr-defined]
-
-    def _encoded(self, read: bytes) -> bytes:
-        assert self._decoder is not None
-        try:
-            return self._decoder.decode(read, final=not read).encode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:  # the last code unit is cut off
-            self._decoder.reset()
-            return b"\xff"

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .mapped import ByteRange, MappedFile
+from .mapped import MappedFile
 from .npz import ZIP_START, check_crc, zip_entries
 from .pickles import MAX_BYTES, PickleInterpreter, StoredTensor, read_pickle
 
@@ -22,28 +22,35 @@ LEGACY_VERSION = 1001
 
 
 class TorchCheckpoint(Checkpoint):
-    """The tensors of a state dict. A storage's CRC-32, which only the zip format has, is checked at first use."""
+    """The tensors of a state dict. A storage's CRC-32 is checked at first use.
 
-    def __init__(self, file: MappedFile, pickle: PickleInterpreter, locations: Mapping[str, ByteRange]) -> None:
+    Args:
+        locations: By key, the bytes of each storage.
+        crcs: By key, the CRC-32 of each storage. Only the zip format has them.
+    """
+
+    def __init__(
+        self, file: MappedFile, pickle: PickleInterpreter, locations: Mapping[str, range], crcs: Mapping[str, int]
+    ) -> None:
         self._file = file
         self._locations = locations
         self._tensors = find_state_dict(file, pickle.value)
-        self._unchecked = {key for key, location in locations.items() if location.crc is not None}
+        self._unchecked = dict(crcs)
 
         infos = {name: TensorInfo(tensor.shape, tensor.storage.dtype) for name, tensor in self._tensors.items()}
         super().__init__(file.path, infos)
         for key, storage in pickle.storages.items():
             if key not in locations:
                 raise file.error(f"storage {key!r} is missing")
-            if locations[key].nbytes != storage.nbytes:
-                raise file.error(f"storage {key!r} has {locations[key].nbytes} bytes, expected {storage.nbytes}")
+            if (nbytes := len(locations[key])) != storage.nbytes:
+                raise file.error(f"storage {key!r} has {nbytes} bytes, expected {storage.nbytes}")
 
     def __getitem__(self, name: str) -> mx.array:
         tensor = self._tensors[name]
         key = tensor.storage.key
         if key in self._unchecked:
-            check_crc(self._file, key, self._locations[key])
-            self._unchecked.remove(key)
+            check_crc(self._file, key, self._locations[key], self._unchecked[key])
+            del self._unchecked[key]
         return self._file.array(self.info(name), self._locations[key], tensor.offset, tensor.strides)
 
     def is_same(self, first: str, second: str) -> bool:
@@ -96,19 +103,20 @@ def read_legacy(file: MappedFile) -> Checkpoint:
         raise file.error("no list of storages after the state dict")
 
     position = keys.position
-    locations: dict[str, ByteRange] = {}
+    locations: dict[str, range] = {}
     for key in keys.value:
         if not isinstance(key, str) or key not in state_dict.storages or key in locations:
             raise file.error("a storage is listed twice or not used by the state dict")
         storage = state_dict.storages[key]
         count = int.from_bytes(file.data[position : position + 8], "little")
-        locations[key] = ByteRange(position + 8, storage.nbytes)
-        position = locations[key].stop
+        start = position + 8
+        position = start + storage.nbytes
+        locations[key] = range(start, position)
         if count != storage.numel or position > len(file.data):
             raise file.error(f"storage {key!r} is damaged or truncated")
     if position != len(file.data):
         raise file.error(f"{len(file.data) - position} extra bytes at the end")
-    return TorchCheckpoint(file, state_dict, locations)
+    return TorchCheckpoint(file, state_dict, locations, crcs={})
 
 
 def read_zip(file: MappedFile) -> Checkpoint:
@@ -118,14 +126,15 @@ def read_zip(file: MappedFile) -> Checkpoint:
         raise file.error("a zip file, but not written by torch (expected one folder with a data.pkl)")
     root = roots[0]
 
-    pickle = entries[f"{root}data.pkl"]
-    if pickle.nbytes > MAX_BYTES:
-        raise file.error(f"data.pkl is too large ({pickle.nbytes} bytes, at most {MAX_BYTES})")
-    check_crc(file, "data.pkl", pickle)
-    byte_order = entries.get(f"{root}byteorder")
-    if byte_order and (byte_order.nbytes != 6 or file.data[byte_order.start : byte_order.stop] != b"little"):
+    pickle, crc = entries[f"{root}data.pkl"]
+    if len(pickle) > MAX_BYTES:
+        raise file.error(f"data.pkl is too large ({len(pickle)} bytes, at most {MAX_BYTES})")
+    check_crc(file, "data.pkl", pickle, crc)
+    byte_order, _ = entries.get(f"{root}byteorder", (None, None))
+    if byte_order is not None and (len(byte_order) != 6 or file.data[byte_order.start : byte_order.stop] != b"little"):
         raise file.error("its numbers are not little-endian")
 
-    state_dict = read_pickle(file, pickle.start, pickle.nbytes)
-    locations = {key: entries[name] for key in state_dict.storages if (name := f"{root}data/{key}") in entries}
-    return TorchCheckpoint(file, state_dict, locations)
+    state_dict = read_pickle(file, pickle.start, len(pickle))
+    found = {key: entries[name] for key in state_dict.storages if (name := f"{root}data/{key}") in entries}
+    locations = {key: location for key, (location, _) in found.items()}
+    return TorchCheckpoint(file, state_dict, locations, {key: crc for key, (_, crc) in found.items()})

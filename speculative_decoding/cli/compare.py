@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..decoding.results import GenerationResult
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationResult, GenerationStats
 from ..engine import Event
 from ..models.base import EncoderDecoder
 from ..session import Session

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..checkpoints.text import as_utf8, require_no_nul
+from ..checkpoints.text import require_no_nul
+from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 from .common import say, start
 from .compare import Comparison

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..decoding.acceptance import Greedy, rule_for
-from ..decoding.prompt import build_decoder_prompt, encode_source
+from ..decoding.prompt import make_request
+from ..draft_length import FixedLength
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import Source
 from ..models.base import EncoderDecoder
@@ -62,12 +63,11 @@ def first_divergence(
 
     rule = rule_for([options])
     assert isinstance(rule, Greedy)
-    source = encode_source(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
-    cache = model.make_cache(model.encode_rows([source])[0])
-    start = build_decoder_prompt(model, tokenizer, options)
-    tokens = [*start.tokens, *baseline[:position]]
+    request = make_request(model, tokenizer, prompt, options.with_values(allow_long_prompt=True), FixedLength(0))
+    cache = model.make_cache(model.encode_rows([request.source])[0])
+    tokens = [*request.decoder_tokens, *baseline[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]  # (1, 1, V)
-    history = History([tokens], constraints=[start.constraints])
-    scores = rule.scores(logits, [start.options], history)[0, 0].astype(mx.float32)  # (V,)
+    history = History([tokens], constraints=[request.constraints])
+    scores = rule.scores(logits, [request.options], history)[0, 0].astype(mx.float32)  # (V,)
     gap = float(scores[baseline[position]] - scores[speculative[position]])
     return Divergence(position, baseline[position], speculative[position], gap)

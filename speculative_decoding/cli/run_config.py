@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from ..decoding.prompt import check_token_ids
 from ..drafters import with_default_drafter
-from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
@@ -31,6 +30,7 @@ from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
 
 if TYPE_CHECKING:
+    from ..drafters.draft_model import DraftVocabulary
     from ..drafters.text_store import TextStore
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
@@ -195,6 +195,8 @@ class RunConfig:
         if path is None or size is None:
             return None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
+        from ..drafters.draft_model import DraftVocabulary
+
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..decoding.prompt import encode_prompt
-from ..decoding.results import GenerationResult
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationResult, GenerationStats
 from ..engine import Event
 from ..errors import written
 from ..loading.tokenizer import unknown_characters

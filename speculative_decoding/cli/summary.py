@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..sampling import GenerationOptions
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from ..decoding.stats import Round
+from ..decoding.results import Round
 from ..engine import Event
 from ..errors import Name, writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text

@@ -33,7 +33,11 @@ def make_request(
     start: How the output begins and ends, if the options do not say it.
     """
     start = start or build_decoder_prompt(model, tokenizer, options)
-    source = encode_source(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+    if isinstance(prompt, AudioFrames):
+        require_audio(model, prompt)
+        source: Source = prompt
+    else:
+        source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
     return Request(
         start.options,
         source,
@@ -118,29 +122,20 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     )
 
 
-def encode_source(
-    model: EncoderDecoder,
-    tokenizer: Tokenizer,
-    prompt: str | Source,
-    allow_long: bool = False,
-    language: str | None = None,
-) -> Source:
-    """`encode_prompt`, or for a speech model its audio frames as they are. Raises `InputError` for other prompts."""
-    if not isinstance(prompt, AudioFrames):
-        return encode_prompt(model, tokenizer, prompt, allow_long, language)
+def require_audio(model: EncoderDecoder, source: AudioFrames) -> None:
+    """Raise `InputError` unless the model hears audio frames of this shape."""
     audio = model.audio
     if audio is None:
         raise InputError(
             "this model reads text (got audio, expected text)", "audio", "load a speech model, such as Whisper"
         )
-    shape = prompt.frames.shape
+    shape = source.frames.shape
     if len(shape) != 2 or shape[1] != audio.num_mel_bins or shape[0] % 2 or not 0 < shape[0] <= audio.window_frames:
         raise InputError(
             f"unsupported shape of audio frames (got {shape}, expected an even number of at most "
             f"{audio.window_frames} frames with {audio.num_mel_bins} mel bands)",
             "audio",
         )
-    return prompt
 
 
 def encode_prompt(
@@ -170,7 +165,7 @@ def encode_prompt(
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
         raise InputError("is empty", "prompt", "give it some text")
-    limit, why = model.config.max_source_tokens, "was trained on"
+    limit, why = model.max_source_tokens, "was trained on"
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
     if isinstance(prompt, str):

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..drafters.base import RequestView
-from .results import GenerationResult
-from .stats import GenerationStats
+from .results import GenerationResult, GenerationStats
 from .text_streamer import TextStreamer
 
 
@@ -45,6 +44,7 @@ class Request(RequestView):
         prefix_length: The number of decoder tokens that were not generated: the start token and a forced prefix.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" if the
             target's logits are not finite, "cancelled" for a cancelled request; None while it runs.
+        error: One line for the user, if finish_reason is "error".
         text: The text released so far.
         new_texts: The text that each token of the last round released.
         logprobs: One for each generated token, if the request has `logprobs=True`.
@@ -59,6 +59,7 @@ class Request(RequestView):
     search: Any = field(kw_only=True, default=None)
     prefix_length: int = field(init=False)
     finish_reason: str | None = field(init=False, default=None)
+    error: str | None = field(init=False, default=None)
     text: str = field(init=False, default="")
     new_texts: list[str] = field(init=False, default_factory=list)
     logprobs: list[float] = field(init=False, default_factory=list)
@@ -79,10 +80,6 @@ class Request(RequestView):
     @property
     def remaining_tokens(self) -> int:
         return self.options.max_tokens - (len(self.decoder_tokens) - self.prefix_length)
-
-    @property
-    def error(self) -> str | None:
-        return not_finite(len(self.tokens) + 1) if self.finish_reason == "error" else None
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append the tokens of a round up to the first one that ends the output, and decode their text.
@@ -108,6 +105,11 @@ class Request(RequestView):
         self.new_texts = texts
         self.text += "".join(texts)
         return committed
+
+    def fail(self) -> None:
+        """End the output, because the target's logits are not finite."""
+        self.finish_reason = "error"
+        self.error = not_finite(len(self.tokens) + 1)
 
     def reason_of_end(self, length: int) -> str:
         """The finish_reason of an output of this length that ends with an end token.

@@ -1,15 +1,125 @@
-"""Results for callers: a token of a stream, a generation, or one generation of a batch."""
+"""What callers get: rounds, the statistics of a generation, the tokens of a stream, and results."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from ..sampling import GenerationOptions
-from .stats import GenerationStats
 
-Result = TypeVar("Result")
+@dataclass
+class Round:
+    """One round of one request. Not frozen, because a frozen one takes three times as long to make.
+
+    Args:
+        tokens: The committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
+            finite, and for beams until the search is finished.
+        proposed: The draft tokens; the accepted ones come first.
+        accepted: The number of accepted draft tokens.
+        seconds: Wall-clock time of the round; filled in by the engine.
+        kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind`).
+        draft_seconds: Time to draft, for `timed` requests; it takes a second host sync.
+        verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
+        finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without
+            tokens) if the target's logits are not finite; None if more rounds follow.
+        total_variation: The error of a lossy rule, summed over the tokens (see `AcceptanceResult`).
+        logprobs: The log-probability of each token under the target, if requested.
+    """
+
+    tokens: list[int]
+    proposed: list[int]
+    accepted: int
+    seconds: float = 0.0
+    kind: str = ""
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    finish_reason: str | None = None
+    total_variation: float = 0.0
+    logprobs: list[float] | None = None
+
+    @property
+    def drafted(self) -> int:
+        """The number of draft tokens."""
+        return len(self.proposed)
+
+    @property
+    def rejected(self) -> list[int]:
+        """The draft tokens that were not accepted."""
+        return self.proposed[self.accepted :]
+
+
+@dataclass
+class GenerationStats:
+    """Counts and times of one generation, or the sum of several. Times are wall-clock seconds."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0  # the end-of-sequence token counts
+    target_calls: int = 0  # rounds: each is one pass of the target's decoder
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    draft_seconds: float | None = None  # part of decode_seconds; None unless timed
+    verify_seconds: float | None = None  # part of decode_seconds; None unless timed
+    time_to_first_token: float = 0.0
+    # The most memory that MLX has held in this process, for all sessions together: MLX has no other figure. A session
+    # never resets it, since that would falsify the figures of others; mx.reset_peak_memory() does.
+    peak_memory_bytes: int = 0
+    lossless: bool = True
+    total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
+
+    def add(self, other: GenerationStats) -> None:
+        """Add another generation. Times and counts are summed; only the first one's time to the first token is kept."""
+        if not self.target_calls:
+            self.time_to_first_token = other.time_to_first_token
+        not_summed = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
+        for name, value in vars(other).items():
+            if name not in not_summed and value is not None:
+                setattr(self, name, (getattr(self, name) or 0) + value)
+        self.accepted_histogram.update(other.accepted_histogram)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
+        self.lossless = self.lossless and other.lossless
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """The acceptance rate of each position given that all earlier ones were accepted, for drafts of one length."""
+        longest = max(self.accepted_histogram, default=0)
+        reached = [
+            sum(n for accepted, n in self.accepted_histogram.items() if accepted >= i) for i in range(longest + 1)
+        ]
+        return [after / before for before, after in pairwise(reached)]
+
+    @property
+    def tokens_per_target_call(self) -> float:
+        return self.generated_tokens / self.target_calls if self.target_calls else 0.0
+
+    @property
+    def delta_total_variation(self) -> float:
+        """The mean total variation between the distribution of a token and the target's, given the tokens before it.
+
+        Leviathan et al. 2023 call it beta relaxed - beta. At temperature 0 it is the share of tokens that are not the
+        target's arg-max. 0 for lossless rules.
+        """
+        return self.total_variation / self.generated_tokens if self.generated_tokens else 0.0
+
+    @property
+    def generation_tps(self) -> float:
+        """Generated tokens per second of decoding, without encoding."""
+        return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All known values, for JSON."""
+        derived = ("acceptance_rate", "tokens_per_target_call", "delta_total_variation", "generation_tps")
+        values = vars(self) | {name: getattr(self, name) for name in derived}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -56,19 +166,3 @@ class GenerationResult:
     logprobs: list[float] | None = None
     score: float | None = None
     sequences: Sequence[GenerationResult] = ()
-
-
-def blank_result(options: GenerationOptions) -> GenerationResult:
-    """The result of a blank text of several, which is not decoded: it has no tokens."""
-    result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
-    count = options.num_return_sequences
-    return result if count == 1 else replace(result, sequences=(result,) * count)
-
-
-@dataclass(frozen=True)
-class BatchResult(Generic[Result]):
-    """The result of one prompt or recording of a batch, or a one-line error. index: its position, from 0."""
-
-    index: int
-    result: Result | None
-    error: str | None = None

@@ -6,6 +6,7 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
   free or not, so its shape stays the same.
 - A *draft* has up to K tokens for each row. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it
   was looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
+- A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
   a width that the device computes fast, or with the same bits as other widths (`PassWidths`).
 - Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
@@ -17,7 +18,7 @@ Shapes: B rows, or R of them; K draft tokens; V ids of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -26,13 +27,13 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..draft_length.passes import UNPADDED, PassWidths
-from ..drafters.base import BatchDrafter, Draft, DraftRequest, history_of, token_rows
+from ..drafters.base import BatchDrafter, Draft, RequestView, history_of
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import leaves_logits_unchanged, scores, token_logprobs
 from .acceptance import AcceptanceResult, Greedy, kind_of_rule, rule_for
 from .request import Request
-from .stats import Round
+from .results import Round
 
 
 class Batch:
@@ -42,7 +43,7 @@ class Batch:
         model: The target.
         drafter: Drafts for all requests. It has seen each of them (`BatchDrafter.begin`).
         cache: The target's KV cache.
-        slots: The unfinished request in each slot, None in a free slot. The engine fills free slots between rounds.
+        slots: The unfinished request in each slot, None in a free slot. The engine fills and frees them between rounds.
         widths: The widths that passes may have.
 
     Attributes:
@@ -73,58 +74,59 @@ class Batch:
 
 
 def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
-    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). Finished requests leave their slots.
+    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). The engine frees the slots of finished ones.
 
     on_phase_end: called after drafting and after verification, to time both.
     """
     requests, slots = batch.requests, len(batch.slots)
-    draft_requests = choose_draft_lengths(batch)
-    draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
+    counts, kinds = choose_draft_lengths(batch)
+    draft = batch.drafter.propose(counts, slots) if counts else Draft.empty(slots)  # (B, K)
     if on_phase_end is not None:
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
 
-    verified = pop_started_pass(batch, draft)  # None, except for baselines on a GPU
+    verified = pop_started_pass(batch, draft) if batch.started_pass else None  # see the end of this file
     if verified is None:
         logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
         verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
-    start_next_baseline_pass(batch, draft, verified)
-    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below is on the host
+    if batch.starts_next_pass and not draft.num_tokens:
+        start_next_baseline_pass(batch, draft, verified)
+    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below reads values on the host
     if on_phase_end is not None:
         on_phase_end()
 
-    rounds = commit(batch, draft, draft_requests, verified)
+    rounds = commit(batch, draft, kinds, verified)
     rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
-    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
-    free_slots(batch)
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # where a draft head continues
     return rounds
 
 
-def choose_draft_lengths(batch: Batch) -> list[DraftRequest]:
-    """Up to how many tokens to draft for which requests.
+def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Request, str]]:
+    """Up to how many tokens to draft for which requests, and of which kinds.
 
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return []  # a pass without a draft needs no padding, which could overflow too
+        return {}, {}  # a pass without a draft needs no padding, which could overflow too
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
-    draft_requests = []
+    counts: dict[RequestView, int] = {}
+    kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
         if not policy.begin_round():
             continue  # drafts are not worthwhile, so the drafter looks up nothing
-        kinds = [drafter.kind(request) for request in requests]
-        limits = [
-            min(request.remaining_tokens - 1, longest_pass - 1, drafter.longest(request, kind))  # a copy may be short
-            for request, kind in zip(requests, kinds, strict=True)
-        ]
-        for request, kind, count in zip(requests, kinds, policy.choose(kinds, limits), strict=True):
+        next_kinds, limits = [], []
+        for request in requests:
+            kind, limit = drafter.kind_and_limit(request)  # a copy ends where the text ends that it is copied from
+            next_kinds.append(kind)
+            limits.append(min(request.remaining_tokens - 1, longest_pass - 1, limit))
+        for request, kind, count in zip(requests, next_kinds, policy.choose(next_kinds, limits), strict=True):
             if count:
-                draft_requests.append(DraftRequest(request, count, kind))
-    return draft_requests
+                counts[request], kinds[request] = count, kind
+    return counts, kinds
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
@@ -144,7 +146,7 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
     padding = batch.model.config.pad_token_id
     if last is None:
         last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
-    width = batch.widths.width(len(slots), 1 + draft.num_tokens)
+    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)
     if width == 1:
         return last
     parts = [last, draft.tokens]
@@ -226,20 +228,16 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
     return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens), following], axis=1)
 
 
-def commit(
-    batch: Batch, draft: Draft, draft_requests: Sequence[DraftRequest], verified: Sequence[Verified]
-) -> dict[Request, Round]:
+def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequence[Verified]) -> dict[Request, Round]:
     """Give each request its accepted draft tokens and the next token. All arrays are evaluated."""
     rounds = {}
-    draft_ids = token_rows(draft.tokens)
-    kinds = {each.request.slot: each.kind for each in draft_requests}
+    draft_ids = draft.ids()
     for slots, verification in verified:
         for slot, row in zip(slots, on_host(verification), strict=True):
             request = batch.slots[slot]
             if request is None:
                 continue
-            proposed = draft_ids[slot][: draft.length(slot)]
-            rounds[request] = round = Round([], proposed, accepted=0, kind=kinds.get(slot, ""))
+            rounds[request] = round = Round([], draft_ids[slot], accepted=0, kind=kinds.get(request, ""))
             if all(map(math.isfinite, row.largest_logits)):
                 commit_row(request, round, row)
             else:
@@ -250,13 +248,15 @@ def commit(
 
 def on_host(verification: Verification) -> Iterator[Any]:
     """The rows of an evaluated verification, with numbers and lists in place of arrays."""
-    columns = (repeat(None) if array is None else as_rows(array) for array in verification)
-    return map(Verification._make, zip(*columns, strict=False))  # `repeat` never ends
-
-
-def as_rows(array: mx.array) -> Iterable[Any]:
-    """A number or a list for each row. Scores stay in NumPy: a list of V numbers takes long to make."""
-    return np.asarray(array) if array.ndim == 3 else array.tolist()  # type: ignore[return-value]
+    columns: list[Any] = []
+    for array in verification:
+        if array is None:
+            columns.append(repeat(None))  # never ends, hence `strict=False`
+        elif array.ndim == 3:
+            columns.append(np.asarray(array))  # scores: a list of V numbers takes long to make
+        else:
+            columns.append(array.tolist())
+    return map(Verification._make, zip(*columns, strict=False))
 
 
 def commit_row(request: Request, round: Round, row: Any) -> None:
@@ -285,7 +285,8 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error.
     """
     if request.needs_retry:
-        request.finish_reason = "error"
+        request.fail()
+    # Of a failed request nothing is kept: a free slot is computed too.
     batch.cache.zero_after(request.slot, 0 if request.finish_reason else len(request.decoder_tokens) - 1)
     request.needs_retry = True
 
@@ -299,23 +300,15 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
     batch.cache.trim_to([0 if request is None else len(request.decoder_tokens) - 1 + ahead for request in slots])
 
 
-def free_slots(batch: Batch) -> None:
-    """Remove finished requests. The drafter sees their complete outputs first, so that a text store learns them."""
-    for request in batch.requests:
-        if request.finish_reason:
-            batch.drafter.end(request)
-            batch.slots[request.slot] = None
-
-
 # The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
 # reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
-# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. The cache then needs no
-# repair, because offsets are absolute.
+# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. What the dropped pass
+# wrote to the cache lies behind the committed tokens, where the other pass overwrites it.
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """For baselines on a GPU: start this round's pass and the next one, if the next round will surely need it."""
-    if draft.num_tokens or not may_start_next_pass(batch):
+    """Start this round's pass and the next one, if the next round will surely need it. draft: empty."""
+    if not may_start_next_pass(batch):
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
@@ -330,26 +323,25 @@ def may_start_next_pass(batch: Batch) -> bool:
     """Whether the next pass needs only the next tokens: greedy, without drafts, and without constraints."""
     requests = batch.requests
     options = [request.options for request in requests]
+    next_tokens = mx.zeros((len(requests), 1))  # stand for the unknown ones, which nothing below may depend on
     return (
-        batch.starts_next_pass
-        and not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
+        not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
         and all(own.is_greedy and not own.timed for own in options)
-        and leaves_logits_unchanged(options, history_of(requests, mx.zeros((len(requests), 1))), 2)  # both passes
+        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # in both passes
     )
 
 
 def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
     """Remove the pass that the last round started from the batch. Return its result if this round needs that pass."""
-    started, batch.started_pass = batch.started_pass, None
-    if started is None:
-        return None
-    requests_then, verified = started
+    assert batch.started_pass is not None
+    requests_then, verified = batch.started_pass
+    batch.started_pass = None
     if draft.num_tokens or len(batch.slots) != len(requests_then):
         return None
     for request, request_then in zip(batch.slots, requests_then, strict=True):
         if request is not None and (request is not request_then or request.needs_retry):
-            return None
+            return None  # the slot has another request, or this one needs a pass of its own
     batch.cache.advance(1)  # over the token that it read, which `rewind` took back
     return [verified]

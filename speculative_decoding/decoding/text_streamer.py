@@ -40,11 +40,15 @@ class TextStreamer:
         if token in self.eos_token_ids:
             self.has_ended = True
             return ""
-        return self._release(self._detokenizer.add(token))
+        text = self._detokenizer.add(token)
+        return self._release(text) if self._stop else text
 
     def finish(self) -> str:
         """Return the text that was held back; no more tokens follow."""
-        text = self._release(self._detokenizer.finish())
+        text = self._detokenizer.finish()
+        if not self._stop:
+            return text
+        text = self._release(text)
         held, self._held = self._held, ""
         return text if self._found_stop else text + held
 
@@ -55,8 +59,6 @@ class TextStreamer:
 
     def _release(self, text: str) -> str:
         """Add text, and return the part that cannot belong to a stop string."""
-        if not self._stop:
-            return text
         if self._found_stop:
             return ""
         self._held += text

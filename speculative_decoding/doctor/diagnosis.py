@@ -19,16 +19,18 @@ from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..decoding.prompt import build_decoder_prompt
+from ..draft_length.exact_widths import COMPARED_WIDTHS
 from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
-from ..loading.load import BUNDLED, Storage, build_unread, open_adapter, read_folder
+from ..loading.load import BUNDLED, Storage, build_model, open_adapter, read_folder
 from ..loading.names import hub_name
-from ..models.audio import AudioConfig, AudioFrames
+from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
+from ..models.whisper_tokens import AudioConfig
 from ..rooms import has_room
 from ..session import Prompt, Session
 from .device import device_facts, mlx_notes, versions
@@ -196,7 +198,7 @@ def size_entry(
             raw, checkpoint = read_folder(Path(config.models.model))
             if config.models.adapter is not None:
                 raw, checkpoint = open_adapter(config.models.adapter).merge(raw, checkpoint)
-            model, _, checkpoint = build_unread(raw, checkpoint, storage)
+            model, _, checkpoint = build_model(raw, checkpoint, storage, unread=True)
             sizes = weight_sizes(model, checkpoint)
             is_speech_model = model.audio is not None
         except InputError as error:
@@ -257,11 +259,11 @@ def measure_costs(session: Session) -> dict[str, Any]:
                 "width": width,
                 "seconds": seconds,
                 "relative": seconds / fast.baseline,
-                "exact": exact_widths.same_bits(1, width),
+                "exact": exact_widths is None or exact_widths.same_bits(1, width),
             }
             for width, seconds in fast.passes.items()
         ],
-        "exact_widths": exact_widths.widths,
+        "exact_widths": [*COMPARED_WIDTHS] if exact_widths is None else exact_widths.widths,
         "exactness": {
             "price": max(0.0, 1.0 - exact_speed / fast_speed),
             "default": session.planner.widths(options).exact,
@@ -296,8 +298,8 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
 
 def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
-    widest = max(session.planner.exact_widths.widths)
-    length = min(5, widest - 1)
+    exact_widths = session.planner.exact_widths
+    length = 5 if exact_widths is None else min(5, max(exact_widths.widths) - 1)
     found: dict[str, Any] = {
         "prompts": len(prompts),
         "identical": 0,

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..models.attention import Keys, attend_together, joined_heads
+from ..models.attention import attend, joined_heads
 from ..models.base import EncoderDecoder
 from ..models.config import LayerConfig
 from ..models.gemma import Norm, SelfAttention
@@ -95,8 +95,8 @@ def attention_cases(config: LayerConfig, dtype: mx.Dtype) -> Iterator[Case]:
             mask = mx.where(is_visible, noise(mask_shape, dtype, 4), -mx.inf).astype(dtype)
             found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=config.scale, mask=mask)
             with mx.stream(mx.cpu):
-                parts = [Keys(*(each.astype(mx.float32) for each in (keys, values, mask)))]
-                expected = attend_together(queries.astype(mx.float32), parts, scale=config.scale)
+                arrays = (each.astype(mx.float32) for each in (queries, keys, values, mask))
+                expected = attend(*arrays, scale=config.scale)
             shape = f"batch {batch}, heads {heads} of {width}, length {length}, mask {mask_shape}"
             yield "scaled_dot_product_attention", shape, joined_heads(found), expected
 

@@ -15,6 +15,8 @@ from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
 OPTIMISM = 0.7  # raises a prior measured on other text towards 1 by this fraction
+DECAY = 0.994  # of observations, in a round
+IDLE_DECAY = 0.9965  # of a kind that was not drafted
 WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
 
 
@@ -33,16 +35,12 @@ class Acceptance:
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
         self._seen = [0.0] * longest
-        self._faded = 1.0  # the decay since both were updated
-
-    def fade(self, decay: float) -> None:
-        """Weaken past observations by one round, so that rejected kinds are retried in time."""
-        self._faded *= decay
+        self.faded = 1.0  # the decay since both were updated; lower it to weaken past observations
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        self._hits = [self._faded * value for value in self._hits]
-        self._seen = [self._faded * value for value in self._seen]
-        self._faded = 1.0
+        self._hits = [self.faded * value for value in self._hits]
+        self._seen = [self.faded * value for value in self._seen]
+        self.faded = 1.0
         for outcome in outcomes:
             # Positions after the first rejected token were not tested.
             for i in range(min(outcome.drafted, outcome.accepted + 1, len(self._seen))):
@@ -51,7 +49,7 @@ class Acceptance:
 
     def expected(self) -> list[float]:
         """The expected number of accepted tokens for each draft length, from 0."""
-        faded = self._faded
+        faded = self.faded
         survives = 1.0  # the probability that all positions so far are accepted
         expected = [0.0]
         likely = before = self._prior[0]
@@ -104,8 +102,8 @@ class AdaptiveLength(DraftLength):
         self._idle_rounds = 0  # rounds until the next decision
 
     def begin_round(self) -> bool:
-        for kind, acceptance in self._kinds.items():
-            acceptance.fade(0.994 if self._lengths.get(kind) else 0.9965)  # an idle kind is retried after this fades
+        for kind, acceptance in self._kinds.items():  # rejected kinds are retried when their observations have faded
+            acceptance.faded *= DECAY if self._lengths.get(kind) else IDLE_DECAY
         self._idle_rounds -= 1
         return self._idle_rounds < 0
 

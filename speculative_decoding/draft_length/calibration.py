@@ -11,11 +11,16 @@ Measurements are stored, so most processes only read them.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, MAX_WIDTH, interpolated, measure_widths, next_width
-from .exact_widths import ExactWidths, max_batched_width, next_power_of_two
+from .costs import interpolated, max_measured_width, max_widths, measure_widths, next_power_of_two, next_width
 from .passes import RoundCosts
-from .store import Draft, draft_name, pass_name
+from .store import CalibrationStore, Draft, draft_name, pass_name
+
+if TYPE_CHECKING:
+    from .exact_widths import ExactWidths
+    from .probe import Probe
 
 START_SECONDS = 0.15  # before the first token, for each number of rows
 FULL_SECONDS = 2.0  # if the user asks for a measurement
@@ -29,13 +34,22 @@ class Calibration:
     """Costs of a target's passes and of one draft. Missing ones are measured.
 
     Args:
-        exact_widths: The widths of exact passes. Its probe measures this device, and its store keeps the measurements.
+        probe: Makes, when it is needed, what times passes and the draft.
+        store: Keeps the measurements.
+        exact_widths: The widths of exact passes; None if all widths give the same bits.
         draft: The fingerprint of the draft that the probe times, or "" without a draft.
     """
 
-    def __init__(self, exact_widths: ExactWidths, draft: str = "") -> None:
+    def __init__(
+        self,
+        probe: Callable[[], Probe],
+        store: CalibrationStore,
+        exact_widths: ExactWidths | None = None,
+        draft: str = "",
+    ) -> None:
         self.exact_widths = exact_widths
-        self._store = exact_widths.store()
+        self._probe = probe
+        self._store = store
         self._draft = draft
         self._costs: dict[tuple[int, bool], RoundCosts] = {}  # by rows, and whether passes are exact
         self._refined: set[tuple[int, bool]] = set()  # those without a rough cost
@@ -109,74 +123,57 @@ class Calibration:
 
     def _time(self, rows: int, width: int) -> None:
         """Time a pass, or the draft."""
-        probe = self.exact_widths.probe()
+        probe = self._probe()
         if width == DRAFT:
-            self._store.found.add_draft(self._draft, rows, probe.draft_seconds(rows))
+            self._store.add_draft(self._draft, rows, probe.draft_seconds(rows))
         else:
-            self._store.found.add_pass(rows, width, probe.pass_seconds(rows, width))
+            self._store.add_pass(rows, width, probe.pass_seconds(rows, width))
 
     def _next(self, rows: int, exact: bool) -> int | None:
         """The width to time next, or `DRAFT`; None if no cost is rough."""
-        found = self._store.found
-        if 1 not in found.passes.get(rows, {}):  # the baseline, also if it is not exact
+        store = self._store
+        if 1 not in store.passes.get(rows, {}):  # the baseline, also if it is not exact
             return 1
-        candidates = self._candidates(rows, exact)
-        measured = self._measured(rows, candidates)
-        if measured and self._draft_costs(rows) is None:
+        candidates, measured, draft = self._known(rows, exact)
+        if measured and draft is None:
             return DRAFT
         width = next_width(measured, candidates, max_widths(rows))
-        if width is not None or not found.rough:
+        if width is not None or not store.rough:
             return width
         names = {pass_name(rows, each): each for each in (1, *measured)} | {draft_name(self._draft, rows): DRAFT}
-        rough = {each: found.rough[name] for name, each in names.items() if name in found.rough}
+        rough = {each: store.rough[name] for name, each in names.items() if name in store.rough}
         return min(rough, key=rough.__getitem__, default=None)
 
-    def _candidates(self, rows: int, exact: bool) -> list[int]:
-        """The widths that passes may have, in increasing order."""
-        exact_widths = self.exact_widths
-        widths = [*ALL_WIDTHS]
-        if exact and not exact_widths.any_width:
-            widths = [width for width in exact_widths.widths if width <= MAX_WIDTH] or exact_widths.widths[:1]
-        if rows > 1:
-            widths = [width for width in widths if width <= max_batched_width(rows)] or widths[:1]
-            widths = [width for width in widths if not exact or exact_widths.same_bits(rows, width)]
-        return widths
-
-    def _measured(self, rows: int, candidates: list[int]) -> dict[int, float]:
-        """The costs of the candidates that have been timed."""
-        passes = self._store.found.passes.get(rows, {})
-        return {width: passes[width] for width in candidates if width in passes}
-
-    def _draft_costs(self, rows: int) -> Draft | None:
-        return self._store.found.drafts.get(self._draft, {}).get(rows) if self._draft else NO_DRAFT
+    def _known(self, rows: int, exact: bool) -> tuple[list[int], dict[int, float], Draft | None]:
+        """The widths that passes may have, the costs of the timed ones, and of the draft; None if it was not timed."""
+        candidates = [*range(1, max_measured_width(rows) + 1)]
+        if exact and self.exact_widths is not None:
+            candidates = self.exact_widths.candidates(rows)
+        passes = self._store.passes.get(rows, {})
+        measured = {width: passes[width] for width in candidates if width in passes}
+        draft = self._store.drafts.get(self._draft, {}).get(rows) if self._draft else NO_DRAFT
+        return candidates, measured, draft
 
     def _estimate(self, rows: int, exact: bool) -> RoundCosts | None:
         """The costs as if all were measured: what has not been timed is interpolated. None if too little is known."""
-        candidates = self._candidates(rows, exact)
-        measured = self._measured(rows, candidates)
-        draft = self._draft_costs(rows)
+        candidates, measured, draft = self._known(rows, exact)
         if not measured or draft is None:
             return None
         passes = measure_widths(interpolated(measured), candidates, max_widths(rows), measured)
         step, start, prefill = draft
-        baseline = self._store.found.passes[rows][1] if exact else 0.0
+        baseline = self._store.passes[rows][1] if exact else 0.0
         return RoundCosts(passes, step, start, prefill, fastest_baseline=baseline)
 
     def _named_costs(self, rows: int, exact: bool) -> RoundCosts:
         """The costs from a file that the user named, which need not contain these rows or this draft."""
-        found = self._store.found
+        found = self._store
         rows = max((each for each in found.passes if each <= rows), default=min(found.passes))
         passes = found.passes[rows]
         baseline = passes.get(1, 0.0) if exact else 0.0
-        if exact:
+        if exact and self.exact_widths is not None:
             passes = {width: cost for width, cost in passes.items() if self.exact_widths.same_bits(rows, width)}
         by_rows = found.drafts.get(self._draft, {})
         if self._draft:
             by_rows = by_rows or next((costs for name, costs in found.drafts.items() if name), {})
         step, start, prefill = by_rows.get(rows, NO_DRAFT)
         return RoundCosts(passes, step, start, prefill, fastest_baseline=baseline)
-
-
-def max_widths(rows: int) -> int:
-    """The most widths that are measured."""
-    return MAX_MEASURED_WIDTHS if rows == 1 else 6

@@ -9,7 +9,8 @@ import numpy as np
 
 MAX_WIDTH = 17  # the longest draft and one more token; only forced prefixes need wider passes
 ALL_WIDTHS = range(1, MAX_WIDTH + 1)
-MAX_MEASURED_WIDTHS = 9  # for one number of rows
+MAX_MEASURED_WIDTHS = 9  # of a single row
+MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
 
 
 def next_width(costs: Mapping[int, float], candidates: Sequence[int], max_widths: int) -> int | None:
@@ -88,3 +89,22 @@ def drop_redundant_widths(costs: Mapping[int, float]) -> dict[int, float]:
         if width == widths[0] or costs[width] * (1.0 + least_saving) < costs[min(kept)]:
             kept[width] = costs[width]
     return dict(sorted(kept.items()))
+
+
+def max_measured_width(rows: int) -> int:
+    """The widest pass that is measured."""
+    return MAX_WIDTH if rows == 1 else max(1, min(MAX_WIDTH - 1, MAX_POSITIONS // rows))
+
+
+def max_widths(rows: int) -> int:
+    """The most widths that are measured."""
+    return MAX_MEASURED_WIDTHS if rows == 1 else 6
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to the first that is at least `most`."""
+    return [1 << i for i in range((most - 1).bit_length() + 1)]
+
+
+def next_power_of_two(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()

@@ -5,6 +5,7 @@ Costs have any unit, as long as all have the same. Calibration measures seconds.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class RoundCosts:
 
     @property
     def baseline(self) -> float:
-        """A round without a draft."""
-        return self.round_cost(0)
+        """The cost of a round without a draft."""
+        return self.passes[min(self.passes)] if self.passes else math.inf
 
     def round_cost(self, draft_tokens: int, steps: int = 0, prefills: int = 0) -> float:
         """The cost of a round; infinite beyond the widest measured pass.
@@ -49,7 +50,7 @@ class RoundCosts:
             prefills: Sources that the draft model reads first.
         """
         drafting = self.start + steps * self.step if steps else 0.0
-        pass_cost = self.passes.get(self.width(draft_tokens + 1), float("inf"))
+        pass_cost = self.passes.get(self.width(draft_tokens + 1), math.inf)
         return pass_cost + drafting + prefills * self.prefill
 
 
@@ -73,10 +74,6 @@ class PassWidths:
     reserved: int | None = None
     refine: Callable[[int], None] | None = None
 
-    def width(self, rows: int, tokens: int) -> int:
-        """The width of a pass over this many tokens."""
-        return self.costs(rows).width(tokens)
-
     def max_width(self, rows: int) -> int:
         """The width that no pass may exceed."""
         return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
@@ -90,7 +87,7 @@ class PassWidths:
         chunk = min(tokens, limit) or 1
         for start in range(0, tokens, chunk):
             count = min(chunk, tokens - start)
-            yield start, count, count if limit == sys.maxsize else self.width(rows, count)
+            yield start, count, count if limit == sys.maxsize else self.costs(rows).width(count)
 
 
 NO_COSTS = RoundCosts({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -15,13 +16,16 @@ from ..sampling import GenerationOptions
 from .adaptive import AdaptiveLength
 from .base import DraftLength, FixedLength
 from .calibration import Calibration
-from .exact_widths import ExactWidths, powers_of_two
+from .costs import powers_of_two
 from .key import calibration_key, fingerprint, gives_any_width_the_same_bits
 from .passes import ALL_EXACT, UNPADDED, PassWidths, RoundCosts
-from .store import CalibrationStore, shared_store
+from .store import CalibrationStore
 
 if TYPE_CHECKING:
+    from .exact_widths import ExactWidths
     from .probe import Probe
+
+STORES: dict[str, CalibrationStore] = {}  # of this process, by key
 
 
 class PassPlanner:
@@ -30,7 +34,9 @@ class PassPlanner:
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
     Attributes:
-        exact_widths: Which passes of the target have the same bits.
+        probe: Makes, when it is needed, what times and compares passes on this device.
+        store: Opens the measurements of this device.
+        exact_widths: Which passes of the target have the same bits; None if all have.
 
     Args:
         target: The model whose passes are planned.
@@ -51,11 +57,13 @@ class PassPlanner:
         self._draft = draft
         self._shares_encoder = shares_encoder
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
-        self.exact_widths = ExactWidths(
-            cache(partial(make_probe, target, make_drafter)),
-            cache(partial(open_store, target)),
-            any_width=gives_any_width_the_same_bits(target),
-        )
+        self.probe: Callable[[], Probe] = cache(partial(make_probe, target, make_drafter))
+        self.store: Callable[[], CalibrationStore] = cache(partial(shared_store, target))
+        self.exact_widths: ExactWidths | None = None
+        if not gives_any_width_the_same_bits(target):
+            from .exact_widths import ExactWidths
+
+            self.exact_widths = ExactWidths(self.probe, self.store)
         self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
         self._widths: dict[tuple[bool, int | str | None, bool | None, int], PassWidths] = {}
         self._lengths: dict[tuple[int, bool, bool], DraftLength] = {}
@@ -84,15 +92,17 @@ class PassPlanner:
         length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
-        if self.exact_widths.any_width and length != "auto":
+        if self.exact_widths is None and length != "auto":
             return ALL_EXACT
         key = self._runs_draft(options), length, options.strict, slots
         if key not in self._widths:
-            exact = self._is_exact(options.strict, length if isinstance(length, int) else None, slots)
+            fixed = length if isinstance(length, int) else None
+            own = self.exact_widths
+            exact = options.strict is not False if own is None else is_exact(own, options.strict, fixed, slots)
             if length == "auto":
                 self._widths[key] = self._measured_widths(self.calibration(options), exact)
-            elif exact:
-                self._widths[key] = self._unmeasured_widths(length if isinstance(length, int) else None)
+            elif own is not None and exact:
+                self._widths[key] = unmeasured_widths(own, fixed)
             else:
                 self._widths[key] = UNPADDED
         return self._widths[key]
@@ -111,7 +121,7 @@ class PassPlanner:
             draft = ""
             if self._draft is not None and runs_draft:
                 draft = fingerprint(self._draft) + "-shared" * self._shares_encoder
-            self._calibrations[runs_draft] = Calibration(self.exact_widths, draft)
+            self._calibrations[runs_draft] = Calibration(self.probe, self.store(), self.exact_widths, draft)
         return self._calibrations[runs_draft]
 
     def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
@@ -134,13 +144,14 @@ class PassPlanner:
         """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
         if options.num_beams > 1 or not options.is_comparable or options.strict is False:
             return None
-        if self.widths(options, slots).exact:
+        own = self.exact_widths
+        if own is None or self.widths(options, slots).exact:
             return None
         length = options.draft_tokens
         way_out: Words
-        if isinstance(length, int) and self.exact_widths.width_for(length + 1) is None:
+        if isinstance(length, int) and own.width_for(length + 1) is None:
             way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
-        elif not self.exact_widths.batches_match(slots):
+        elif not own.batches_match(slots):
             way_out = ("no exact passes of batches on this device; decode with 1 slot",)
         else:
             way_out = (Name("strict"), " prevents that, but may be slower")
@@ -149,42 +160,42 @@ class PassPlanner:
     def _runs_draft(self, options: GenerationOptions) -> bool:
         return self._draft is not None and options.runs_draft_model
 
-    def _is_exact(self, strict: bool | None, fixed: int | None, slots: int) -> bool:
-        """Whether all passes are exact. fixed: the length of every draft; None if lengths differ."""
-        exact = self.exact_widths
-        if strict is None:
-            is_exact = exact.is_exact_by_default(fixed, slots)
-        else:
-            is_exact = strict and exact.batches_match(slots, exact.width_for(1 + (fixed or 0)) or 1)
-        if is_exact and fixed is not None and exact.width_for(fixed + 1) is None:
-            raise InputError(
-                f"{fixed} is too many for exact passes on this device, which have up to {max(exact.widths) - 1}",
-                "num_draft_tokens",
-                ("choose fewer, or leave out ", Name("strict")),
-            )
-        return is_exact
-
     def _measured_widths(self, calibration: Calibration, exact: bool) -> PassWidths:
         """For a length that adapts to costs."""
         own = self.exact_widths
         return PassWidths(
             partial(calibration.costs, exact=exact),
             exact,
-            any_width=own.any_width,
-            reserved=max(own.widths) if exact and own.fixed_capacity else None,
+            any_width=own is None,
+            reserved=max(own.widths) if own is not None and exact and own.fixed_capacity else None,
             refine=partial(calibration.refine, exact=exact),
         )
 
-    def _unmeasured_widths(self, fixed: int | None) -> PassWidths:
-        """Exact widths without costs, for a length that does not adapt to them."""
-        own = self.exact_widths
 
-        @cache
-        def costs(rows: int) -> RoundCosts:
-            return RoundCosts(dict.fromkeys(own.widths_for(rows, fixed), 0.0))
+def is_exact(own: ExactWidths, strict: bool | None, fixed: int | None, slots: int) -> bool:
+    """Whether all passes are exact. fixed: the length of every draft; None if lengths differ."""
+    if strict is None:
+        exact = own.is_exact_by_default(fixed, slots)
+    else:
+        exact = strict and own.batches_match(slots, own.width_for(1 + (fixed or 0)) or 1)
+    if exact and fixed is not None and own.width_for(fixed + 1) is None:
+        raise InputError(
+            f"{fixed} is too many for exact passes on this device, which have up to {max(own.widths) - 1}",
+            "num_draft_tokens",
+            ("choose fewer, or leave out ", Name("strict")),
+        )
+    return exact
 
-        reserved = max(*own.widths, 1 + (fixed or 0)) if own.fixed_capacity else None
-        return PassWidths(costs, exact=True, reserved=reserved)
+
+def unmeasured_widths(own: ExactWidths, fixed: int | None) -> PassWidths:
+    """Exact widths without costs, for a length that does not adapt to them."""
+
+    @cache
+    def costs(rows: int) -> RoundCosts:
+        return RoundCosts(dict.fromkeys(own.widths_for(rows, fixed), 0.0))
+
+    reserved = max(*own.widths, 1 + (fixed or 0)) if own.fixed_capacity else None
+    return PassWidths(costs, exact=True, reserved=reserved)
 
 
 def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None) -> Probe:
@@ -194,6 +205,9 @@ def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] 
     return Probe(target, make_drafter)
 
 
-def open_store(target: EncoderDecoder) -> CalibrationStore:
-    """The measurements of this target on this device."""
-    return shared_store(calibration_key(target))
+def shared_store(target: EncoderDecoder) -> CalibrationStore:
+    """This process's measurements of a target. Sessions with and without a draft share them."""
+    key = calibration_key(target)
+    if key not in STORES:
+        STORES[key] = CalibrationStore(json.loads(key))
+    return STORES[key]

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
-from ..models.audio import AudioFrames, NoiseFrames, Source
+from ..drafters.base import BatchDrafter, RequestView
+from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
-from ..models.cache import SOURCE_STEP, DecoderCache, LayerCache, padding_mask
+from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
 from ..sampling import GenerationOptions
 
 MAX_RUNS = 3  # of one timing
@@ -78,7 +78,7 @@ class Probe:
         mx.eval(encoder_outputs)
 
         def propose(count: int) -> None:
-            mx.eval(drafter.propose([DraftRequest(request, count, MODEL) for request in batch], rows).tokens)
+            mx.eval(drafter.propose(dict.fromkeys(batch, count), rows).tokens)
 
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
@@ -169,14 +169,16 @@ class Probe:
             for layer in few.layers:
                 self._window_layers.append((mx.tile(layer.cross_keys, copies), mx.tile(layer.cross_values, copies)))
             mx.eval(self._window_layers)
-        layers = [LayerCache.empty(keys, values) for keys, values in self._window_layers]
-        positions = mx.arange(layers[0].cross_keys.shape[2])[None]
-        return DecoderCache(layers, padding_mask(positions < encoder_output.shape[1], encoder_output.dtype))
+        positions = mx.arange(self._window_layers[0][0].shape[2])[None]
+        mask = padding_mask(positions < encoder_output.shape[1], encoder_output.dtype)
+        return DecoderCache.empty(self._window_layers, mask)
 
     def _source(self, row: int) -> Source:
         audio = self._model.audio
         if audio is not None:
             if self._window is None:
+                from ..models.whisper import NoiseFrames
+
                 self._window = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
                 self._window.encoder_output(
                     self._model, audio.num_mel_bins, self._noise_output

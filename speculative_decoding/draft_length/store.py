@@ -27,14 +27,19 @@ PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
 AGREEMENT = 1.1
+MEASUREMENTS = ("passes", "drafts", "same_bits", "fixed_capacity", "rough")  # of a `CalibrationStore`, in its file
 
 Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
 
-class Measurements:
-    """What has been measured of a target on a device.
+class CalibrationStore:
+    """What has been measured of a target on a device, in a file of the cache folder if there is one.
 
-    Of repeated timings the fastest counts, because slower ones waited for other programs.
+    Of repeated timings the fastest counts, because slower ones waited for other programs. A file that cannot be read or
+    written gives one warning; measurements then last as long as the process.
+
+    Args:
+        key: What the measurements depend on.
 
     Attributes:
         passes: Costs of a pass, by rows and width.
@@ -42,14 +47,36 @@ class Measurements:
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
         rough: How often each cost has been timed that may still fall, by its name.
+        path: The file, or None.
+        is_read_only: Whether the user named the file. Then nothing is measured.
+        refine_seconds: How long this process may still time costs that are rough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: Mapping[str, Any]) -> None:
+        self.key = key
         self.passes: dict[int, dict[int, float]] = {}
         self.drafts: dict[str, dict[int, Draft]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
         self.fixed_capacity = False
         self.rough: dict[str, int] = {}
+        self.path: Path | None = None
+        self.is_read_only = False
+        self.refine_seconds = 0.2
+        self._replaces = False
+        if named := os.environ.get(CALIBRATION_VARIABLE):
+            self._load_named_file(Path(named))
+            return
+        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        try:
+            self.path = cache_folder("calibration") / f"{name}.json"
+            vars(self).update(read_measurements(self.path))
+        except FileNotFoundError:
+            pass
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+        except PARSE_ERRORS:
+            warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
+            self._replaces = True
 
     def add_pass(self, rows: int, width: int, cost: float) -> None:
         """Add a timing of a pass."""
@@ -76,86 +103,6 @@ class Measurements:
         if count >= ENOUGH_TIMINGS:
             del self.rough[name]
 
-    def merge(self, other: Measurements) -> None:
-        """Add what another process has measured."""
-        known_names = self._names()
-        for name in other._names():
-            own_count = self.rough.get(name, ENOUGH_TIMINGS) if name in known_names else 0
-            self._set_count(name, max(own_count, other.rough.get(name, ENOUGH_TIMINGS)))
-        for rows, by_width in other.passes.items():
-            known = self.passes.setdefault(rows, {})
-            known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
-        for draft, by_rows in other.drafts.items():
-            own = self.drafts.setdefault(draft, {})
-            own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
-        for rows, same in other.same_bits.items():
-            self.same_bits[rows] = same | self.same_bits.get(rows, {})
-        self.fixed_capacity |= other.fixed_capacity
-
-    def _names(self) -> set[str]:
-        """The names of all costs."""
-        passes = {pass_name(rows, width) for rows, by_width in self.passes.items() for width in by_width}
-        return passes | {draft_name(draft, rows) for draft, by_rows in self.drafts.items() for rows in by_rows}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the measurements for JSON."""
-        return {
-            "passes": self.passes,
-            "drafts": self.drafts,
-            "same_bits": self.same_bits,
-            "fixed_capacity": self.fixed_capacity,
-            "rough": self.rough,
-        }
-
-    @classmethod
-    def parse(cls, raw: Any) -> Measurements:
-        """Raises one of `PARSE_ERRORS` if `as_dict` cannot have written this."""
-        found = cls()
-        for rows, by_width in raw["passes"].items():
-            found.passes[int(rows)] = {int(width): parse_cost(value) for width, value in by_width.items()}
-        for draft, by_rows in raw["drafts"].items():
-            found.drafts[draft] = {int(rows): parse_draft(costs) for rows, costs in by_rows.items()}
-        for rows, by_width in raw["same_bits"].items():
-            found.same_bits[int(rows)] = {int(width): bool(value) for width, value in by_width.items()}
-        found.fixed_capacity = bool(raw["fixed_capacity"])
-        found.rough = {name: int(count) for name, count in raw.get("rough", {}).items()}
-        return found
-
-
-class CalibrationStore:
-    """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory.
-
-    A file that cannot be read or written gives one warning; measurements then last as long as the process.
-
-    Attributes:
-        found: The measurements.
-        path: The file, or None.
-        is_read_only: Whether the user named the file. Then nothing is measured.
-        refine_seconds: How long this process may still time costs that are rough.
-    """
-
-    def __init__(self, key: Mapping[str, Any]) -> None:
-        self.key = key
-        self.path: Path | None = None
-        self.is_read_only = False
-        self.refine_seconds = 0.2
-        self.found = Measurements()
-        self._replaces = False
-        if named := os.environ.get(CALIBRATION_VARIABLE):
-            self._load_named_file(Path(named))
-            return
-        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-        try:
-            self.path = cache_folder("calibration") / f"{name}.json"
-            self.found = self._load(self.path)
-        except FileNotFoundError:
-            pass
-        except (OSError, RuntimeError) as error:
-            self._give_up(error)
-        except PARSE_ERRORS:
-            warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
-            self._replaces = True
-
     def announce(self) -> None:
         """Tell the user once in a process that something is measured."""
         where = f", once; stored in {self.path.parent}" if self.path else ""
@@ -163,7 +110,9 @@ class CalibrationStore:
 
     def clear(self) -> None:
         """Discard all measurements. The next `save` also discards those of other processes."""
-        self.found = Measurements()
+        for measurements in (self.passes, self.drafts, self.same_bits, self.rough):
+            measurements.clear()
+        self.fixed_capacity = False
         self._replaces = True
 
     def save(self) -> None:
@@ -174,15 +123,31 @@ class CalibrationStore:
             with locked(self.path.parent):
                 if not self._replaces and self.path.exists():
                     self._merge_file(self.path)
-                content = {"format": FORMAT, "key": self.key, **self.found.as_dict()}
+                content = {"format": FORMAT, "key": self.key} | {name: getattr(self, name) for name in MEASUREMENTS}
                 atomic_write(self.path, json.dumps(content, indent=1) + "\n")
             self._replaces = False
         except OSError as error:  # for example a full disk
             self._give_up(error)
 
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add the measurements of another process, as `read_measurements` returns them."""
+        known_names = names_of(self.passes, self.drafts)
+        for name in names_of(other["passes"], other["drafts"]):
+            own_count = self.rough.get(name, ENOUGH_TIMINGS) if name in known_names else 0
+            self._set_count(name, max(own_count, other["rough"].get(name, ENOUGH_TIMINGS)))
+        for rows, by_width in other["passes"].items():
+            known = self.passes.setdefault(rows, {})
+            known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
+        for draft, by_rows in other["drafts"].items():
+            own = self.drafts.setdefault(draft, {})
+            own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
+        for rows, same in other["same_bits"].items():
+            self.same_bits[rows] = same | self.same_bits.get(rows, {})
+        self.fixed_capacity |= other["fixed_capacity"]
+
     def _merge_file(self, path: Path) -> None:
         try:
-            self.found.merge(self._load(path))
+            self.merge(read_measurements(path))
         except PARSE_ERRORS:
             warn_once(f"calibration: {path} was damaged while this program ran; it is replaced")
 
@@ -194,25 +159,39 @@ class CalibrationStore:
         """Load the file that the environment variable names. Raises `InputError`."""
         self.is_read_only = True
         try:
-            self.found = self._load(path)
-            if not self.found.passes:
+            vars(self).update(read_measurements(path))
+            if not self.passes:
                 raise ValueError("no passes")
         except (OSError, *PARSE_ERRORS) as error:
             problem = f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r})"
             raise InputError(problem, way_out="unset it to measure this device") from error
 
-    def _load(self, path: Path) -> Measurements:
-        """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file."""
-        raw = json.loads(path.read_text(encoding="utf-8-sig"))
-        if raw["format"] != FORMAT:
-            raise ValueError(raw["format"])
-        return Measurements.parse(raw)
 
+def read_measurements(path: Path) -> dict[str, Any]:
+    """Read the `MEASUREMENTS` in a file, by name.
 
-@cache
-def shared_store(key: str) -> CalibrationStore:
-    """The process's store for a key (as JSON). Sessions with and without a draft share the target's measurements."""
-    return CalibrationStore(json.loads(key))
+    Raises OSError, or one of `PARSE_ERRORS` if `CalibrationStore.save` cannot have written the file.
+    """
+    raw = json.loads(path.read_text(encoding="utf-8-sig"))
+    if raw["format"] != FORMAT:
+        raise ValueError(raw["format"])
+
+    return {
+        "passes": {
+            int(rows): {int(width): parse_cost(cost) for width, cost in by_width.items()}
+            for rows, by_width in raw["passes"].items()
+        },
+        "drafts": {
+            draft: {int(rows): parse_draft(costs) for rows, costs in by_rows.items()}
+            for draft, by_rows in raw["drafts"].items()
+        },
+        "same_bits": {
+            int(rows): {int(width): bool(same) for width, same in by_width.items()}
+            for rows, by_width in raw["same_bits"].items()
+        },
+        "fixed_capacity": bool(raw["fixed_capacity"]),
+        "rough": {name: int(count) for name, count in raw.get("rough", {}).items()},
+    }
 
 
 @contextmanager
@@ -231,13 +210,19 @@ def warn_once(message: str) -> None:
     note(message)
 
 
+def names_of(passes: Mapping[int, Mapping[int, float]], drafts: Mapping[str, Mapping[int, Draft]]) -> set[str]:
+    """Return the names of all costs."""
+    names = {pass_name(rows, width) for rows, by_width in passes.items() for width in by_width}
+    return names | {draft_name(draft, rows) for draft, by_rows in drafts.items() for rows in by_rows}
+
+
 def pass_name(rows: int, width: int) -> str:
-    """Return the name of a pass in `Measurements.rough`."""
+    """Return the name of a pass in `CalibrationStore.rough`."""
     return f"pass {rows} {width}"
 
 
 def draft_name(draft: str, rows: int) -> str:
-    """Return the name of a draft in `Measurements.rough`."""
+    """Return the name of a draft in `CalibrationStore.rough`."""
     return f"draft {draft} {rows}"
 
 

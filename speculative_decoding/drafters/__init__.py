@@ -11,12 +11,12 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
-from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
-from .draft_model import DraftModel
+from .base import BatchDrafter, Draft, Drafter, RequestView
 from .ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from .auto import AutoDrafter
+    from .draft_model import DraftModel
     from .head import BatchHeadDrafter
     from .model import BatchModelDrafter
     from .none import NoDrafter
@@ -27,6 +27,7 @@ LAZY = {  # imported when they are used
     "AutoDrafter": "auto",
     "BatchHeadDrafter": "head",
     "BatchModelDrafter": "model",
+    "DraftModel": "draft_model",
     "NoDrafter": "none",
     "SeparateDrafters": "separate",
     "TextStore": "text_store",
@@ -40,7 +41,6 @@ __all__ = [
     "Draft",
     "DraftHead",
     "DraftModel",
-    "DraftRequest",
     "Drafter",
     "NgramDrafter",
     "NoDrafter",

@@ -8,52 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from .suffix_index import SuffixIndex
 
-
-@dataclass(frozen=True)
-class Pieces:
-    """Facts about a vocabulary's pieces that alignment uses. Without them, ids are compared as they are.
-
-    Args:
-        classes: Maps an id to the class of all pieces that differ only in case or in a leading space. The same word is
-            a different piece at the start of a span or of a sentence. An id that is missing is its own class.
-        begins_word: Ids of pieces with a leading space.
-        ends_prefix: Ids of pieces that end with a colon.
-    """
-
-    classes: Mapping[int, int] = field(default_factory=dict)
-    begins_word: frozenset[int] = frozenset()
-    ends_prefix: frozenset[int] = frozenset()
-
-    @classmethod
-    def from_vocabulary(cls, pieces: Mapping[int, str]) -> Pieces:
-        """Build from `tokenizer.vocabulary.pieces`.
-
-        The last result is kept: it takes some milliseconds, which every call without a session would repeat.
-        """
-        global _last_pieces
-        if not pieces:
-            return cls()
-        if _last_pieces is not None and _last_pieces[0] is pieces:
-            return _last_pieces[1]
-        spaces = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
-        first_id: dict[str, int] = {}
-        classes = {}
-        for token, piece in pieces.items():
-            bare = piece[1:] if piece.startswith(spaces) else piece
-            same = first_id.setdefault((bare or piece).casefold(), token)
-            if same != token:
-                classes[token] = same
-        begins_word = frozenset(token for token, piece in pieces.items() if piece.startswith(spaces))
-        ends_prefix = frozenset(token for token, piece in pieces.items() if piece.endswith(":"))
-        _last_pieces = pieces, cls(classes, begins_word, ends_prefix)
-        return _last_pieces[1]
-
-
-_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
+SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
 
 
 class Alignment:
@@ -61,24 +19,25 @@ class Alignment:
 
     Args:
         source: Ids of the source.
-        pieces: See `Pieces`.
+        pieces: Of the vocabulary, by id. Without them, ids are compared as they are.
         max_size: The most output tokens that are looked up in the source.
     """
 
-    def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int) -> None:
+    def __init__(self, source: Sequence[int], pieces: Mapping[int, str], max_size: int) -> None:
         self._source = source
         self._pieces = pieces
-        self._index = SuffixIndex(max_size, [pieces.classes.get(token, token) for token in source])
+        self._classes: dict[str, int] = {}  # see `_class_of`
+        self._index = SuffixIndex(max_size, map(self._class_of, source))
         self._output: list[int] = []  # classes of the output tokens
         # The source position that follows the output; at first the one after the task prefix ("grammar: "), which ends
         # with a colon among the first tokens.
-        prefix = source[:12]
-        self._expected = next((i + 1 for i, token in enumerate(prefix) if token in pieces.ends_prefix), 0)
+        first_pieces = [pieces.get(token, "") for token in source[:12]]
+        self._expected = next((i + 1 for i, piece in enumerate(first_pieces) if piece.endswith(":")), 0)
         self._mismatches = 0  # output tokens since the last one that agreed with the source
 
     def append(self, token: int) -> None:
         """Follow one more output token; the start token is not part of the output."""
-        token_class = self._pieces.classes.get(token, token)
+        token_class = self._class_of(token)
         if self._index.tokens[self._expected : self._expected + 1] == [token_class]:
             self._expected += 1
             self._mismatches = 0
@@ -106,10 +65,18 @@ class Alignment:
             return self._after_expected_word(), 0
         return None
 
+    def _class_of(self, token: int) -> int:
+        """The first token seen that differs only in case or in a leading space: the same word, elsewhere in a text."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            return token
+        bare = piece[1:] if piece[:1] in SPACES else piece
+        return self._classes.setdefault((bare or piece).casefold(), token)
+
     def _after_expected_word(self) -> int:
         """The position after the word (without pieces: after the token) at the expected position."""
+        pieces, source = self._pieces, self._source
         position = self._expected + 1
-        word_starts = self._pieces.begins_word
-        while word_starts and position < len(self._source) and self._source[position] not in word_starts:
+        while pieces and position < len(source) and not pieces.get(source[position], "").startswith(SPACES):
             position += 1
         return position

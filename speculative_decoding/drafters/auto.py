@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from .base import COPY, MODEL, BatchDrafter, Draft, DraftRequest, RequestView, merged, renumbered, token_rows
+from .base import COPY, MODEL, BatchDrafter, Draft, RequestView, merged, renumbered
 from .ngram import NgramDrafter
 
 
@@ -34,6 +34,7 @@ class AutoDrafter(BatchDrafter):
         self._known = range(vocab_size)
         self._min_chance = min_chance
         self._copies: dict[int, NgramDrafter] = {}  # by slot
+        self._copying: set[int] = set()  # slots whose next draft is a copy
         self._proposed: Draft | None = None  # the model's draft of this round
 
     def use_cache(self, cache: DecoderCache) -> None:
@@ -46,36 +47,35 @@ class AutoDrafter(BatchDrafter):
         if self._model is not None:
             self._model.begin(request, encoder_output)
 
-    def kind(self, request: RequestView) -> str:
-        if self._model is None:
-            return COPY
-        # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1.
-        least = max(self._min_chance, self._ngram.chances.chance(MODEL, 0) - 0.1)
-        match = self._copies[request.slot].match(request.decoder_tokens)
-        return COPY if match.chance >= least else MODEL
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        slot, tokens = request.slot, request.decoder_tokens
+        copies = self._copies[slot]
+        if self._model is not None:
+            # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1.
+            least = max(self._min_chance, self._ngram.chances.chance(MODEL, 0) - 0.1)
+            if copies.match(tokens).chance < least:
+                self._copying.discard(slot)
+                return MODEL, self._model.kind_and_limit(request)[1]
+        self._copying.add(slot)
+        return COPY, copies.longest(tokens)
 
-    def longest(self, request: RequestView, kind: str) -> int:
-        if self._model is None or kind == COPY:
-            return self._copies[request.slot].longest(request.decoder_tokens)
-        return self._model.longest(request, kind)
-
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots
         copied_slots = []
-        others = []
-        for each in draft_requests:
-            slot = each.request.slot
-            if self._model is not None and each.kind != COPY:
-                others.append(each)
+        others = {}
+        for request, count in counts.items():
+            slot = request.slot
+            if self._model is not None and slot not in self._copying:
+                others[request] = count
                 continue
-            found = self._copies[slot].propose(each.request.decoder_tokens, each.count)
+            found = self._copies[slot].propose(request.decoder_tokens, count)
             ids[slot] = [*takewhile(self._known.__contains__, found)]
             copied_slots.append(slot)
         copied = Draft.of_ids(ids)
         if self._model is None or not others:
             return copied
         self._proposed = self._model.propose(others, slots)
-        return merged(self._proposed, copied, copied_slots, self._vocab_size)
+        return merged(self._proposed, copied, copied_slots, self._vocab_size) if copied_slots else self._proposed
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         if self._model is not None:
@@ -83,10 +83,9 @@ class AutoDrafter(BatchDrafter):
         draft = self._proposed
         if draft is None:
             return
-        ids = token_rows(draft.tokens)  # evaluated with the round
+        ids = draft.ids()  # evaluated with the round
         for request, count in zip(requests, counts, strict=True):
-            slot = request.slot
-            self._ngram.chances.observe(MODEL, 0, ids[slot][: draft.length(slot)], request.decoder_tokens[-count:])
+            self._ngram.chances.observe(MODEL, 0, ids[request.slot], request.decoder_tokens[-count:])
         self._proposed = None
 
     def end(self, request: RequestView) -> None:

@@ -17,7 +17,7 @@ from ..sampling import Constraints, GenerationOptions, History
 
 Value = TypeVar("Value")
 
-MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
+MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind_and_limit`
 
 
 @dataclass(eq=False)
@@ -49,15 +49,6 @@ def history_of(requests: Sequence[RequestView], drafted: mx.array | None = None)
     return History(
         [request.decoder_tokens for request in requests], drafted, [request.constraints for request in requests]
     )
-
-
-@dataclass(frozen=True)
-class DraftRequest:
-    """Asks a drafter for up to `count` tokens (at least 1) of a kind for one request."""
-
-    request: RequestView
-    count: int
-    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +90,11 @@ class Draft:
     def length(self, slot: int) -> int:
         return self.num_tokens if self.lengths is None else self.lengths[slot]
 
+    def ids(self) -> list[list[int]]:
+        """The draft tokens of each row. A host sync, unless they have been evaluated."""
+        rows: list[list[int]] = self.tokens.tolist()  # type: ignore[assignment]
+        return rows if self.lengths is None else [row[:end] for row, end in zip(rows, self.lengths, strict=True)]
+
     @cached_property
     def length_array(self) -> mx.array | None:
         """(B,), or None if every row has K tokens."""
@@ -135,20 +131,20 @@ class BatchDrafter(ABC):
             encoder_output: (1, S, d_model), the target's encoder output for it; None if unknown.
         """
 
-    @abstractmethod
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        """Return a draft with `slots` rows; rows without a draft request stay empty."""
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        """The kind of the request's next draft, and an upper limit for its length if it is known before drafting.
 
-    def kind(self, request: RequestView) -> str:
-        """The kind of draft that would follow the request's tokens.
-
-        Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately.
+        Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately. `propose` follows with
+        the chosen lengths, unless no draft is worthwhile.
         """
-        return ""
+        return "", sys.maxsize
 
-    def longest(self, request: RequestView, kind: str) -> int:
-        """An upper limit for the length of a draft of this kind, if it is known before drafting."""
-        return sys.maxsize
+    @abstractmethod
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        """Return a draft with `slots` rows, for the slots of these requests; all other rows stay empty.
+
+        counts: Up to how many tokens, at least 1, to draft for each request.
+        """
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:  # noqa: B027
         """The target's last pass committed `counts[i]` tokens of `requests[i]`; no other pass has run since."""
@@ -193,11 +189,6 @@ class Drafter(ABC):
 def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:
     """The values after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
     return {i: by_slot[slot] for i, slot in enumerate(slots) if slot in by_slot}
-
-
-def token_rows(tokens: mx.array) -> list[list[int]]:
-    """(B, K) -> Python integers. A host sync, unless the array has been evaluated."""
-    return tokens.tolist()  # type: ignore[return-value]
 
 
 def padded(array: mx.array, length: int) -> mx.array:

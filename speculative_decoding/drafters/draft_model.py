@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-import mlx.core as mx
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
-from ..models.linear import Head
 
 
 @dataclass(frozen=True)
@@ -85,87 +81,3 @@ class DraftModel:
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
-
-
-@dataclass(frozen=True)
-class OutputHead:
-    """(B, d) -> logits (B, N) of some ids, or of the draft's whole vocabulary.
-
-    Args:
-        head: The matmul.
-        ids: (N,), or None for all ids. Ascending; the ids added by text sources follow.
-        vocab_size: V of the target; padding may make it larger or smaller than the draft's.
-        allowed: (B, N), if the rows have different ids; the others get -inf, so that rows do not depend on each other.
-    """
-
-    head: Head
-    ids: mx.array | None
-    vocab_size: int
-    allowed: mx.array | None = None
-
-    def __call__(self, x: mx.array) -> mx.array:
-        logits = self.head(x)
-        return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
-
-    def spread(self, logits: mx.array) -> mx.array:
-        """(B, N) -> (B, V), with -inf for all other ids."""
-        if self.ids is None:
-            missing = self.vocab_size - logits.shape[-1]
-            known = logits[:, : self.vocab_size]
-            return mx.pad(known, [(0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
-        whole = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
-        whole[:, self.ids] = logits
-        return whole
-
-    def likeliest(self, logits: mx.array) -> mx.array:
-        """(B, N) -> the most likely id, (B, 1)."""
-        if self.ids is None:
-            return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
-        return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
-
-
-class OutputHeads:
-    """Makes the output head of a batch, and keeps it until the sources change. Windows of audio share one head.
-
-    Frequent and added ids share one matrix: copying the frequent rows once costs less than a second matmul for each
-    token.
-
-    Args:
-        model: The model whose output matrix is used.
-        vocab_size: V of the target.
-        ids: As in `DraftVocabulary`; none: all ids may be proposed.
-        by_source: As in `DraftVocabulary`.
-    """
-
-    def __init__(
-        self,
-        model: EncoderDecoder,
-        vocab_size: int,
-        ids: Iterable[int] = (),
-        by_source: Mapping[int, Sequence[int]] = MappingProxyType({}),
-    ) -> None:
-        self._model = model
-        self._vocab_size = vocab_size
-        self._by_source = by_source
-        self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded further
-        self._frequent = sorted(token for token in ids if token in self._known)
-        self._sources: Sequence[Sequence[int]] = ()
-        self._head = None if self._frequent else OutputHead(model.logits, None, vocab_size)
-
-    def head(self, sources: Sequence[Sequence[int]]) -> OutputHead:
-        """Return the head for these sources, one for each row."""
-        frequent = self._frequent
-        if self._head is not None and (not frequent or sources == self._sources):
-            return self._head
-        own = []
-        for source in sources:
-            ids = {*source}.union(*(self._by_source.get(token, ()) for token in source))
-            own.append({token for token in ids.difference(frequent) if token in self._known})
-        others = sorted(set().union(*own))
-        ids_array = mx.array(frequent + others, mx.uint32)
-        allowed = None
-        if any(each != own[0] for each in own):
-            allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
-        self._head = OutputHead(self._model.head_of(ids_array), ids_array, self._vocab_size, allowed)
-        self._sources = sources
-        return self._head

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..models.draft_head import DraftHead
-from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, renumbered
-from .draft_model import OutputHeads
-from .model import DraftSampler
+from .base import MODEL, BatchDrafter, Draft, RequestView, renumbered
+from .draft_sampler import DraftSampler, OutputHead
 
 
 class BatchHeadDrafter(BatchDrafter):
@@ -21,7 +21,7 @@ class BatchHeadDrafter(BatchDrafter):
         self._head = head
         self._target = target
         config = head.config
-        self._output_heads = OutputHeads(target, target.config.vocab_size, config.frequent, config.by_source)
+        self._output_head = OutputHead(target, target.config.vocab_size, config.frequent, config.by_source)
         self._cache: DecoderCache | None = None
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
@@ -36,8 +36,8 @@ class BatchHeadDrafter(BatchDrafter):
         self._sources[request.slot] = request.source_tokens
         self._last_verified.pop(request.slot, None)
 
-    def kind(self, request: RequestView) -> str:
-        return MODEL
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        return MODEL, sys.maxsize
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         assert self._cache is not None
@@ -49,23 +49,22 @@ class BatchHeadDrafter(BatchDrafter):
         self._last_verified = renumbered(self._last_verified, slots)
         self._hidden = [mx.take(each, mx.array(list(slots)), axis=0) for each in self._hidden]
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         cache = self._cache
         target = self._target
         assert cache is not None
 
-        output_head = self._output_heads.head([self._sources.get(slot, []) for slot in range(slots)])
-        sampler = DraftSampler(draft_requests, slots, output_head)
-        last = {each.request.slot: each.request.decoder_tokens[-1] for each in draft_requests}
+        self._output_head.use_sources([self._sources.get(slot, []) for slot in range(slots)])
+        sampler = DraftSampler(counts, slots, self._output_head)
+        last = {request.slot: request.decoder_tokens[-1] for request in counts}
         new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
         state = self._features(slots)
         cross = cache.last_cross_attention
-        while True:
+        for _ in range(sampler.longest):
             step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
-            state, outputs = self._head.step_and_outputs(*step)
+            state, outputs = self._head.compiled_step(*step)
             new = sampler.choose(outputs)
-            if sampler.is_done:
-                return sampler.draft()
+        return sampler.draft()
 
     def _features(self, slots: int) -> mx.array:
         """(B, d)."""

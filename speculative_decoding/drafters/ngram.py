@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError, Name
 from ..sampling.options import option_specs, validate
-from .alignment import Alignment, Pieces
+from .alignment import Alignment
 from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
 
@@ -78,7 +78,7 @@ class NgramDrafter(Drafter):
     def __init__(
         self,
         *,
-        pieces: Mapping[int, str] | Pieces | None = None,
+        pieces: Mapping[int, str] | None = None,
         search_input: bool = True,
         search_output: bool = True,
         store: TextStore | None = None,
@@ -94,7 +94,7 @@ class NgramDrafter(Drafter):
                 "NgramDrafter",
                 ("set ", Name("search_input"), " or ", Name("search_output"), ", or pass a ", Name("store")),
             )
-        self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.from_vocabulary(pieces or {})
+        self._pieces = pieces or {}
         self._search_input = search_input
         self._search_output = search_output
         self.store = store

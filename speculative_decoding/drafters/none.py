@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from .base import BatchDrafter, Draft, DraftRequest, RequestView
+from .base import BatchDrafter, Draft, RequestView
 
 
 class NoDrafter(BatchDrafter):
@@ -15,7 +15,7 @@ class NoDrafter(BatchDrafter):
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         pass
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         return Draft.empty(slots)
 
     def select(self, slots: Sequence[int]) -> None:

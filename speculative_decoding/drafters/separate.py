@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
-from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView, merged, renumbered
+from .base import BatchDrafter, Draft, Drafter, RequestView, merged, renumbered
 
 OneDrafter = TypeVar("OneDrafter", bound=Drafter)
 
@@ -34,15 +34,15 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
     def of(self, request: RequestView) -> OneDrafter:
         return self._drafters[request.slot]
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots
         drafts: dict[int, Draft] = {}
-        for each in draft_requests:
-            found = self.of(each.request).propose(each.request.decoder_tokens, each.count)
+        for request, count in counts.items():
+            found = self.of(request).propose(request.decoder_tokens, count)
             if isinstance(found, Draft):
-                drafts[each.request.slot] = found
+                drafts[request.slot] = found
             else:
-                ids[each.request.slot] = [*takewhile(self._is_known, found)]
+                ids[request.slot] = [*takewhile(self._is_known, found)]
 
         draft = Draft.of_ids(ids)
         for slot, own in drafts.items():
@@ -53,11 +53,9 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
         """Whether the target has this id; a text store or a user's drafter may contain others."""
         return token >= 0 and (self._vocab_size is None or token < self._vocab_size)
 
-    def kind(self, request: RequestView) -> str:
-        return self.of(request).kind
-
-    def longest(self, request: RequestView, kind: str) -> int:
-        return self.of(request).longest(request.decoder_tokens)
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        drafter = self.of(request)
+        return drafter.kind, drafter.longest(request.decoder_tokens)
 
     def end(self, request: RequestView) -> None:
         self.of(request).end(request.decoder_tokens)

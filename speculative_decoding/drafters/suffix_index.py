@@ -1,6 +1,6 @@
 """Finds earlier occurrences of a text's last tokens in a growing text.
 
-The index is a trie of all contexts, read backwards. A node is split only when a search passes through it: the lazy
+The index is a trie of all contexts, read backwards. A context is split only when a search passes through it: the lazy
 construction of Giegerich, Kurtz and Stoye (2003), for reversed suffixes. A suffix automaton answers the same question,
 but this trie is cheaper to build, because most of a source is never searched for. It also knows every occurrence of a
 context, not only the first.
@@ -11,16 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 BOUNDARY = -1  # separates two texts in one index: no context or continuation crosses it
-
-
-class _Node:
-    """One context: the positions where it ends and, once a search needs them, the contexts one token longer."""
-
-    __slots__ = ("ends", "longer")
-
-    def __init__(self, longer: dict[int, _Node] | None = None) -> None:
-        self.ends: list[int] = []
-        self.longer = longer
 
 
 class SuffixIndex:
@@ -35,7 +25,9 @@ class SuffixIndex:
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        self._root = _Node({})
+        # A context is known by its size and its first end. Once a search needs them: all ends of the contexts that are
+        # one token longer, by that token.
+        self._longer: dict[tuple[int, int], dict[int, list[int]]] = {(0, 0): {}}
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -46,15 +38,12 @@ class SuffixIndex:
         for end in range(first, len(text)):
             if BOUNDARY in (text[end], text[end - 1]):
                 continue
-            children = self._root.longer
-            size = 0
-            while children is not None and size < end:
+            size = first_end = 0
+            while size < end and (longer := self._longer.get((size, first_end))) is not None:
                 size += 1
-                child = children.get(text[end - size])
-                if child is None:
-                    child = children[text[end - size]] = _Node()
-                child.ends.append(end)
-                children = child.longer
+                ends = longer.setdefault(text[end - size], [])
+                ends.append(end)
+                first_end = ends[0]
 
     def find(self, text: Sequence[int]) -> list[list[int]]:
         """Find the last tokens of `text`: element k - 1 lists all ends of its last k tokens, in ascending order.
@@ -64,26 +53,27 @@ class SuffixIndex:
         """
         found: list[list[int]] = []
         limit = min(self.max_size, len(text))
-        node = self._root
+        ends = [0]
         tokens = self.tokens
         while (size := len(found)) < limit:
-            children = self._split(node, size) if node.longer is None else node.longer
-            child = children.get(text[-1 - size])
-            if child is None:
+            longer = self._longer.get((size, ends[0]))
+            if longer is None:
+                longer = self._split(ends, size)
+            if text[-1 - size] not in longer:
                 break
-            found.append(child.ends)
-            if len(child.ends) == 1:  # a single occurrence is compared directly instead of splitting further
-                end = child.ends[0]
+            ends = longer[text[-1 - size]]
+            found.append(ends)
+            if len(ends) == 1:  # a single occurrence is compared directly instead of splitting further
+                end = ends[0]
                 while (size := len(found)) < min(limit, end) and tokens[end - 1 - size] == text[-1 - size]:
-                    found.append(child.ends)
+                    found.append(ends)
                 break
-            node = child
         return found
 
-    def _split(self, node: _Node, size: int) -> dict[int, _Node]:
+    def _split(self, ends: Sequence[int], size: int) -> dict[int, list[int]]:
         """Group the ends of a context of `size` tokens by the token before it."""
-        longer = node.longer = {}
-        for end in node.ends:
+        longer = self._longer[size, ends[0]] = {}
+        for end in ends:
             if end > size:
-                longer.setdefault(self.tokens[end - 1 - size], _Node()).ends.append(end)
+                longer.setdefault(self.tokens[end - 1 - size], []).append(end)
         return longer

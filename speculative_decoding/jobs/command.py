@@ -32,7 +32,6 @@ from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import summary_notes
-from ..decoding.results import BatchResult
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..loading import manifest
@@ -40,7 +39,7 @@ from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
 from ..rooms import require_room
-from ..rows import Scheduler
+from ..rows import BatchResult, Scheduler
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import Bool, Flag, Int, Number, Text

@@ -15,9 +15,8 @@ from operator import attrgetter
 from typing import Any
 
 from ..cli.lines import InputLine
-from ..decoding.results import BatchResult, GenerationResult
-from ..decoding.stats import GenerationStats
-from ..rows import Scheduler, drive, in_order
+from ..decoding.results import GenerationResult, GenerationStats
+from ..rows import BatchResult, Scheduler, drive, in_order
 from .fields import DRAFT_COUNTS
 from .input import ParsedLine
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..decoding.results import BatchResult, GenerationResult
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationResult, GenerationStats
+from ..rows import BatchResult
 
 
 def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult[GenerationResult]:

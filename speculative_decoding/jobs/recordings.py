@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..decoding.results import BatchResult
 from ..errors import Name
+from ..rows import BatchResult
 from ..sampling import GenerationOptions
 from ..sampling.options import OTHER_NAMES, listed, meant_options, validate
 from ..sampling.values import Text

@@ -185,7 +185,7 @@ class Adapter:
 
         Args:
             raw: The base's config.json, as `read_folder` returns it.
-            base: As `models.adapt` returns it.
+            base: As `Architecture.adapt` returns it.
 
         Raises:
             InputError: The base is quantized or rescaled.
@@ -299,7 +299,7 @@ class Merging:
         return self._unique(used), self._length(used.get(self._tables.decoder))
 
     def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
-        """Return the tensors by the names in a checkpoint without duplicates, as `models.adapt` returns it.
+        """Return the tensors by the names in a checkpoint without duplicates, as `Architecture.adapt` returns it.
 
         used: the tensor that each table is now, by a name in `self._own`.
 

@@ -144,7 +144,8 @@ def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
         return None
     again = read_backend(data, source / "tokenizer.json")
     added = again.get_added_tokens_decoder()
-    languages = Languages.from_record(reference.language_rules.record(), added, source)
+    rules = reference.language_rules
+    languages = None if rules is None else Languages.from_record(rules.record(), added, source)
     return FastTokenizer(again, languages, reference.cleans_up, strips, ends_once)
 
 

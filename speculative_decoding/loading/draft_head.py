@@ -32,17 +32,13 @@ ATTENTION_OUTPUT = "o.weight"  # in folders, for attention values with a `value_
 
 @dataclass(frozen=True)
 class DraftHeadHandle:
-    """A draft head of this target whose weights are not loaded yet."""
+    """A draft head of this target whose weights are not loaded yet. nbytes: the size of the weights."""
 
     folder: Path
     model: DraftHead
     checkpoint: Checkpoint
+    nbytes: int
     target: EncoderDecoder
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the weights."""
-        return sum(self.checkpoint.info(name).nbytes for name in self.checkpoint)
 
     def load_weights(self) -> None:
         """Load the weights after the target's, in the target's type. Raises `CheckpointError` for NaN and infinity."""
@@ -78,7 +74,8 @@ def open_draft(
             raise CheckpointError(f"{checkpoint}: tensor {name!r} has shape {found}, not {array.shape}")
     if unknown := set(checkpoint) - set(expected):
         raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} is none of a draft head's")
-    return DraftHeadHandle(folder, head, checkpoint, target.model)
+    nbytes = sum(checkpoint.info(name).nbytes for name in checkpoint)
+    return DraftHeadHandle(folder, head, checkpoint, nbytes, target.model)
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> DraftHeadConfig:

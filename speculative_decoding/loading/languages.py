@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # M2M-100's
 
 @dataclass(frozen=True)
 class Languages:
-    """Adds language tokens to token ids; does not know the text.
+    """Adds the language tokens of a model that has some to token ids; does not know the text.
 
     NLLB-200, M2M-100 and mBART-50 write LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, write
     ids END LANGUAGE.
@@ -30,21 +30,19 @@ class Languages:
     end: The end token.
     """
 
-    ids: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    form: str = PLAIN
-    default: str = ""
-    is_last: bool = False
-    end: int = -1
+    ids: Mapping[str, int]
+    form: str
+    default: str
+    is_last: bool
+    end: int
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> dict[str, Any]:
         """Return what a manifest must say to find these languages again."""
-        return {"form": self.form, "default": self.default, "is_last": self.is_last} if self.ids else None
+        return {"form": self.form, "default": self.default, "is_last": self.is_last}
 
     @classmethod
     def from_record(cls, record: object, added: Mapping[int, Any], folder: Path) -> Languages:
         """Find the language tokens as `languages_of` did. Raises `CheckpointError` for a damaged record."""
-        if record is None:
-            return cls()
         tokens = {str(token): index for index, token in added.items()}
         match record:
             case {"form": str(form), "default": str(default), "is_last": bool(is_last)} if form in (PLAIN, UNDERSCORES):
@@ -60,10 +58,6 @@ class Languages:
 
         Raises `InputError` for a language that the model does not have.
         """
-        if not self.ids and language is None:
-            return ids
-        if not self.ids:
-            raise InputError(f"language {language!r}: this model has no language tokens; leave the language out")
         code = self.default if language is None else language
         if code not in self.ids:
             raise InputError(f"language {code!r}: unknown to this model; choose one of {', '.join(self.ids)}")
@@ -72,7 +66,7 @@ class Languages:
 
     def wrap_output(self, ids: list[int]) -> list[int]:
         """Return the decoder's output for the ids of a text, without the language token, which is forced separately."""
-        return [*ids, self.end] if self.ids else ids
+        return [*ids, self.end]
 
 
 def codes_in(tokens: Mapping[str, int], form: str) -> dict[str, int]:

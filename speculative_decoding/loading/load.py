@@ -16,12 +16,12 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint
+from ..checkpoints.base import CheckpointView
 from ..errors import Float16Error, InputError
+from ..models import memory_budget
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
-from ..models.memory_budget import GB, fits, require_memory
 from ..rooms import has_room
 from . import manifest
 from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
@@ -42,23 +42,22 @@ Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDec
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked already."""
+    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked already.
+
+    nbytes: the size of the weights.
+    """
 
     folder: Path
     model: EncoderDecoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
+    nbytes: int
     adapter: Adapter | None = None
 
     @property
     def name(self) -> str:
         """The name to show: organisation/model for a model on the Hub, else the folder's name."""
         return model_name(self.folder)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the weights."""
-        return weight_bytes(self.model, self.checkpoint)
 
     def load_weights(self) -> None:
         if sys.platform.startswith("linux") and has_room("cpu"):
@@ -117,23 +116,21 @@ def open_model(
         CheckpointError: A file is damaged or unsupported.
     """
     folder = locate(path_or_name, gguf_file)
-    gguf = None
-    if gguf_file is not None:
-        gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
-        if gguf is None:
-            raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
+    gguf = None if gguf_file is None else gguf_path(str(gguf_file), folder)
     storage = Storage(dtype, quantize, group_size)
-    manifest.check_sizes(folder)
+    facts = manifest.check_sizes(folder)
     raw, checkpoint = read_folder(folder, gguf)
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     opened_adapter = None if adapter is None else open_adapter(adapter)
     if opened_adapter is not None:
         raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # in float32, whatever the weights have
-    elif gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
+    elif gguf is None and facts.get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
     original = raw, checkpoint
-    model, raw, checkpoint = build_unread(*original, storage, shard)
-    require_memory(shown_name(folder), weight_bytes(model, checkpoint), beside, partial(smaller_precision, *original))
+    model, raw, checkpoint = build_model(*original, storage, shard, unread=True)
+    nbytes = weight_bytes(model, checkpoint)
+    if nbytes + beside > memory_budget.physical_memory():
+        raise memory_budget.too_large(shown_name(folder), nbytes, beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
             model, raw, checkpoint = build_model(*original, storage, shard)
@@ -141,7 +138,10 @@ def open_model(
             if dtype is not None:
                 raise
     tokenizer = load_tokenizer(tokenizer_folder(folder, raw, adapter=opened_adapter))
-    model.adapter = manifest.adapter_of(folder) if opened_adapter is None else opened_adapter.fingerprint
+    if opened_adapter is not None:
+        model.adapter = opened_adapter.fingerprint
+    elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
+        model.adapter = str(merged["fingerprint"])
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
@@ -149,9 +149,16 @@ def open_model(
 
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
-        pieces, size = tokenizer.vocabulary.pieces, model.config.vocab_size
-        model.audio = resolved(model.audio, pieces, generation_config, decoder, size, file)
-    return ModelHandle(folder, model, tokenizer, checkpoint, opened_adapter)
+        model.audio = resolved(model.audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
+    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter)
+
+
+def gguf_path(gguf_file: str, folder: Path) -> Path:
+    """Return a GGUF file that is given by its path, or by its name in a folder. Raises `InputError` without one."""
+    for path in (Path(gguf_file), folder / gguf_file):
+        if path.is_file():
+            return path
+    raise InputError(f"gguf_file {gguf_file!r}: no such file, here or in {folder}; name a GGUF file")
 
 
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
@@ -169,7 +176,7 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
     raw |= {name: value for name, value in ids.items() if value is not None}
-    return models.adapt(raw, checkpoints.read(folder, gguf))
+    return models.find(raw).adapt(raw, checkpoints.read(folder, gguf))
 
 
 def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
@@ -222,17 +229,25 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
 
 
 def build_model(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
+    raw: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    storage: Storage,
+    shard: Shard | None = None,
+    *,
+    unread: bool = False,
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
-    The returned checkpoint casts and quantizes each tensor when it is read.
+    The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small, needs
+    some tensors now. unread: take bfloat16 instead, which has the same size.
 
     Raises:
         CheckpointError: Tensors and config.json do not match. No tensor is read to find out.
     """
     dtype, quantize = storage.dtype, storage.quantize
+    if unread and dtype == "float16":
+        dtype = "bfloat16"
     model = models.build(raw, checkpoint)
     sources = checked_sources(model, checkpoint)
     if quantize and any(name.endswith(".scales") for name in checkpoint):
@@ -241,7 +256,7 @@ def build_model(
         raw, checkpoint = models.for_float16(raw, checkpoint)
         model = models.build(raw, checkpoint)
     if dtype is not None:
-        checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
+        checkpoint = CheckpointView(checkpoint, dtype=DTYPES[dtype])
     if quantize is not None:
         from ..checkpoints.quantized import QuantizedCheckpoint
 
@@ -256,14 +271,6 @@ def build_model(
     if shard is not None:
         model, checkpoint = shard(partial(models.build, raw, checkpoint), checkpoint)
     return model, raw, checkpoint
-
-
-def build_unread(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage, shard: Shard | None = None
-) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
-    """`build_model` with bfloat16 instead of float16, which has the same size. Reads no tensor."""
-    storage = replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage
-    return build_model(raw, checkpoint, storage, shard)
 
 
 def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
@@ -281,9 +288,9 @@ def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int
     }
     for quantize, way_out in ways_out.items():
         with suppress(InputError):  # quantized already, or has no rows that divide into groups
-            model, _, smaller = build_unread(raw, checkpoint, Storage("bfloat16", quantize))
-            if fits(size := weight_bytes(model, smaller), limit):
-                return f"{way_out} ({size / GB:.2f} GB)"
+            model, _, smaller = build_model(raw, checkpoint, Storage("bfloat16", quantize))
+            if memory_budget.fits(size := weight_bytes(model, smaller), limit):
+                return f"{way_out} ({size / memory_budget.GB:.2f} GB)"
     return "use a smaller model"
 
 

@@ -49,20 +49,19 @@ def read(folder: Path) -> Mapping[str, Any]:
     return content
 
 
-def adapter_of(folder: Path) -> str | None:
-    """Return the fingerprint of the adapter that a converted folder contains, if there is one."""
-    adapter = read(folder).get("adapter")
-    return str(adapter["fingerprint"]) if isinstance(adapter, dict) and "fingerprint" in adapter else None
+def check_sizes(folder: Path) -> Mapping[str, Any]:
+    """Return the manifest, as `read` does. Raises `CheckpointError` if a file is missing or has another size.
 
-
-def check_sizes(folder: Path) -> None:
-    """Raise `CheckpointError` if a file is missing or has another size. Reads no data, so every load can afford it."""
-    for name, entry in read(folder)["files"].items():
+    Reads no data, so every load can afford it.
+    """
+    content = read(folder)
+    for name, entry in content["files"].items():
         path = folder / Path(name).name
         if not path.is_file():
             raise CheckpointError(f"{path}: file is missing; {WAY_OUT}")
         if (size := path.stat().st_size) != entry["bytes"]:
             raise CheckpointError(f"{path}: wrong size (got {size} bytes, expected {entry['bytes']}); {WAY_OUT}")
+    return content
 
 
 def verify(folder: Path) -> int:
@@ -70,8 +69,7 @@ def verify(folder: Path) -> int:
 
     Raises `CheckpointError` naming the first damaged file.
     """
-    check_sizes(folder)
-    files = read(folder)["files"]
+    files = check_sizes(folder)["files"]
     if not files:
         raise CheckpointError(f"{folder}: no {MANIFEST}; only folders written by convert.py can be verified")
     for name, entry in files.items():

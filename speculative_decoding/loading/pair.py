@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import InputError, Name, note, words
+from ..models import memory_budget
 from ..models.base import EncoderDecoder
-from ..models.memory_budget import warn_if_slow
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
@@ -38,7 +38,9 @@ class ModelPair:
         Warns about unsupported fields of the target's generation_config.json. given: options that replace such fields.
         """
         model = self.target.model
-        warn_if_slow(shown_name(self.target.folder), self.target.nbytes + (self.draft.nbytes if self.draft else 0))
+        nbytes = self.target.nbytes + (self.draft.nbytes if self.draft else 0)
+        if not memory_budget.fits(nbytes, available := memory_budget.available_memory()):
+            memory_budget.note_slow(shown_name(self.target.folder), nbytes, available)
         self.target.load_weights()
         if ignored := model.generation_config.note(given):
             note((f"{shown_name(self.target.folder)}, generation_config.json: ", *words(ignored)))

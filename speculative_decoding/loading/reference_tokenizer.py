@@ -186,7 +186,7 @@ def cleans_up_spaces(loaded: Any, folder: Path) -> bool:
 class PythonTokenizer(FolderTokenizer):
     """A tokenizer that transformers implements in Python, such as ByT5's."""
 
-    def __init__(self, loaded: Any, pieces: dict[str, int], languages: Languages, cleans_up: bool) -> None:
+    def __init__(self, loaded: Any, pieces: dict[str, int], languages: Languages | None, cleans_up: bool) -> None:
         super().__init__(pieces, languages, cleans_up)
         self._loaded = loaded
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.files import open_regular
 from ..errors import CheckpointError
 from . import manifest
-from .languages import Languages
 from .tokenizer_base import MAX_FILE_BYTES, FastTokenizer, FolderTokenizer, Tokenizer, Vocabulary, read_backend
 
 if TYPE_CHECKING:  # imported for the tokenizers that need it
@@ -25,11 +24,21 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     A folder that conversion wrote and proved is read with `tokenizers` alone. Others are read by the library that
     defines their files, which may take seconds to import.
     """
-    if (record := proven_record(folder)) is not None:
-        return read_proven(folder, record)
-    from .reference_tokenizer import read_reference
+    if (record := proven_record(folder)) is None:
+        from .reference_tokenizer import read_reference
 
-    return read_reference(folder)
+        return read_reference(folder)
+    with open_regular(path := folder / "tokenizer.json", MAX_FILE_BYTES) as file:
+        backend = read_backend(file.read(), path)
+    languages = None
+    if (languages_record := record.get("languages")) is not None:
+        from .languages import Languages
+
+        languages = Languages.from_record(languages_record, backend.get_added_tokens_decoder(), folder)
+    match record:
+        case {"cleans_up": bool(cleans_up), "strips": bool(strips), "ends_once": None | int() as ends_once}:
+            return FastTokenizer(backend, languages, cleans_up, strips, ends_once)
+    raise CheckpointError(f"{folder / manifest.MANIFEST}: its entry for the tokenizer is damaged; {manifest.WAY_OUT}")
 
 
 def proven_record(folder: Path) -> Mapping[str, Any] | None:
@@ -42,27 +51,13 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
     return record if size == path.stat().st_size else None
 
 
-def read_proven(folder: Path, record: Mapping[str, Any]) -> FastTokenizer:
-    """Read a tokenizer.json that conversion wrote. record: the manifest's entry. Raises `CheckpointError`."""
-    path = folder / "tokenizer.json"
-    with open_regular(path, MAX_FILE_BYTES) as file:
-        backend = read_backend(file.read(), path)
-    languages = Languages.from_record(record.get("languages"), backend.get_added_tokens_decoder(), folder)
-    match record:
-        case {"cleans_up": bool(cleans_up), "strips": bool(strips), "ends_once": None | int() as ends_once}:
-            return FastTokenizer(backend, languages, cleans_up, strips, ends_once)
-    raise CheckpointError(f"{folder / manifest.MANIFEST}: its entry for the tokenizer is damaged; {manifest.WAY_OUT}")
-
-
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
     """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: of the text."""
-
-    def has_unknown(ids: Sequence[int]) -> bool:
-        return any(tokenizer.vocabulary.pieces.get(token) in UNKNOWN for token in ids)
-
-    if not has_unknown(tokens):
+    pieces = tokenizer.vocabulary.pieces
+    if not any(pieces.get(token) in UNKNOWN for token in tokens):
         return []
-    return [character for character in dict.fromkeys(text) if has_unknown(tokenizer.encode(character))]
+    encoded = {character: tokenizer.encode(character) for character in dict.fromkeys(text)}
+    return [character for character, ids in encoded.items() if any(pieces.get(token) in UNKNOWN for token in ids)]
 
 
 def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:
@@ -119,7 +114,7 @@ class StreamingDetokenizer:
 
     def finish(self) -> str:
         """Return the remaining text, even if it ends with an incomplete character."""
-        text = self._pending()
+        text = self._decode(self._window)[self._returned :]
         return text if self._clean_up is None else self._clean_up.add(text) + self._clean_up.finish()
 
     def _add(self, token: int) -> str:
@@ -131,7 +126,7 @@ class StreamingDetokenizer:
                 self._in_bytes = False
             if self._in_bytes:
                 return ""
-        text = self._pending()
+        text = self._decode(self._window)[self._returned :]
         is_long = len(self._window) > MAX_WINDOW
         if text.endswith(REPLACEMENT):
             return self._text_of_invalid_bytes() if is_long else ""
@@ -173,9 +168,6 @@ class StreamingDetokenizer:
         text = text[self._returned :]
         self._window, self._done, self._returned = recent, 0, 0
         return text
-
-    def _pending(self) -> str:
-        return self._decode(self._window)[self._returned :]
 
 
 __all__ = [

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InputError
-from .languages import Languages
 from .tokenizer_checks import check_tokenizer_json
+
+if TYPE_CHECKING:  # imported for tokenizers with language tokens
+    from .languages import Languages
 
 # Every file that a tokenizer may use.
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
@@ -97,16 +99,16 @@ class FolderTokenizer(ABC):
 
     Args:
         pieces: Piece -> id, of all tokens.
-        languages: Adds language tokens; its `ids` are empty for most models.
+        languages: Adds language tokens; None for most models, which have none.
         cleans_up: Whether `decode` cleans up spaces.
     """
 
-    def __init__(self, pieces: Mapping[str, int], languages: Languages, cleans_up: bool) -> None:
+    def __init__(self, pieces: Mapping[str, int], languages: Languages | None, cleans_up: bool) -> None:
         if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for each id below it
             raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
         self.vocabulary = Vocabulary(pieces)
         self.language_rules = languages
-        self.languages = languages.ids
+        self.languages: Mapping[str, int] = {} if languages is None else languages.ids
         self.cleans_up = cleans_up
         bytes_ = (pieces.get(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_tokens = frozenset(token for token in bytes_ if token is not None)
@@ -114,12 +116,16 @@ class FolderTokenizer(ABC):
     def encode(self, text: str, language: str | None = None) -> list[int]:
         with tokenizer_errors("tokenizer: cannot encode this text"):
             ids = self._encode(text, add_special_tokens=not self.languages)
-        return self.language_rules.wrap_source(ids, language)
+        if self.language_rules is not None:
+            return self.language_rules.wrap_source(ids, language)
+        if language is not None:
+            raise InputError(f"language {language!r}: this model has no language tokens; leave the language out")
+        return ids
 
     def encode_output(self, text: str) -> list[int]:
         with tokenizer_errors("tokenizer: cannot encode this text"):
             ids = self._encode(text, add_special_tokens=not self.languages, as_output=not self.languages)
-        return self.language_rules.wrap_output(ids)
+        return ids if self.language_rules is None else self.language_rules.wrap_output(ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         text = self.decode_as_written(tokens)
@@ -149,7 +155,7 @@ class FastTokenizer(FolderTokenizer):
 
     Args:
         backend: A `tokenizers.Tokenizer`.
-        languages: Adds language tokens.
+        languages: Adds language tokens; None for most models.
         cleans_up: Clean up the spaces of decoded text.
         strips: Remove spaces at the ends of decoded text.
         ends_once: The end token, if it is not added to a text that ends with it.
@@ -158,7 +164,7 @@ class FastTokenizer(FolderTokenizer):
     def __init__(
         self,
         backend: Any,
-        languages: Languages,
+        languages: Languages | None = None,
         cleans_up: bool = False,
         strips: bool = False,
         ends_once: int | None = None,
@@ -180,12 +186,12 @@ class FastTokenizer(FolderTokenizer):
         return text.strip() if self.strips else text
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest must say to read the tokenizer.json again, for `read_proven`."""
+        """Return what a manifest must say to read the tokenizer.json again, for `load_tokenizer`."""
         return {
             "cleans_up": self.cleans_up,
             "strips": self.strips,
             "ends_once": self.ends_once,
-            "languages": self.language_rules.record(),
+            "languages": None if self.language_rules is None else self.language_rules.record(),
         }
 
 

@@ -50,7 +50,8 @@ def check_tokenizer_json(data: bytes) -> None:
         raise ValueError("a key has escaped letters")
     for match in COMPONENT.finditer(data):
         name = match[1].decode()
-        require_growth(name, grown_length(read_object(data, match.end(), name)))
+        if grown_length(read_object(data, match.end(), name)) > MAX_GROWTH:
+            raise ValueError(f"the {name} makes more than {MAX_GROWTH} characters of one")
     if SUBWORD_PREFIX.search(data):  # rare, so the rest of the file may be parsed
         check_merges(json.loads(data)["model"])
 
@@ -62,11 +63,6 @@ def check_merges(model: Mapping[str, Any]) -> None:
         second = merge.split(" ")[-1] if isinstance(merge, str) else merge[-1]
         if not second.startswith(prefix):
             raise ValueError(f"{second!r} in a merge lacks the prefix {short_repr(prefix)}")
-
-
-def require_growth(name: str, length: float) -> None:
-    if length > MAX_GROWTH:
-        raise ValueError(f"the {name} makes more than {MAX_GROWTH} characters of one")
 
 
 def read_object(data: bytes, start: int, name: str) -> Any:
@@ -174,8 +170,9 @@ def check_sentencepiece(data: bytes) -> None:
         raise ValueError("it holds no pieces")
     if max(len(each.piece) for each in model.pieces) > MAX_PIECE:
         raise ValueError(f"a piece is longer than {MAX_PIECE} characters")
-    if rules := model.normalizer_spec.precompiled_charsmap:
-        require_growth("normalizer", longest_replacement(rules))
+    rules = model.normalizer_spec.precompiled_charsmap
+    if rules and longest_replacement(rules) > MAX_GROWTH:
+        raise ValueError(f"the normalizer makes more than {MAX_GROWTH} characters of one")
 
 
 def longest_replacement(charsmap: bytes) -> int:

@@ -48,8 +48,8 @@ def family_config(folder: Path) -> dict[str, str]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def languages_of(added: Mapping[int, Any], folder: Path) -> Languages:
-    """Find the language tokens of a tokenizer.
+def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
+    """Find the language tokens of a tokenizer; None for most.
 
     Args:
         added: Its added tokens by id; `str` of one is its content.
@@ -71,7 +71,7 @@ def languages_of(added: Mapping[int, Any], folder: Path) -> Languages:
     if not ids or END not in tokens:
         if "tokenizer_class" in settings and name in CLASSES:
             raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
-        return Languages()
+        return None
 
     # mBART-50 added Afrikaans.
     is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)

@@ -67,14 +67,6 @@ def default_tokenizer(raw: RawConfig) -> str | None:
     return TOKENIZERS.get(raw["vocab_size"])
 
 
-def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name.
-
-    Tables that equal another one are left out. All other functions take checkpoints that this one returned.
-    """
-    return find(raw).adapt(raw, checkpoint)
-
-
 def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
     """Return config.json for tables with this number of rows."""
     changed = {**raw, "vocab_size": size} if "vocab_size" in raw else {**raw}
@@ -101,7 +93,6 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
 
 __all__ = [
     "EncoderDecoder",
-    "adapt",
     "build",
     "default_tokenizer",
     "find",

@@ -16,7 +16,8 @@ class Architecture(NamedTuple):
 
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
-    adapt: see `models.adapt`.
+    adapt: returns config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name.
+        Tables that equal another one are left out. Everything else takes checkpoints that it returned.
     tables: returns the names of the tables with a row per token, for the names in a checkpoint that `adapt` returned.
     fits_float16: whether a model with this config.json cannot overflow in float16. If the residual stream grows from
         layer to layer, it can.

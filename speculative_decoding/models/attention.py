@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -47,14 +45,6 @@ def window_softmax(scores: mx.array) -> mx.array:
     return precise_softmax(scores)
 
 
-class Keys(NamedTuple):
-    """Keys and values (B, H or fewer, T, D), and their additive mask (B, H or 1, L or 1, T), if there is one."""
-
-    keys: mx.array
-    values: mx.array
-    mask: mx.array | None
-
-
 def attend(
     queries: mx.array,
     keys: mx.array,
@@ -73,17 +63,24 @@ def attend(
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
         softmax: Turns scores into weights, unless a fused kernel does.
     """
+    batch, heads, length, width = queries.shape
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
-    parts = [Keys(keys, values, mask)]
-    return attend_together(queries, parts, scale=scale, soft_cap=soft_cap, softmax=softmax)
+    shared = heads // keys.shape[1]  # query heads per key head
+    if shared > 1:  # stack the query heads that share a key head
+        queries = queries.reshape(batch, -1, shared * length, width)
+    if scale != 1.0 and soft_cap is None:
+        queries = queries * scale
+    scores = masked_scores(queries, keys, mask, shared, soft_cap, scale)
+    out = matmul_rows(softmax(scores), values)
+    return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
     """Whether MLX computes this attention in one kernel, for the shapes of `attend`.
 
-    For other shapes, MLX falls back to more operations than `attend_together` has. Follows `has_fused_kernel` and
+    For other shapes, MLX falls back to more operations than `attend` has. Follows `has_fused_kernel` and
     `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
     """
     heads, length, width = queries.shape[1:]
@@ -101,52 +98,31 @@ def repeat_for_heads(mask: mx.array, heads: int) -> mx.array:
     return mx.contiguous(mx.broadcast_to(mask, (rows, heads, length, keys)))
 
 
-def attend_together(
+def masked_scores(
     queries: mx.array,
-    parts: Sequence[Keys],
-    *,
-    scale: float = 1.0,
+    keys: mx.array,
+    mask: mx.array | None,
+    shared: int,
     soft_cap: float | None = None,
-    softmax: Softmax = precise_softmax,
+    scale: float = 1.0,
 ) -> mx.array:
-    """`attend` with one softmax over the keys of all parts.
+    """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped.
 
-    Only the scores are concatenated; keys and values are not copied. If a part has fewer rows than the queries,
-    adjacent query rows share a row of the part.
+    If there are fewer rows of keys than of queries, adjacent query rows share one.
     """
-    batch, heads, length, width = queries.shape
-    shared = heads // parts[0].keys.shape[1]  # query heads per key head
-    if shared > 1:  # stack the query heads that share a key head
-        queries = queries.reshape(batch, -1, shared * length, width)
-    if scale != 1.0 and soft_cap is None:
-        queries = queries * scale
-    scores = [masked_scores(queries, part, soft_cap, scale, shared) for part in parts]
-    joined = scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1)
-    weights = softmax(joined)
-
-    ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
-    part_weights = mx.split(weights, ends, axis=-1) if ends else [weights]
-    out = matmul_rows(part_weights[0], parts[0].values)
-    for weights, part in zip(part_weights[1:], parts[1:], strict=True):
-        out = out + matmul_rows(weights, part.values)
-    return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
-
-
-def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, scale: float, shared: int) -> mx.array:
-    """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped."""
-    keys = part.keys.swapaxes(-1, -2)
-    mask = part.mask
+    keys = keys.swapaxes(-1, -2)
     if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
         return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
     scores = matmul_rows(queries, keys)
-    if mask is None:
-        return capped(scores, soft_cap, scale)
-    if len(mask) not in (1, len(scores)):  # several rows share the mask of a part
-        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
     shape = scores.shape
-    if shared > 1 and mask.shape[2] > 1:  # view the stacked query heads apart, so that each adds the whole mask
+    if mask is not None and len(mask) not in (1, len(scores)):  # several rows share a mask
+        mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
+    if mask is not None and shared > 1 and mask.shape[2] > 1:
+        # View the stacked query heads apart, so that each adds the whole mask.
         scores, mask = scores.reshape(*shape[:2], shared, *mask.shape[2:]), mask[:, :, None]
-    return (capped(scores, soft_cap, scale) + mask).reshape(shape)  # the cap and the sum are fused
+    if soft_cap is not None:
+        scores = capped(scores, soft_cap, scale)
+    return scores if mask is None else (scores + mask).reshape(shape)  # the cap and the sum are fused
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
@@ -160,9 +136,9 @@ def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
     return x.swapaxes(1, 2).reshape(rows, heads, length, -1)
 
 
-def capped(x: mx.array, soft_cap: float | None, scale: float = 1.0) -> mx.array:
-    """Return soft_cap * tanh(scale * x / soft_cap), or x if there is no cap."""
-    return x if soft_cap is None else soft_cap * mx.tanh(x / (soft_cap / scale))
+def capped(x: mx.array, soft_cap: float, scale: float = 1.0) -> mx.array:
+    """Return soft_cap * tanh(scale * x / soft_cap)."""
+    return soft_cap * mx.tanh(x / (soft_cap / scale))
 
 
 def joined_heads(x: mx.array) -> mx.array:

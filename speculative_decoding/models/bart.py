@@ -23,7 +23,7 @@ from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields
 from .layers import Layer
 from .linear import Linear
 from .tensors import HEAD, LOGITS_BIAS, Sources, TokenTables, named
@@ -150,8 +150,7 @@ class BartConfig(TransformerConfig):
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
-        raw = with_defaults(raw, FAMILIES[raw["model_type"]].defaults)
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        config = cls(**checked_fields(cls, raw, FAMILIES[raw["model_type"]].defaults))
         config._check()
         return config if checkpoint is None else config.resolved(checkpoint)
 
@@ -189,10 +188,6 @@ class BartConfig(TransformerConfig):
     @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.max_position_embeddings
 
 
 class Stack(nn.Module):
@@ -261,6 +256,7 @@ class BART(EncoderDecoder):
     def __init__(self, config: BartConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.max_position_embeddings
         if config.family.learned_positions:
             self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -274,7 +270,7 @@ class BART(EncoderDecoder):
         if config.has_source_embedding:
             self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
-            self.head = Linear(config.d_model, config.vocab_size)
+            self.head = Linear(config.d_model, config.vocab_size, bias=False)
         if config.has_logits_bias:
             self.logits_bias = mx.zeros((1, config.vocab_size))
 

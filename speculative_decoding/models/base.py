@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,13 +16,16 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import Softmax, capped, precise_softmax
-from .audio import AudioConfig, Source, token_ids
+from .audio import Source, token_ids
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .linear import Head, finalize_layers, rows_of
 from .tensors import Sources
+
+if TYPE_CHECKING:
+    from .whisper_tokens import AudioConfig
 
 MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as a prefill of a long prefix, are rare
 MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention memory grows quadratically
@@ -44,6 +47,7 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    max_source_tokens: int | None = None  # the longest source that the model was trained on, if config.json states it
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # marks an image in a source. Images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
@@ -106,9 +110,9 @@ class EncoderDecoder(nn.Module):
     def final_states(self, hidden: mx.array) -> mx.array:
         """Hidden states after the last layer -> the input of the head, both (B, L, d_model)."""
 
-    @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
         """Decoder token ids (B, L) -> embeddings (B, L, d_model)."""
+        return self.embedding(tokens)
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """Project the encoder output (P, S, M) to cross keys and values, and make a cache with P * beams rows."""
@@ -116,11 +120,10 @@ class EncoderDecoder(nn.Module):
         extra = -encoder_output.shape[1] % SOURCE_STEP
         encoder_output = mx.pad(encoder_output, [(0, 0), (0, extra), (0, 0)])
         mask = mx.pad(mask, [(0, 0), (0, extra)])
-        layers = [
-            LayerCache.empty(mx.contiguous(keys), mx.contiguous(values), beams)
-            for keys, values in self.inference_projections(encoder_output)
+        projections = [
+            (mx.contiguous(keys), mx.contiguous(values)) for keys, values in self.inference_projections(encoder_output)
         ]
-        return DecoderCache(layers, padding_mask(mask, encoder_output.dtype), beams=beams)
+        return DecoderCache.empty(projections, padding_mask(mask, encoder_output.dtype), beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """Run the decoder on new tokens (B, L) of each row, append them to the cache, and return the input of the head
@@ -149,8 +152,8 @@ class EncoderDecoder(nn.Module):
         if length > MAX_COMPILED_WIDTH:
             states, cache.hidden, buffers = self._pass(*arguments)
         else:
-            shape = (*tokens.shape, cache.beams, cache.capacity, cache.source_capacity, cache.kept_layers)
-            states, cache.hidden, buffers = compiled(shape)(*arguments)
+            shapes = (tokens.shape, cache.source_mask.shape, cache.capacity, cache.kept_layers)
+            states, cache.hidden, buffers = compiled(shapes)(*arguments)
         for layer, buffer in zip(cache.layers, buffers, strict=True):
             layer.keys_values = buffer
         cache.advance(length)
@@ -223,16 +226,18 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, states: mx.array) -> mx.array:
         """(B, L, d_model) -> raw logits (B, L, V). L may be absent."""
-        products = self.head(states) if "head" in self else self.embedding.as_linear(states)
-        return capped(products + self.logits_bias[0] if "logits_bias" in self else products, self.logit_cap)
+        logits = self.head(states) if "head" in self else self.embedding.as_linear(states)
+        if "logits_bias" in self:
+            logits = logits + self.logits_bias[0]
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
         """Return the head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
-        head = rows_of(self.head if "head" in self else self.embedding, ids)
-        if "logits_bias" not in self:
-            return lambda states: capped(head(states), self.logit_cap)
-        bias = self.logits_bias[0, ids]
-        return lambda states: capped(head(states) + bias, self.logit_cap)
+        products = rows_of(self.head if "head" in self else self.embedding, ids)
+        bias = self.logits_bias[0, ids] if "logits_bias" in self else None
+        head = products if bias is None else lambda states: products(states) + bias
+        cap = self.logit_cap
+        return head if cap is None else lambda states: capped(head(states), cap)
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """`states`, then `logits`."""
@@ -260,7 +265,7 @@ class EncoderDecoder(nn.Module):
         slots: int,
         encoder_output: mx.array,
         beams: int = 1,
-        prefill: Callable[[DecoderCache], None] = lambda cache: None,
+        prefill: Callable[[DecoderCache], None] | None = None,
     ) -> DecoderCache:
         """Put a new request with this encoder output (1, S, M) into a slot of the cache.
 
@@ -273,7 +278,8 @@ class EncoderDecoder(nn.Module):
             prefill: Feeds the request's forced prefix to a cache that holds only this request.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
-        prefill(fresh)
+        if prefill is not None:
+            prefill(fresh)
         if cache is None:
             if slots == 1:
                 return fresh
@@ -318,7 +324,9 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
     Raises:
         CheckpointError: A tensor does not fit config.json.
     """
-    sources = with_quantized(model, model.parameter_sources(model.config, checkpoint.keys()), checkpoint)
+    sources = model.parameter_sources(model.config, checkpoint.keys())
+    if any(name.endswith(".scales") for name in checkpoint):
+        sources = with_quantized(model, sources, checkpoint)
     expected: Mapping[str, mx.array] = dict(tree_flatten(model.parameters()))
     if sources.keys() != expected.keys():
         raise AssertionError(f"sources and parameters differ: {sorted(sources.keys() ^ expected.keys())}")

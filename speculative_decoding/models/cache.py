@@ -11,7 +11,7 @@ model masks stale entries after a row's offset.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -71,13 +71,6 @@ class LayerCache(CrossAttentionCache):
     keys_values: mx.array  # (2, B, H, T, D): keys, then values
     write_index: mx.array | None = None
 
-    @classmethod
-    def empty(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
-        """Return an empty buffer for `beams` rows per prompt."""
-        prompts, heads, _, width = cross_keys.shape
-        shape = (2, prompts * beams, heads, MIN_CAPACITY, width)
-        return cls(cross_keys, cross_values, mx.zeros(shape, cross_keys.dtype))
-
     @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values, self.keys_values]
@@ -121,21 +114,30 @@ class DecoderCache:
 
     Attributes:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
+        offsets: The number of tokens in each row.
+        beams: Rows per request; B = P * beams.
         kept_layers: Layers whose hidden states `hidden` keeps from the last pass, for a draft head.
         hidden: (B, L, d_model) for each kept layer.
-        beams: Rows per request; B = P * beams.
-        offsets: The number of tokens in each row.
     """
 
     layers: Sequence[LayerCache]
     source_mask: mx.array
+    offsets: list[int]
+    beams: int = 1
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
-    beams: int = 1
-    offsets: list[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.offsets = [0] * (self.source_mask.shape[0] * self.beams)
+    @classmethod
+    def empty(
+        cls, projections: Sequence[tuple[mx.array, mx.array]], source_mask: mx.array, beams: int = 1
+    ) -> DecoderCache:
+        """Return a cache without tokens, for the cross keys and values of each layer, both (P, H, S, D)."""
+        rows = len(source_mask) * beams
+        layers = []
+        for keys, values in projections:
+            _, heads, _, width = keys.shape
+            layers.append(LayerCache(keys, values, mx.zeros((2, rows, heads, MIN_CAPACITY, width), keys.dtype)))
+        return cls(layers, source_mask, [0] * rows, beams)
 
     @property
     def offset(self) -> int:

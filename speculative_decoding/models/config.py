@@ -18,6 +18,7 @@ from .backend import replaced_on_cpu
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MAX_EOS_TOKENS = 64
+SHARDED = ("num_heads", "num_kv_heads", "d_ff")  # the sizes of a layer that are split across ranks
 
 
 @replaced_on_cpu
@@ -59,14 +60,9 @@ class LayerConfig:
     has_bias: bool = False
     norm_first: bool = True
 
-    @property
-    def sharded_sizes(self) -> dict[str, int]:
-        """The sizes that are split across ranks."""
-        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
     def shard(self, ranks: int) -> Self:
         """Return the sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
-        sizes: dict[str, Any] = {name: max(size // ranks, 1) for name, size in self.sharded_sizes.items()}
+        sizes: dict[str, Any] = {name: max(getattr(self, name) // ranks, 1) for name in SHARDED}
         return replace(self, **sizes)
 
 
@@ -92,10 +88,6 @@ class EncoderDecoderConfig(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
-    def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, if config.json states it."""
-
-    @property
     def encoder(self) -> LayerConfig: ...
 
     @property
@@ -115,28 +107,28 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
         raise CheckpointError(message) from None
 
 
-def with_defaults(raw: RawConfig, defaults: RawConfig) -> RawConfig:
-    """Return the fields of `raw`, with defaults for missing and null fields."""
-    return {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str = "") -> dict[str, Any]:
+    """Validate and return the fields of a configuration class, with the special token ids if it has `eos_token_ids`.
 
-
-def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, Any]:
-    """Validate and return the annotated fields of a configuration class. Unknown keys are ignored.
+    Unknown keys are ignored.
 
     Args:
-        config: A dataclass whose fields are annotated with a `Value`.
-        raw: The fields `with_defaults`.
+        config: A dataclass. Its other fields are annotated with a `Value`.
+        raw: The fields of config.json.
+        defaults: For missing and null fields, before the defaults of the class.
         path: The path of `raw` in config.json.
 
     Raises:
         CheckpointError: A field is missing or invalid.
     """
+    raw = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hints = annotations_of(config)
     values = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
     for name, value in values.items():
         if name in raw or not hasattr(config, name):
             require(path + name, value, raw.get(name))
-    return {name: raw[name] for name in values if name in raw}
+    fields = {name: raw[name] for name in values if name in raw}
+    return fields | checked_ids(raw, raw["vocab_size"]) if "eos_token_ids" in hints else fields
 
 
 def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:

@@ -63,14 +63,14 @@ class DraftHead(nn.Module):
         width = config.d_model
         query_width = config.heads * config.head_width
         self.start = mx.zeros((width,))
-        self.combine = Linear(len(config.layers) * width, width)
-        self.join_token = Linear(width, width)
-        self.join_state = Linear(width, width)
+        self.combine = Linear(len(config.layers) * width, width, bias=False)
+        self.join_token = Linear(width, width, bias=False)
+        self.join_state = Linear(width, width, bias=False)
         self.norm = mx.ones((width,))
-        self.q = Linear(width, query_width)
-        self.o = Linear(query_width, width)
-        self.wi = Linear(width, config.d_ff * (1 + config.is_gated))
-        self.wo = Linear(config.d_ff, width)
+        self.q = Linear(width, query_width, bias=False)
+        self.o = Linear(query_width, width, bias=False)
+        self.wi = Linear(width, config.d_ff * (1 + config.is_gated), bias=False)
+        self.wo = Linear(config.d_ff, width, bias=False)
         self._activation = ACTIVATIONS[config.activation]
         self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
         self._softmax: Softmax = precise_softmax  # the target's
@@ -148,8 +148,8 @@ class DraftHead(nn.Module):
 
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array
-    ) -> mx.array:
-        """Return the state after one additional token.
+    ) -> tuple[mx.array, mx.array]:
+        """Return the state after one additional token, and its `outputs`.
 
         Args:
             embedded: The target's embedding of the token, (B, L, d) or (B, d).
@@ -172,7 +172,8 @@ class DraftHead(nn.Module):
             inner = self._activation(gate) * linear
         else:
             inner = self._activation(inner)
-        return normed(project(self.wo, inner, residual=x)).reshape(shape)
+        state = normed(project(self.wo, inner, residual=x)).reshape(shape)
+        return state, self.outputs(state)
 
     def outputs(self, state: mx.array) -> mx.array:
         """Return the input of the target's output head; it has the shape of the state."""
@@ -208,21 +209,17 @@ class DraftHead(nn.Module):
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), positions, axis=1))
         return mx.where(is_first, self._start_state, found[:, 0])
 
-    def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        """`step` and its `outputs` for one position of each row, both (B, d). Compiled."""
-        _, step_and_outputs = self._compiled or self.finalize()
-        return step_and_outputs((len(arrays[0]), arrays[2].shape))(*arrays)
-
-    def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        state = self.step(*arrays)
-        return state, self.outputs(state)
+    def compiled_step(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+        """`step` for one position of each row; both results are (B, d)."""
+        _, step = self._compiled or self.finalize()
+        return step((len(arrays[0]), arrays[2].shape))(*arrays)
 
     def finalize(self) -> tuple[Compiled, Compiled]:
         """Compile for the current weights. Call this after changing weights of a head that has drafted."""
         self._start_state = self.start_state
         mx.eval(self._start_state)
         finalize_layers(self)
-        self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self._step_and_outputs)
+        self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self.step)
         return self._compiled
 
     @property

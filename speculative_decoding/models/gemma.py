@@ -48,9 +48,9 @@ class SelfAttention(nn.Module):
         self.kind = kind
         self.norm_heads = norm_heads
         query_width = config.num_heads * config.head_dim
-        self.q = Linear(config.d_model, query_width)
-        self.kv = Linear(config.d_model, 2 * config.num_kv_heads * config.head_dim)
-        self.o = Linear(query_width, config.d_model)
+        self.q = Linear(config.d_model, query_width, bias=False)
+        self.kv = Linear(config.d_model, 2 * config.num_kv_heads * config.head_dim, bias=False)
+        self.o = Linear(query_width, config.d_model, bias=False)
         if norm_heads:
             self.q_norm = Norm(config.head_dim, config.norm_eps)
             self.k_norm = Norm(config.head_dim, config.norm_eps)
@@ -115,12 +115,13 @@ class Gemma(EncoderDecoder):
     def __init__(self, config: GemmaConfig, ranks: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.encoder.max_positions
         encoder = config.encoder.shard(ranks)
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])
         if not config.tie_word_embeddings:
-            self.head = Linear(config.d_model, config.vocab_size)
+            self.head = Linear(config.d_model, config.vocab_size, bias=False)
         self.logit_cap = config.decoder.logit_cap
 
     @property

@@ -10,7 +10,7 @@ from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from ..sampling.values import Bool, Int, Number, Text
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
+from .config import ACTIVATIONS, SHARDED, LayerConfig, RawConfig, checked_fields, checked_ids, require
 from .rope import Rope, Window
 
 SLIDING = "sliding_attention"
@@ -84,7 +84,7 @@ class GemmaConfig:
     def sharded_sizes(self) -> dict[str, int]:
         sizes = dict[str, int]()
         for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            sizes |= {f"{name}.{size}": count for size, count in stack.sharded_sizes.items()}
+            sizes |= {f"{name}.{size}": getattr(stack, size) for size in SHARDED}
         return sizes
 
     @property
@@ -98,10 +98,6 @@ class GemmaConfig:
     @property
     def decoder_layers(self) -> int:
         return len(self.decoder.layers)
-
-    @property
-    def max_source_tokens(self) -> int:
-        return self.encoder.max_positions
 
 
 def joined_config(
@@ -141,7 +137,7 @@ class Section:
     def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path = path
         self.raw = raw
-        self.fields = StackFields(**checked_fields(StackFields, with_defaults(raw, defaults.fields), path))
+        self.fields = StackFields(**checked_fields(StackFields, raw, defaults.fields, path))
         self.soft_caps = {name: raw.get(name, default) for name, default in defaults.soft_caps.items()}
         for name, cap in self.soft_caps.items():
             if cap is not None:

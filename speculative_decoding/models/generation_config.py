@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CheckpointError, Name, Words
@@ -43,8 +43,7 @@ OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 class GenerationConfig:
     """Fields with their Hugging Face names.
 
-    min_length includes the start token and the decoder prefix. ignored: the fields that are not applied although they
-    would change the output, with their values in a few characters.
+    min_length includes the start token and the decoder prefix. ignored: the fields in `IGNORED` that the file sets.
     """
 
     forced_bos_token_id: int | None = None
@@ -58,7 +57,7 @@ class GenerationConfig:
     min_new_tokens: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-    ignored: tuple[tuple[str, str], ...] = ()
+    ignored: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(
@@ -94,16 +93,16 @@ class GenerationConfig:
         if len(never.union(found.get("begin_suppress_tokens", ()))) == vocab_size:
             fields = [name for name in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids") if name in known]
             raise CheckpointError(f"{file}: {', '.join(map(repr, fields))} leaves no token; remove ids that may occur")
-        return cls(**found, ignored=ignored(known))
+        return cls(**found, ignored={name: known[name] for name in IGNORED if known.get(name)})
 
     def note(self, given: Collection[str] = ()) -> Words:
         """Return a note about the ignored fields, or "". given: options that were chosen, so that they need no note."""
         notes = []
-        for name, value in self.ignored:
+        for name, value in self.ignored.items():
             option, purpose = IGNORED[name]
-            if option not in given:
+            if option not in given and not (value == 1 and name in OFF_AT_ONE):
                 instead = (" (set ", Name(option), f"{purpose})") if option else ()
-                notes += [f"; {name} {value} is ignored", *instead]
+                notes += [f"; {name} {short_repr(value)} is ignored", *instead]
         return (notes[0].removeprefix("; "), *notes[1:]) if notes else ""
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
@@ -145,9 +144,3 @@ class GenerationConfig:
             (*((token, begin) for token in self.begin_suppress_tokens), *((token, end) for token in eos_token_ids)),
             tuple(forced),
         )
-
-
-def ignored(known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the ignored fields that would change the output, and their values."""
-    is_off = {name for name in OFF_AT_ONE if known.get(name) == 1}
-    return tuple((name, short_repr(known[name])) for name in IGNORED if known.get(name) and name not in is_off)

@@ -12,7 +12,7 @@ Head = Callable[[mx.array], mx.array]
 
 
 class DerivedWeight(nn.Module):
-    """A layer that uses a value derived from its weight; `finalize` evaluates this value once for all passes.
+    """A layer that uses a value derived from its weight; `finalize_layers` evaluates this value once for all passes.
 
     After the weight is replaced, as in a training step, the layer derives the value in every pass again.
     """
@@ -21,12 +21,6 @@ class DerivedWeight(nn.Module):
     def derive(self) -> mx.array:
         """Compute the value from the weight."""
 
-    def finalize(self) -> None:
-        """Evaluate the derived value."""
-        derived = self.derive()
-        mx.eval(derived)
-        self._finalized = self.weight, derived
-
     @property
     def derived(self) -> mx.array:
         weight, derived = self.get("_finalized", (None, None))
@@ -34,10 +28,12 @@ class DerivedWeight(nn.Module):
 
 
 def finalize_layers(module: nn.Module) -> None:
-    """Finalize every layer within a module."""
+    """Evaluate the derived value of every layer within a module."""
     for layer in module.modules():
         if isinstance(layer, DerivedWeight):
-            layer.finalize()
+            derived = layer.derive()
+            mx.eval(derived)
+            layer._finalized = layer.weight, derived
 
 
 class Linear(DerivedWeight, nn.Linear):
@@ -45,9 +41,6 @@ class Linear(DerivedWeight, nn.Linear):
 
     `nn.Linear` transposes the weight in every pass, which adds a graph node each time.
     """
-
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        super().__init__(inputs, outputs, bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self.bias, x, self.derived) if "bias" in self else x @ self.derived

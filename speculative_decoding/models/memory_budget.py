@@ -31,7 +31,7 @@ def slots_within(
     Raises `InputError` if not even one slot fits.
     """
     models = [model] if draft_model is None else [model, draft_model]
-    longest = model.config.max_source_tokens or 512  # tokens
+    longest = model.max_source_tokens or 512  # tokens
     slot = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
     weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
     fitting = int((max_memory_gb * GB - weights) // slot)
@@ -89,8 +89,8 @@ def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_b
         )
 
 
-def require_memory(subject: object, weights: int, beside: int, way_out: Callable[[int], str]) -> None:
-    """Raise `InputError` for weights that exceed the physical memory. Call before they are read.
+def too_large(subject: str, weights: int, beside: int, way_out: Callable[[int], str]) -> InputError:
+    """Return the error for weights that exceed the physical memory.
 
     Args:
         subject: What the error names.
@@ -99,22 +99,19 @@ def require_memory(subject: object, weights: int, beside: int, way_out: Callable
         way_out: Returns a way to need at most this many bytes.
     """
     physical = physical_memory()
-    if weights + beside > physical:
-        target = f" beside the target's {beside / GB:.2f} GB" if beside else ""
-        raise InputError(
-            f"{subject}: the weights exceed this computer's memory (got {weights / GB:.2f} GB{target}, expected at "
-            f"most {physical / GB:.2f} GB); {way_out(min(physical, available_memory()) - beside)}"
-        )
+    target = f" beside the target's {beside / GB:.2f} GB" if beside else ""
+    return InputError(
+        f"{subject}: the weights exceed this computer's memory (got {weights / GB:.2f} GB{target}, expected at "
+        f"most {physical / GB:.2f} GB); {way_out(min(physical, available_memory()) - beside)}"
+    )
 
 
-def warn_if_slow(subject: object, weights: int) -> None:
-    """Warn about weights that fit into the physical memory, but not into the part that the device should use."""
-    available = available_memory()
-    if not fits(weights, available):
-        note(
-            f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
-            "may be slow; free memory, or use a smaller precision"
-        )
+def note_slow(subject: str, weights: int, available: int) -> None:
+    """Note that weights fit into the physical memory, but not into the part that the device should use."""
+    note(
+        f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
+        "may be slow; free memory, or use a smaller precision"
+    )
 
 
 def fits(weights: int, available: int) -> bool:

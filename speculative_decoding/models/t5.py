@@ -22,7 +22,7 @@ from .architecture import Architecture
 from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, require
 from .layers import Layer
 from .linear import Linear
 from .relative_positions import RelativePositionBias
@@ -64,7 +64,8 @@ class T5Config:
     layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
     tie_word_embeddings: Annotated[bool, Bool()] = True
-    # transformers 5 writes this field, and always sets the one above to true.
+    # Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the field above is true.
+    # transformers 5 writes this one, and always sets the other to true.
     scale_decoder_outputs: Annotated[bool | None, Bool()] = None
     # In folders rescaled for float16, the factors of the residual stream and of attention values.
     residual_scale: Annotated[float, Number(1e-30, 1)] = 1.0
@@ -75,40 +76,25 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
-        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
-        raw = with_defaults(raw, SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones.
+
+        checkpoint: As `adapted` returned it. Its tensors decide what is tied.
+        """
+        defaults = SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {})
+        config = cls(**checked_fields(cls, raw, defaults))
         max_distance = Int(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
         require("relative_attention_max_distance", max_distance, config.relative_attention_max_distance)
-        return config if checkpoint is None else config.resolved(checkpoint)
-
-    def resolved(self, checkpoint: Checkpoint) -> T5Config:
-        """Return the config with `tie_word_embeddings` set from the tensors of a checkpoint that `adapted` returned.
-
-        transformers 5 saves the flag as true for every T5, and uses a head that differs from the embedding with any
-        flag. The original flag only determines `head_is_scaled`.
-        """
-        return replace(
-            self,
-            tie_word_embeddings=HEAD not in checkpoint,
-            scale_decoder_outputs=self.head_is_scaled,
-            has_source_embedding=SOURCE in checkpoint,
-        )
+        is_scaled = config.tie_word_embeddings if config.scale_decoder_outputs is None else config.scale_decoder_outputs
+        # transformers 5 never scales the outputs of mT5.
+        config = replace(config, scale_decoder_outputs=is_scaled and config.model_type != "mt5")
+        if checkpoint is None:
+            return config
+        # transformers 5 saves the flag as true for every T5, and uses a head that differs from the embedding anyway.
+        return replace(config, tie_word_embeddings=HEAD not in checkpoint, has_source_embedding=SOURCE in checkpoint)
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "d_ff": self.d_ff}
-
-    @property
-    def is_gated(self) -> bool:
-        return self.feed_forward_proj.startswith("gated-")
-
-    @property
-    def head_is_scaled(self) -> bool:
-        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the flag is true."""
-        if self.model_type == "mt5":  # transformers 5 never scales them
-            return False
-        return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
     def decoder_layers(self) -> int:
@@ -126,7 +112,7 @@ class T5Config:
             num_kv_heads=self.num_heads,
             head_dim=self.d_kv,
             activation=activation,
-            is_gated=self.is_gated,
+            is_gated=self.feed_forward_proj.startswith("gated-"),
         )
 
     decoder = encoder
@@ -136,29 +122,6 @@ class T5Config:
         """Whether each layer has a position bias (umT5); otherwise all layers share one."""
         return self.model_type == "umt5"
 
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.n_positions
-
-
-class Stack(nn.Module):
-    """The layers of the encoder or decoder, their position biases, and the final norm.
-
-    `position_biases` returns one mask per layer, or one for all layers.
-    """
-
-    def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
-        super().__init__()
-        self.layers = list(layers)
-        self.norm = nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
-        self.position_biases = RelativePositionBias(
-            len(layers) if config.bias_per_layer else 1,
-            config.relative_attention_num_buckets,
-            layers[0].self_attention.config.num_heads,
-            config.relative_attention_max_distance,
-            causal=causal,
-        )
-
 
 class T5(EncoderDecoder):
     config: T5Config
@@ -167,17 +130,31 @@ class T5(EncoderDecoder):
         super().__init__()
         self.config = config
         self.residual_scale, self.value_scale = config.residual_scale, config.value_scale
+        self.max_source_tokens = config.n_positions
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        layer_config = config.encoder.shard(ranks)
-        norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
-        encoder_layers = [Layer(layer_config, norm) for _ in range(config.num_layers)]
-        decoder_layers = [Layer(layer_config, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
-        self.encoder = Stack(config, encoder_layers, causal=False)
-        self.decoder = Stack(config, decoder_layers, causal=True)
+        self.encoder = self._stack(config.num_layers, ranks, is_decoder=False)
+        self.decoder = self._stack(config.decoder_layers, ranks, is_decoder=True)
         if config.has_source_embedding:
             self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
-            self.head = Linear(config.d_model, config.vocab_size)
+            self.head = Linear(config.d_model, config.vocab_size, bias=False)
+
+    def _stack(self, depth: int, ranks: int, *, is_decoder: bool) -> nn.Module:
+        """Return the layers of the encoder or decoder, their position biases, and the final norm."""
+        config = self.config
+        sizes = config.encoder.shard(ranks)
+        norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
+        stack = nn.Module()
+        stack.layers = [Layer(sizes, norm, has_cross_attention=is_decoder) for _ in range(depth)]
+        stack.norm = norm()
+        stack.position_biases = RelativePositionBias(
+            depth if config.bias_per_layer else 1,
+            config.relative_attention_num_buckets,
+            sizes.num_heads,
+            config.relative_attention_max_distance,
+            causal=is_decoder,
+        )
+        return stack
 
     def inputs(self, tokens: mx.array, embedding: nn.Module) -> mx.array:
         """Token ids (B, L) -> the residual stream before the first layer, (B * L, d_model)."""
@@ -219,10 +196,7 @@ class T5(EncoderDecoder):
 
     def final_states(self, hidden: mx.array) -> mx.array:
         states = self.decoder.norm(hidden)
-        return states * self.config.d_model**-0.5 if self.config.head_is_scaled else states
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        return self.embedding(tokens)
+        return states * self.config.d_model**-0.5 if self.config.scale_decoder_outputs else states
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:
@@ -238,8 +212,8 @@ class T5(EncoderDecoder):
                 "position_biases": [f"block.{i}.layer.0.SelfAttention.relative_attention_bias" for i in bias_layers],
             }
             sources |= named(stack_names, f"{stack}.", f"{stack}.")
+            names_of_layer = layer_names(config, has_cross_attention=stack == "decoder")
             for i in range(depth):
-                names_of_layer = layer_names(config, has_cross_attention=stack == "decoder")
                 sources |= named(names_of_layer, f"{stack}.layers.{i}.", f"{stack}.block.{i}.layer.")
         return sources
 
@@ -259,7 +233,7 @@ def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, lis
             "cross_attention.o": ["1.EncDecAttention.o"],
         }
     last = 2 if has_cross_attention else 1
-    inputs = ("wi_0", "wi_1") if config.is_gated else ("wi",)
+    inputs = ("wi_0", "wi_1") if config.encoder.is_gated else ("wi",)
     return names | {
         "ff_norm": [f"{last}.layer_norm"],
         "ff.wi": [f"{last}.DenseReluDense.{name}" for name in inputs],

@@ -99,7 +99,7 @@ class Sublayer(NamedTuple):
 def sublayers(config: T5Config, stack: str) -> Iterator[Sublayer]:
     """Yield all sublayers of "encoder" or "decoder", in order."""
     names = layer_names(config, has_cross_attention=stack == "decoder")
-    is_homogeneous = config.is_gated or config.decoder.activation == "relu"
+    is_homogeneous = config.decoder.is_gated or config.decoder.activation == "relu"
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
         here = {path: tuple(f"{stack}.block.{i}.layer.{name}.weight" for name in own) for path, own in names.items()}
         yield Sublayer(here["self_norm"][0], here["self_attention.qkv"][-1:], here["self_attention.o"][0])

@@ -6,19 +6,21 @@ vision tower is not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import RenamedCheckpoint
+from ..checkpoints.base import CheckpointView
 from ..errors import CheckpointError
 from ..sampling.values import Int
 from .architecture import Architecture
-from .attention import Keys, attend_together
+from .attention import joined_heads, masked_scores, matmul_rows, precise_softmax
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
 from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, joined, stack_sources
@@ -97,7 +99,33 @@ class MergedAttention(SelfAttention):
             Keys(keys, values, masks[self.kind.window]),
             Keys(cache.cross_keys, cache.cross_values, source_mask),
         ]
-        return self.o(attend_together(queries, parts, scale=self.config.scale))
+        return self.o(attend_together(queries, parts, self.config.scale))
+
+
+class Keys(NamedTuple):
+    """Keys and values (B, H or fewer, T, D), and their additive mask (B, H or 1, L or 1, T)."""
+
+    keys: mx.array
+    values: mx.array
+    mask: mx.array
+
+
+def attend_together(queries: mx.array, parts: Sequence[Keys], scale: float) -> mx.array:
+    """`attend` with one softmax over the keys of several parts.
+
+    Only the scores are concatenated; keys and values are not copied.
+    """
+    batch, heads, length, width = queries.shape
+    shared = heads // parts[0].keys.shape[1]  # query heads per key head
+    queries = queries.reshape(batch, -1, shared * length, width) * scale
+    scores = [masked_scores(queries, part.keys, part.mask, shared) for part in parts]
+    weights = precise_softmax(mx.concatenate(scores, axis=-1))
+    ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
+    outputs = [
+        matmul_rows(part_weights, part.values)
+        for part_weights, part in zip(mx.split(weights, ends, axis=-1), parts, strict=True)
+    ]
+    return joined_heads(reduce(mx.add, outputs).reshape(batch, heads, length, width))
 
 
 class DecoderLayer(nn.Module):
@@ -189,10 +217,10 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
         else:
             names[f"{ENCODER_TABLES[0]}.{kind}" if table in ENCODER_TABLES else name] = name
     is_tied = raw.get("tie_word_embeddings") is not False
-    tables = TABLES.without_duplicates(RenamedCheckpoint(checkpoint, names), is_tied=is_tied)
+    tables = TABLES.without_duplicates(CheckpointView(checkpoint, names), is_tied=is_tied)
     if TABLES.source in tables:
         raise CheckpointError(f"{checkpoint}: encoder and decoder have different tables, which is not supported")
-    return raw, RenamedCheckpoint(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
+    return raw, CheckpointView(tables, {name.replace(DECODER_TABLE, embedding): name for name in tables})
 
 
 ARCHITECTURE = Architecture(T5Gemma2, t5gemma2_config, adapted, token_tables)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import QUANTIZED_PARTS, RenamedCheckpoint, part_name
+from ..checkpoints.base import QUANTIZED_PARTS, CheckpointView, part_name
 from ..errors import CheckpointError
 
 HEAD = "lm_head.weight"
@@ -61,7 +62,7 @@ class TokenTables:
 
     def without_duplicates(
         self, checkpoint: Checkpoint, *, is_tied: bool = True, has_own_head: bool = False
-    ) -> RenamedCheckpoint:
+    ) -> CheckpointView:
         """Return the checkpoint with `embedding`, and `source` and `head` only if they differ from it.
 
         is_tied: whether any table may stand in for a missing one. If false, only `shared` does, and not for the head.
@@ -69,43 +70,33 @@ class TokenTables:
         """
         candidates = [self.shared, *(self.stand_ins if is_tied else ())]
         fallback = next((name for name in candidates if name in checkpoint), None)
-
-        def found(name: str | None) -> str | None:
-            return name if name in checkpoint else fallback
-
-        tables = {self.embedding: found(self.decoder)}
+        found = {name: name if name in checkpoint else fallback for name in self.names}
+        tables = {self.embedding: found[self.decoder]}
         embedding = tables[self.embedding]
         if self.source is not None:
-            source = found(self.source)
+            source = found[self.source]
             if source is None and embedding is not None:
                 raise CheckpointError(f"{checkpoint}: tensor {self.source!r} is missing")
             if source != embedding and not are_same(checkpoint, source, embedding):
                 tables[self.source] = source
         if has_own_head or not is_tied:
             tables[self.head] = self.head
-        elif (head := found(self.head)) != embedding and not are_same(checkpoint, head, embedding):
+        elif (head := found[self.head]) != embedding and not are_same(checkpoint, head, embedding):
             tables[self.head] = head
         names = {name: name for name in checkpoint}
-        for name in self.names:
-            for part in parts(name):
-                names.pop(part, None)
-        for name, theirs in tables.items():
-            if theirs is not None:
-                here = {ours: part for ours, part in zip(parts(name), parts(theirs), strict=True) if part in checkpoint}
-                names |= here
-        return RenamedCheckpoint(checkpoint, names)
-
-
-def parts(name: str) -> list[str]:
-    """Return the names of a tensor and of its quantized parts."""
-    return [part_name(name, part) for part in QUANTIZED_PARTS]
+        for name, part in product(self.names, QUANTIZED_PARTS):
+            names.pop(part_name(name, part), None)
+        for (name, theirs), part in product(tables.items(), QUANTIZED_PARTS):
+            if theirs is not None and part_name(theirs, part) in checkpoint:
+                names[part_name(name, part)] = part_name(theirs, part)
+        return CheckpointView(checkpoint, names)
 
 
 def are_same(checkpoint: Checkpoint, first: str | None, second: str | None) -> bool:
     """Return whether both tensors exist, with the same quantized parts, and are equal."""
     if first is None or second is None:
         return first is second
-    pairs = zip(parts(first), parts(second), strict=True)
+    pairs = [(part_name(first, part), part_name(second, part)) for part in QUANTIZED_PARTS]
     stored = [pair for pair in pairs if pair[0] in checkpoint or pair[1] in checkpoint]
     return all(ours in checkpoint and theirs in checkpoint for ours, theirs in stored) and all(
         checkpoint.is_same(ours, theirs) for ours, theirs in stored

@@ -20,16 +20,16 @@ from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .architecture import Architecture
 from .attention import split_heads, window_softmax
-from .audio import AudioConfig, AudioFrames, Source
+from .audio import AudioFrames, Source
 from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .config import RawConfig, checked_fields, checked_ids, gelu, require, with_defaults
+from .config import RawConfig, checked_fields, gelu, require
 from .layers import Layer
 from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, TokenTables, named
-from .whisper_tokens import MULTILINGUAL_SIZE, config_by_layout, upper_half
+from .whisper_tokens import MULTILINGUAL_SIZE, AudioConfig, config_by_layout, upper_half
 
 KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
@@ -47,8 +47,7 @@ class WhisperConfig(TransformerConfig):
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
-        raw = with_defaults(raw, DEFAULTS)
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        config = cls(**checked_fields(cls, raw, DEFAULTS))
         config.check_heads()
         if config.vocab_size <= config.decoder_start_token_id + config.max_source_positions + 7:
             raise CheckpointError(
@@ -58,10 +57,6 @@ class WhisperConfig(TransformerConfig):
         if checkpoint is None:
             return config
         return replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in checkpoint)
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.max_source_positions
 
 
 class Convolution(DerivedWeight):
@@ -96,6 +91,7 @@ class Whisper(EncoderDecoder):
     def __init__(self, config: WhisperConfig, ranks: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.max_source_tokens = config.max_source_positions
         self.max_positions = config.max_target_positions
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
@@ -109,7 +105,7 @@ class Whisper(EncoderDecoder):
         self.encoder = self._stack(encoder, config.max_source_positions)
         self.embedding = nn.Embedding(config.vocab_size, width)
         if not config.tie_word_embeddings:
-            self.head = Linear(width, config.vocab_size)
+            self.head = Linear(width, config.vocab_size, bias=False)
         self.decoder = self._stack(decoder, config.max_target_positions)
         self.audio = config_by_layout(
             config.vocab_size,
@@ -167,9 +163,6 @@ class Whisper(EncoderDecoder):
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.outputs(hidden)
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        return self.embedding(tokens)
 
     def cross_attention_weights(
         self, tokens: mx.array, encoder_output: mx.array, heads: Sequence[tuple[int, int]]
@@ -241,6 +234,13 @@ class Whisper(EncoderDecoder):
             for i in range(depth):
                 sources |= named(layer, f"{stack}.layers.{i}.", f"{PREFIX}{stack}.layers.{i}.", kinds)
         return sources
+
+
+class NoiseFrames(AudioFrames):
+    """A window of noise with every number of mel bins, to measure models and to warm them up."""
+
+    def of(self, num_mel_bins: int) -> mx.array:
+        return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
 
 
 PREFIX = "model."

@@ -1,16 +1,15 @@
-"""Which token ids a Whisper gives to speech: by OpenAI's layout, its tokenizer and generation_config.json."""
+"""The token ids with which a Whisper writes speech: by OpenAI's layout, its tokenizer and generation_config.json."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short_repr
 from ..sampling.values import Bool, Int, ListOf, Text, Value
-from .audio import AudioConfig
 from .config import require
 from .speech_languages import code_of_language
 
@@ -24,6 +23,67 @@ SPECIAL_PIECES = {
     **dict.fromkeys(NO_SPEECH, "no_speech"),
     "<|notimestamps|>": "no_timestamps",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioConfig:
+    """Sizes of a speech model's source, the token ids with which it writes speech, and its defaults.
+
+    window_frames: The longest source, in frames of 10 ms.
+    previous: Precedes the text before the window.
+    timestamp_begin: The token of 0.00 s; the timestamp of position i is `timestamp_begin` + i.
+    languages: Language code -> token. Empty for English-only models.
+    alignment_heads: (layer, head) of the cross-attention heads that follow the speech.
+    alignment_note: Why they are not those of generation_config.json, or "".
+    max_initial_timestamp_index: The largest first timestamp, in encoder positions.
+    unused: Ids after the timestamps that are no tokens; they pad the vocabulary.
+    suppressed, begin_suppressed: Tokens that never occur, or not at the start; None means those of openai-whisper.
+    language, task: The model's defaults, or None.
+    """
+
+    num_mel_bins: int
+    window_frames: int
+    start: int
+    end: int
+    translate: int
+    transcribe: int
+    previous: int
+    no_speech: int
+    no_timestamps: int
+    timestamp_begin: int
+    is_multilingual: bool
+    alignment_heads: Sequence[tuple[int, int]]
+    alignment_note: str = ""
+    languages: Mapping[str, int] = field(default_factory=dict)
+    max_initial_timestamp_index: int = 50
+    unused: Sequence[int] = ()
+    suppressed: Sequence[int] | None = None
+    begin_suppressed: Sequence[int] | None = None
+    language: str | None = None
+    task: str | None = None
+
+    @property
+    def timestamp_end(self) -> int:
+        """The first id after the timestamps. Tokens that were added to the vocabulary may follow."""
+        return self.timestamp_begin + self.window_frames // 2 + 1
+
+    def is_timestamp(self, token: int) -> bool:
+        return self.timestamp_begin <= token < self.timestamp_end
+
+    def is_text(self, token: int) -> bool:
+        """Return whether a token is text: one before the special tokens, or an added one after the timestamps."""
+        return token < self.end or token >= self.timestamp_end
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options of a transcription that the model determines unless they are given."""
+        return {name: value for name in ("language", "task") if (value := getattr(self, name)) is not None}
+
+    def start_tokens(self, language: str, task: str = "transcribe") -> list[int]:
+        """Return the ids that start every output: startoftranscript, and for multilingual models language and task."""
+        if not self.is_multilingual:
+            return [self.start]
+        return [self.start, self.languages[language], self.translate if task == "translate" else self.transcribe]
 
 
 def config_by_layout(vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:

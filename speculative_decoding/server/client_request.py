@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from .errors import ServerError
 from .limits import Limits
 

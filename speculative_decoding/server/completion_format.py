@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from ..decoding.stats import Round
+from ..decoding.results import Round
 from ..drafters.base import COPY
 from ..engine import Event
 from ..errors import InputError, UnknownOption

@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError, written
-from ..models.audio import NoiseFrames
+from ..models.audio import AudioFrames
 from ..rooms import require_room
 from ..session import Session
 from .client_request import Callback, ClientItem
@@ -218,7 +218,11 @@ def warm_up(session: Session, slots: int) -> None:
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
-    source = "a" if audio is None else NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+    source: str | AudioFrames = "a"
+    if audio is not None:
+        from ..models.whisper import NoiseFrames
+
+        source = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 
 PREFIX = "speculative_decoding_"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..decoding.request import Request
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..engine import Event
 from ..sampling import GenerationOptions
 from ..sampling.random import sample_seed

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..models.audio import AudioConfig
+from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..session import Session
 from .client_request import ClientRequest, Item

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..errors import InputError
-from ..models.audio import AudioConfig
+from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, Text, Value

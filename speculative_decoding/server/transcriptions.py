@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import InputError
-from ..models.audio import AudioConfig
+from ..models.whisper_tokens import AudioConfig
 from ..speech.api import mel_bins
 from ..speech.audio_file import AudioBytes
 from ..speech.recording import Recording, frame_bytes_per_second, opening

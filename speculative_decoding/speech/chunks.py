@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..models.audio import AudioFrames
 from ..rows import in_order
 from .recording import Recording

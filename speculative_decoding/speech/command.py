@@ -20,7 +20,7 @@ from ..cli.progress import ShowProgress, progress
 from ..cli.run_config import run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.names import model_name

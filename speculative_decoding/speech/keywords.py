@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ..errors import UnknownOption
-from ..models.audio import AudioConfig
+from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import FOR_SPEECH, option_specs, shows, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 

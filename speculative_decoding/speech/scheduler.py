@@ -11,10 +11,11 @@ from ..draft_length.base import DraftLength
 from ..engine import Engine
 from ..errors import InputError, note
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import AudioConfig, AudioFrames
+from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..models.threads import use_mlx
+from ..models.whisper_tokens import AudioConfig
 from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from ..errors import InputError
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from ..models.audio import AudioConfig
+from ..models.whisper_tokens import AudioConfig
 
 WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that are written without spaces between words
 SYMBOLS = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..models.audio import AudioFrames
 from .hallucinations import cut_hallucinations, leading_silence
 from .options import TranscriptionOptions

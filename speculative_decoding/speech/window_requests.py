@@ -10,8 +10,9 @@ import numpy as np
 
 from ..decoding.prompt import DecoderPrompt
 from ..decoding.request import Request
-from ..models.audio import AudioConfig, AudioFrames
+from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.whisper_tokens import AudioConfig
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.random import sample_seed
 from .evidence import Evidence

@@ -38,7 +38,9 @@ def training_loss(
         soft_cap: Of the logits (Gemma).
         trains_output_matrix: Whether the gradient with respect to `output_matrix` is needed. MLX computes no other.
     """
-    logits = capped(states @ output_matrix, soft_cap)
+    logits = states @ output_matrix
+    if soft_cap is not None:
+        logits = capped(logits, soft_cap)
     indices = mx.concatenate([labels.ids, labels.written[:, None]], axis=-1)
     logprobs = mx.take_along_axis(logits, indices, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
     logprobs, written_logprobs = logprobs[:, :-1], logprobs[:, -1]

@@ -92,7 +92,7 @@ class HeadStudent(Student):
         state = mx.where(batch.is_first, head.start_state, head.features(batch.hidden))
         states = []
         for tokens in batch.tokens:
-            state = head.step(self.target.embed(tokens), state, keys, values, mask)
+            state, _ = head.step(self.target.embed(tokens), state, keys, values, mask)
             states.append(state)
         return flatten_states(self.target, head.outputs(mx.concatenate(states)))
 

@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..errors import CheckpointError, InputError, Name, writing
 from ..loading.atomic_io import sync
 from ..session import Session

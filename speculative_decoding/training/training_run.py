@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
-from ..decoding.stats import GenerationStats
+from ..decoding.results import GenerationStats
 from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing

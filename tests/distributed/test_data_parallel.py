@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding.decoding.results import BatchResult, GenerationResult
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationResult, GenerationStats
 from speculative_decoding.distributed import AllRanks, serve_rows
 from speculative_decoding.jobs.messages import parse_batch_result
-from speculative_decoding.rows import drive
+from speculative_decoding.rows import BatchResult, drive
 from tests.support.job_engine import FakeScheduler, result_of
 
 

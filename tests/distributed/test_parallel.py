@@ -175,7 +175,7 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
     folder = GOLDENS / name
     raw = checkpoints.read_config(folder)
-    raw, checkpoint = models.adapt(raw, checkpoints.read(folder))
+    raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     _, raw, checkpoint = build_model(raw, checkpoint, Storage(quantize=bits, group_size=32))
     build: Any = partial(models.build, raw, checkpoint)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)

@@ -13,7 +13,7 @@ import pytest
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
 from speculative_decoding.draft_length import DraftLength, DraftOutcome, FixedLength
-from speculative_decoding.drafters import DraftRequest, NgramDrafter, RequestView
+from speculative_decoding.drafters import NgramDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
@@ -392,7 +392,7 @@ def test_draft_model_cache_does_not_move_for_rows_that_do_not_draft() -> None:
     )
     for row in (still, moving):
         drafter.begin(row)
-    alone = drafter.propose([DraftRequest(moving, 3)], 2).tokens[1].tolist()
+    alone = drafter.propose({moving: 3}, 2).tokens[1].tolist()
     for _ in range(3):
-        mx.eval(drafter.propose([DraftRequest(still, 4)], 2).tokens)
-    assert drafter.propose([DraftRequest(moving, 3)], 2).tokens[1].tolist() == alone
+        mx.eval(drafter.propose({still: 4}, 2).tokens)
+    assert drafter.propose({moving: 3}, 2).tokens[1].tolist() == alone

@@ -30,11 +30,11 @@ from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.main import EXAMPLE, prompt_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.runner import PromptRunner
-from speculative_decoding.decoding.results import blank_result
 from speculative_decoding.engine import Engine, Event
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.rows import blank_result
 from speculative_decoding.sampling import DRAFTERS, GenerationOptions
 from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
 

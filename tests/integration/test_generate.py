@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -16,8 +16,8 @@ from speculative_decoding import InputError, generate, stream_generate
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Greedy
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.stats import Round
-from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, DraftRequest, NoDrafter, RequestView
+from speculative_decoding.decoding.results import Round
+from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, NoDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftModel
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -207,17 +207,13 @@ def test_coupled_output_depends_only_on_the_seed(drafter: str) -> None:
 class Independent(BatchModelDrafter):
     """Samples with independent noise, even for coupled requests."""
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        rows = [
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        own = {
             RequestView(
-                replace(each.request.options, acceptance="rejection"),
-                each.request.source_tokens,
-                each.request.decoder_tokens,
-                each.request.slot,
-            )
-            for each in draft_requests
-        ]
-        own = [replace(each, request=row) for each, row in zip(draft_requests, rows, strict=True)]
+                replace(row.options, acceptance="rejection"), row.source_tokens, row.decoder_tokens, row.slot
+            ): count
+            for row, count in counts.items()
+        }
         return super().propose(own, slots)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -23,18 +23,17 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Coupled
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, Verified
-from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
     BatchModelDrafter,
     Draft,
     DraftModel,
-    DraftRequest,
     NgramDrafter,
     choose_drafter,
-    model,
+    draft_sampler,
     model_drafter,
 )
 from speculative_decoding.drafters.base import RequestView, history_of
@@ -160,6 +159,9 @@ def outcomes(
     while batch.requests:
         for request, event in loop.speculate(batch).items():
             found[request.slot] += tuple(event.tokens)
+            if event.finish_reason is not None:
+                drafter.end(request)
+                rows[request.slot] = None
     return found
 
 
@@ -300,7 +302,7 @@ def test_planted_faults_in_batches_are_detected(
 
 def same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise does not depend on the position."""
-    for module in (distribution, model):
+    for module in (distribution, draft_sampler):
         monkeypatch.setattr(
             module, "random_keys", lambda draws: random_keys([(seed, 0, use) for seed, _, use in draws])
         )
@@ -339,16 +341,16 @@ def test_samples_of_another_family_follow_its_distribution(monkeypatch: pytest.M
 
 
 def plant_in_drafts(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, dict[int, DraftRequest]], Draft]
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, Mapping[RequestView, int]], Draft]
 ) -> None:
-    """Change sampled drafts. `change` gets the draft, its probs, and the draft requests by slot."""
+    """Change sampled drafts. `change` gets the draft, its probs, and the requested lengths."""
     propose = BatchModelDrafter.propose
 
-    def planted(self: BatchModelDrafter, wanted: Sequence[DraftRequest], slots: int) -> Draft:
-        draft = propose(self, wanted, slots)
+    def planted(self: BatchModelDrafter, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        draft = propose(self, counts, slots)
         if draft.probs is None:
             raise TypeError("not sampled")
-        return change(draft, draft.probs, {each.request.slot: each for each in wanted})
+        return change(draft, draft.probs, counts)
 
     monkeypatch.setattr(BatchModelDrafter, "propose", planted)
 
@@ -356,7 +358,7 @@ def plant_in_drafts(
 def report_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft of a trimmed vocabulary reports the distribution over the whole vocabulary."""
     plant_in_drafts(
-        monkeypatch, lambda draft, probs, wanted: Draft(draft.tokens, 0.6 * probs + 0.4 / VOCAB, draft.lengths)
+        monkeypatch, lambda draft, probs, counts: Draft(draft.tokens, 0.6 * probs + 0.4 / VOCAB, draft.lengths)
     )
 
 
@@ -375,7 +377,7 @@ def test_options_change_the_distribution() -> None:
 
 
 def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((acceptance, "logprobs"), (model, "shifted_logprobs")):
+    for module, name in ((acceptance, "logprobs"), (draft_sampler, "shifted_logprobs")):
         monkeypatch.setattr(module, name, lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
 
 
@@ -389,7 +391,7 @@ def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter withdraws sampled tokens that are not its arg-max."""
 
-    def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
+    def withdrawing(draft: Draft, probs: mx.array, counts: Mapping[RequestView, int]) -> Draft:
         is_arg_max = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
         kept: list[int] = mx.cumprod(is_arg_max, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
         return Draft(draft.tokens, probs, [min(count, draft.length(slot)) for slot, count in enumerate(kept)])
@@ -425,8 +427,8 @@ def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
 def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft reports probabilities at temperature 1."""
 
-    def misreporting(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
-        untempered = probs ** next(iter(wanted.values())).request.options.temperature
+    def misreporting(draft: Draft, probs: mx.array, counts: Mapping[RequestView, int]) -> Draft:
+        untempered = probs ** next(iter(counts)).options.temperature
         return Draft(draft.tokens, untempered / untempered.sum(axis=-1, keepdims=True), draft.lengths)
 
     plant_in_drafts(monkeypatch, misreporting)

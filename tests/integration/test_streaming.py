@@ -11,9 +11,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import Session, load, stream_generate
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.drafters import Draft, Drafter
-from speculative_decoding.loading.languages import Languages
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import PythonTokenizer
 from speculative_decoding.loading.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer
@@ -42,7 +41,6 @@ class Writer(EncoderDecoder):
             decoder_start_token_id=0,
             pad_token_id=0,
             eos_token_ids=(EOS,),
-            max_source_tokens=None,
         )
         self._output = [0, *output]
 
@@ -50,7 +48,7 @@ class Writer(EncoderDecoder):
         return mx.zeros((1, 1, 1))
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
-        return DecoderCache([], mx.zeros((1, 1, 1, 1)))
+        return DecoderCache.empty([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """The state of each token is the id that follows it, (1, L, 1)."""
@@ -82,7 +80,7 @@ def byte_fallback(*words: str) -> Tokenizer:
     )
     backend.add_special_tokens(["<pad>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return FastTokenizer(backend, Languages())
+    return FastTokenizer(backend)
 
 
 def byt5() -> Tokenizer:
@@ -90,7 +88,7 @@ def byt5() -> Tokenizer:
     from transformers import ByT5Tokenizer
 
     loaded = ByT5Tokenizer()
-    return PythonTokenizer(loaded, loaded.get_vocab(), Languages(), cleans_up=False)
+    return PythonTokenizer(loaded, loaded.get_vocab(), None, cleans_up=False)
 
 
 def bundled() -> Tokenizer:

@@ -20,11 +20,12 @@ from speculative_decoding.decoding.prompt import encode_prompt
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma2
-from speculative_decoding.models.attention import Keys, attend, attend_together
+from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
+from speculative_decoding.models.t5gemma2 import Keys
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
@@ -253,14 +254,19 @@ def test_attention_over_two_parts_equals_attention_over_their_concatenation(head
     for reach, rows in ((6, 3), (5, 1)):
         mask = mx.where(mx.random.normal((2, 1, rows, reach)) > 1, -mx.inf, 0.0)
         parts.append(Keys(mx.random.normal((2, heads, reach, 8)), mx.random.normal((2, heads, reach, 8)), mask))
-    found = attend_together(queries, parts, scale=0.4, soft_cap=soft_cap)
-    keys, values = (mx.repeat(mx.concatenate([p[i] for p in parts], axis=2), 4 // heads, axis=1) for i in range(2))
+    grouped = [mx.concatenate([part[i] for part in parts], axis=2) for i in range(2)]
+    keys, values = (mx.repeat(each, 4 // heads, axis=1) for each in grouped)
     mask = mx.concatenate([mx.broadcast_to(part.mask, (2, 1, 3, part.mask.shape[3])) for part in parts], axis=3)
-    assert mx.allclose(found, attend(queries, keys, values, mask, scale=0.4, soft_cap=soft_cap), atol=1e-5)
+    found = [
+        attend(queries, *grouped, mask, scale=0.4, soft_cap=soft_cap),
+        attend(queries, keys, values, mask, scale=0.4, soft_cap=soft_cap),
+    ]
+    if soft_cap is None:  # T5Gemma 2 has no soft cap
+        found.append(t5gemma2.attend_together(queries, parts, 0.4))
     scores = 0.4 * queries @ keys.swapaxes(-1, -2)
     scores = scores if soft_cap is None else soft_cap * mx.tanh(scores / soft_cap)
     plain = (mx.softmax(scores + mask, axis=-1) @ values).transpose(0, 2, 1, 3).reshape(6, 32)
-    assert mx.allclose(found, plain, atol=1e-5)
+    assert all(mx.allclose(each, plain, atol=1e-5) for each in found)
 
 
 def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None:
@@ -271,8 +277,9 @@ def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None
     mask[0, ..., 9:] = -mx.inf
     repeated = [mx.repeat(each, 2, axis=1) for each in (keys, values)]
     assert keys.shape[1] == 2 and head.config.heads == 4
-    found = head.step(embedded, state, keys, values, mask)
-    assert mx.allclose(found, head.step(embedded, state, *repeated, mask), atol=1e-5)
+    found, _ = head.step(embedded, state, keys, values, mask)
+    expected, _ = head.step(embedded, state, *repeated, mask)
+    assert mx.allclose(found, expected, atol=1e-5)
 
 
 def test_head_of_some_ids_is_capped() -> None:
@@ -374,10 +381,10 @@ def cross_keys_with_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_softmax_for_each_part(patch: pytest.MonkeyPatch) -> None:
-    together = attention.attend_together
+    together = t5gemma2.attend_together
 
-    def apart(queries: mx.array, parts: list[Keys], **options: Any) -> mx.array:
-        return sum(together(queries, [part], **options) for part in parts) / len(parts)  # type: ignore[return-value]
+    def apart(queries: mx.array, parts: list[Keys], scale: float) -> mx.array:
+        return sum(together(queries, [part], scale) for part in parts) / len(parts)  # type: ignore[return-value]
 
     patch.setattr(t5gemma2, "attend_together", apart)
 

@@ -24,7 +24,7 @@ NOISE = 1.6e-4  # the difference between two float32 computations of the same lo
 
 def load_golden(folder: Path) -> tuple[EncoderDecoder, dict[str, np.ndarray]]:  # type: ignore[type-arg]
     raw = json.loads((folder / "config.json").read_text())
-    raw, checkpoint = models.adapt(raw, checkpoints.read(folder))
+    raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     model = models.build(raw, checkpoint)
     model.load_checkpoint(checkpoint)
     golden = dict(np.load(folder / "golden.npz"))
@@ -121,7 +121,7 @@ def test_omitted_fields_have_the_family_defaults() -> None:
     silent = {name: value for name, value in CONFIG.items() if name not in ("tie_word_embeddings", "feed_forward_proj")}
     for family, is_gated, is_tied in (("t5", False, True), ("mt5", True, False), ("umt5", True, True)):
         config = T5Config.from_dict(silent | {"model_type": family})
-        assert (config.is_gated, config.tie_word_embeddings) == (is_gated, is_tied)
+        assert (config.encoder.is_gated, config.tie_word_embeddings) == (is_gated, is_tied)
 
 
 def test_unknown_model_type_is_named() -> None:

@@ -25,7 +25,7 @@ import pytest
 
 from speculative_decoding import Event, GenerationOptions, Session
 from speculative_decoding.cli.programs import main as program
-from speculative_decoding.decoding.stats import GenerationStats, Round
+from speculative_decoding.decoding.results import GenerationStats, Round
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder

@@ -15,9 +15,8 @@ import pytest
 from speculative_decoding import CheckpointError, InputError, load
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, open_model
-from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.models.speech_languages import ALIASES, CODES, NAMES, code_of_language
-from speculative_decoding.models.whisper_tokens import config_by_layout, resolved, upper_half
+from speculative_decoding.models.whisper_tokens import AudioConfig, config_by_layout, resolved, upper_half
 from speculative_decoding.speech import command as transcribe_command
 from speculative_decoding.speech.keywords import split_options
 from speculative_decoding.speech.options import TranscriptionOptions

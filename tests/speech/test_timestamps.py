@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.drafters.base import DraftRequest, RequestView
-from speculative_decoding.drafters.draft_model import OutputHead
-from speculative_decoding.drafters.model import DraftSampler
+from speculative_decoding.drafters.base import RequestView
+from speculative_decoding.drafters.draft_sampler import DraftSampler, OutputHead
 from speculative_decoding.sampling import Constraints, GenerationOptions
 from speculative_decoding.speech.timestamp_rules import TimestampRules
 
 END, ZERO = 10, 20  # text below, timestamps from
 IDS = [END, 3, 5, ZERO, ZERO + 1, ZERO + 2]
+VOCAB = ZERO + 5
+
+
+def head_of(ids: Sequence[int], logits: Sequence[float]) -> OutputHead:
+    """A head over these ids, which gives them these logits at every position."""
+    whole = mx.zeros((1, VOCAB))
+    whole[:, mx.array(ids)] = mx.array([logits])
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=VOCAB), logits=None, head_of=lambda some: lambda states: whole[:, some]
+    )
+    head = OutputHead(model, VOCAB, ids)
+    head.use_sources([[]])
+    return head
 
 
 @pytest.mark.parametrize(
@@ -33,8 +47,7 @@ def test_drafts_repeat_and_prefer_timestamps(
 ) -> None:
     constraints = Constraints(processor=TimestampRules(1, END, ZERO))
     request = RequestView(GenerationOptions(), [], list(tokens), constraints=constraints)
-    head = OutputHead(lambda states: mx.array([logits]), mx.array(IDS, mx.uint32), ZERO + 5)
-    sampler = DraftSampler([DraftRequest(request, 2)], 1, head)
+    sampler = DraftSampler({request: 2}, 1, head_of(IDS, logits))
     assert [sampler.choose(mx.zeros((1, 4))).item() for _ in range(2)] == expected
 
 
@@ -42,5 +55,5 @@ def test_drafts_repeat_and_prefer_timestamps(
 def test_ids_of_one_kind_are_drafted_under_all_rules(ids: Sequence[int]) -> None:
     constraints = Constraints(processor=TimestampRules(1, END, ZERO))
     request = RequestView(GenerationOptions(), [], [15, ZERO, 3], constraints=constraints)
-    head = OutputHead(lambda states: mx.array([[0.0, 1.0, 0.5][: len(ids)]]), mx.array(ids, mx.uint32), ZERO + 5)
-    assert DraftSampler([DraftRequest(request, 1)], 1, head).choose(mx.zeros((1, 4))).item() == ids[1]
+    head = head_of(ids, [0.0, 1.0, 0.5][: len(ids)])
+    assert DraftSampler({request: 1}, 1, head).choose(mx.zeros((1, 4))).item() == ids[1]

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from speculative_decoding.cli.parser import flag
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
-from speculative_decoding.models.audio import AudioConfig
-from speculative_decoding.models.whisper_tokens import config_by_layout
+from speculative_decoding.models.whisper_tokens import AudioConfig, config_by_layout
 from speculative_decoding.rows import in_order
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe

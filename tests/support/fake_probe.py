@@ -63,9 +63,14 @@ class FakeProbe(Probe):
 
 
 def calibrated(probe: Probe, draft: str = "", key: Mapping[str, str] = KEY) -> Calibration:
-    return Calibration(compared(probe, key), draft)
-
-
-def compared(probe: Probe, key: Mapping[str, str] = KEY, *, any_width: bool = False) -> ExactWidths:
     store = CalibrationStore(key)
-    return ExactWidths(lambda: probe, lambda: store, any_width=any_width)
+    return Calibration(lambda: probe, store, ExactWidths(lambda: probe, lambda: store), draft)
+
+
+def exact_widths_of(calibration: Calibration) -> ExactWidths:
+    assert calibration.exact_widths is not None
+    return calibration.exact_widths
+
+
+def compared(probe: Probe, key: Mapping[str, str] = KEY) -> ExactWidths:
+    return exact_widths_of(calibrated(probe, key=key))

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speculative_decoding.decoding.results import BatchResult, GenerationResult
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationResult, GenerationStats
 from speculative_decoding.jobs import InputLine, Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.command import RowScheduler
 from speculative_decoding.jobs.input import ParsedLine
+from speculative_decoding.rows import BatchResult
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # selects the next row to finish

@@ -69,7 +69,8 @@ def whole_model(folder: Path) -> EncoderDecoder:
 
 
 def read(folder: Path) -> tuple[Mapping[str, Any], Checkpoint]:
-    raw, checkpoint = models.adapt(checkpoints.read_config(folder), checkpoints.read(folder))
+    raw = checkpoints.read_config(folder)
+    raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     if folder.name == "quantized":
         names = {name for name in checkpoint if len(checkpoint.info(name).shape) == 2 and "block" in name}
         names = {name for name in names if "bias" not in name}

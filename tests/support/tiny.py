@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, speculate
-from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.draft_length.passes import UNPADDED, PassWidths, RoundCosts
@@ -162,8 +162,9 @@ def run(
     batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(request)
     rounds = []
-    while batch.requests:
+    while request.finish_reason is None:
         rounds.append(speculate(batch)[request])
+    batch_drafter.end(request)
     return rounds
 
 

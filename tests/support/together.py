@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.decoding.prompt import DecoderPrompt
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.drafters import BatchDrafter, Drafter, RequestView, SeparateDrafters
 from speculative_decoding.engine import Engine

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
-from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import WEIGHTS, ModelHandle, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
@@ -208,7 +208,7 @@ def test_training_states_equal_drafting_states() -> None:
                 own = []
                 for token in tokens:
                     mask = padding_mask(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
-                    state = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
+                    state, _ = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
                     own.append(np.array(head.outputs(state))[0, 0])
                 expected.append(np.array(own))
                 firsts += place == 0

@@ -9,8 +9,7 @@ from operator import attrgetter
 
 import pytest
 
-from speculative_decoding.decoding.results import BatchResult
-from speculative_decoding.rows import drive, in_order
+from speculative_decoding.rows import BatchResult, drive, in_order
 
 
 class Newest:

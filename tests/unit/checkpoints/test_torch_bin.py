@@ -172,7 +172,7 @@ def test_flipped_bits_are_detected_by_the_crc(tmp_path: Path) -> None:
 def test_crc_is_computed_once_per_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     checkpoint = read_torch(written(tmp_path / "model.bin", "zip"))
-    monkeypatch.setattr(torch_bin, "check_crc", lambda file, key, extent: checked.append(key))
+    monkeypatch.setattr(torch_bin, "check_crc", lambda file, key, location, crc: checked.append(key))
     for _ in range(2):
         dict(checkpoint)
     assert sorted(checked) == sorted(STORAGES)

@@ -16,7 +16,7 @@ from speculative_decoding import Session
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.runner import watch
 from speculative_decoding.cli.views import DraftView, has_color, visible
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from tests.integration.test_generate import Letters

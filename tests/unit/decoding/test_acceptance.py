@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -27,13 +28,12 @@ from speculative_decoding.decoding.acceptance import (
     sample_acceptance,
 )
 from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, commit, verify
-from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import Draft, DraftRequest, NoDrafter, RequestView
+from speculative_decoding.drafters import Draft, NoDrafter, RequestView
 from speculative_decoding.drafters.base import history_of
-from speculative_decoding.drafters.draft_model import OutputHead
-from speculative_decoding.drafters.model import DraftSampler
+from speculative_decoding.drafters.draft_sampler import DraftSampler, OutputHead
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Purpose, perturbed_logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import NoText
@@ -288,7 +288,7 @@ def verified_together(
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, NoDrafter(), None, rows)  # type: ignore[arg-type]  # verification needs no model
-    rounds = commit(batch, draft, [], verify(batch, draft, logits))
+    rounds = commit(batch, draft, {}, verify(batch, draft, logits))
     return {request.slot: round for request, round in rounds.items()}
 
 
@@ -557,14 +557,15 @@ def num_operations(*arrays: mx.array) -> int:
 def test_the_default_rule_computes_less_than_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting and verification of a sample, with any options, and without a draft."""
     monkeypatch.setattr(mx, "async_eval", lambda *_: None)  # keep the graph
-    head = OutputHead(lambda states: states @ mx.ones((2, WIDE)), None, WIDE)
+    model: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=WIDE), logits=lambda x: x @ mx.ones((2, WIDE)))
+    head = OutputHead(model, WIDE)
     for settings in SAMPLED:
         counts = []
         for rule in ("rejection", None):
             options = GenerationOptions(**{"temperature": 1.0, "acceptance": rule} | settings)
             row = RequestView(options, [1], past_of(options))
-            sampler = DraftSampler([DraftRequest(row, MOST)], 1, head)
-            while not sampler.is_done:
+            sampler = DraftSampler({row: MOST}, 1, head)
+            for _ in range(sampler.longest):
                 sampler.choose(mx.zeros((1, 2)))
             found = []
             for draft in (sampler.draft(), Draft.empty()):

@@ -70,17 +70,18 @@ def test_a_round_has_one_host_sync(drafter: str, rows: int, monkeypatch: pytest.
 def test_arrays_read_after_the_host_sync_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tolist` on a lazy array would be a hidden second sync."""
     left: list[Counter[str]] = []
-    as_rows, token_rows = loop.as_rows, loop.token_rows
+    on_host, ids = loop.on_host, Draft.ids
 
-    def watched(read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:
-        def reading(array: mx.array) -> Any:
-            left.append(operations(array))
-            return read(array)
+    def watched_on_host(verification: loop.Verification) -> Any:
+        left.extend(operations(array) for array in verification if array is not None)
+        return on_host(verification)
 
-        return reading
+    def watched_ids(draft: Draft) -> Any:
+        left.append(operations(draft.tokens))
+        return ids(draft)
 
-    monkeypatch.setattr(loop, "as_rows", watched(as_rows))
-    monkeypatch.setattr(loop, "token_rows", watched(token_rows))
+    monkeypatch.setattr(loop, "on_host", watched_on_host)
+    monkeypatch.setattr(Draft, "ids", watched_ids)
     for drafter in BY_NAME:
         running(drafter, 3, logprobs=True)
     assert len(left) > 30 and not any(left)

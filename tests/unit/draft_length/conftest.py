@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, shared_store
+from speculative_decoding.draft_length.planner import STORES
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 
 
 @pytest.fixture
@@ -15,6 +16,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return an empty folder for calibration files, and unset the variable that names a file."""
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shared_store.cache_clear()
+    STORES.clear()
     yield tmp_path / "cache/speculative-decoding/calibration"
-    shared_store.cache_clear()
+    STORES.clear()

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 
 from speculative_decoding.draft_length import calibration as module
-from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS
-from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH
-from speculative_decoding.draft_length.exact_widths import next_power_of_two
+from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS, Calibration
+from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, next_power_of_two
+from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.draft_length.store import ENOUGH_TIMINGS
-from tests.support.fake_probe import KEY, FakeProbe, calibrated
+from tests.support.fake_probe import KEY, FakeProbe, calibrated, exact_widths_of
 
 CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
 def test_measurements_are_stored_and_loaded(folder: Path) -> None:
+    def measured(calibration: Calibration, rows: int) -> tuple[RoundCosts, RoundCosts, bool]:
+        matches = exact_widths_of(calibration).batches_match(rows)
+        return calibration.costs(rows), calibration.costs(rows, exact=True), matches
+
     first, probe = calibrated(FakeProbe(), "a head"), FakeProbe()
-    costs = [
-        (first.costs(rows), first.costs(rows, exact=True), first.exact_widths.batches_match(rows)) for rows in (1, 4)
-    ]
+    costs = [measured(first, rows) for rows in (1, 4)]
     second = calibrated(probe, "a head")
-    assert [
-        (second.costs(rows), second.costs(rows, exact=True), second.exact_widths.batches_match(rows)) for rows in (1, 4)
-    ] == costs
+    assert [measured(second, rows) for rows in (1, 4)] == costs
     assert probe.timed == probe.compared == []
     (path,) = folder.glob("*.json")
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -162,7 +162,7 @@ def test_measuring_is_announced_once_for_all_models(folder: Path) -> None:
         for target in ("a target", "another"):
             calibration = calibrated(FakeProbe(), key={"target": target})
             calibration.costs(1)
-            assert calibration.exact_widths.widths
+            assert exact_widths_of(calibration).widths
     assert len(found) == 1 and f"stored in {folder}" in str(found[0].message)
 
 
@@ -184,7 +184,7 @@ def test_times_and_bits_are_measured_only_if_they_are_needed(folder: Path) -> No
         calibration.costs(rows)
     assert probe.compared == []  # passes that need not be exact
     timed = len(probe.timed)
-    exact_widths = calibration.exact_widths
+    exact_widths = exact_widths_of(calibration)
     assert exact_widths.widths and exact_widths.batches_match(8) and exact_widths.widths_for(8, 7)
     assert not exact_widths.is_exact_by_default(None, 8)
     assert len(probe.timed) == timed

@@ -16,11 +16,19 @@ from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.exact_widths import COMPARED_WIDTHS, choose_exact_widths
 from speculative_decoding.draft_length.key import gives_any_width_the_same_bits
 from speculative_decoding.draft_length.probe import Probe
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, CalibrationStore
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.parity.test_t5 import GOLDENS, load_golden
-from tests.support.fake_probe import KEY, FakeProbe, calibrated, compared, metal, metal_with_fused_attention
+from tests.support.fake_probe import (
+    KEY,
+    FakeProbe,
+    calibrated,
+    compared,
+    exact_widths_of,
+    metal,
+    metal_with_fused_attention,
+)
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
@@ -30,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
     calibration = calibrated(FakeProbe())
-    assert calibration.exact_widths.widths == [6, 8, 9, 10, 12, 14, 15]
+    assert exact_widths_of(calibration).widths == [6, 8, 9, 10, 12, 14, 15]
     assert {*calibration.costs(1, exact=True).passes} <= {*range(6, 16)} and calibration.costs(1, exact=True).passes
     assert min(calibration.costs(1).passes) == 1
 
@@ -57,16 +65,14 @@ def test_the_choice_does_not_depend_on_the_order_of_groups(groups: list[list[int
 @pytest.mark.parametrize("draft", ["", "a head"])
 def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed: float, draft: str) -> None:
     probe = FakeProbe(slope=0.02 * speed)
-    assert calibrated(probe, draft).exact_widths.widths == compared(FakeProbe()).widths
+    assert exact_widths_of(calibrated(probe, draft)).widths == compared(FakeProbe()).widths
 
 
 def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> None:
     probe = FakeProbe(batches=False)
-    exact_widths = compared(probe, any_width=True)
-    assert exact_widths.is_exact_by_default(40, 64) and exact_widths.batches_match(64)
-    assert not exact_widths.fixed_capacity and exact_widths.width_for(1000) == 1000
-    calibration = Calibration(exact_widths)
+    calibration = Calibration(lambda: probe, CalibrationStore(KEY))
     assert calibration.costs(1, exact=True).passes == calibration.costs(1).passes
+    assert calibration.costs(8, exact=True).passes == calibration.costs(8).passes
     assert probe.compared == []
 
 
@@ -96,7 +102,7 @@ def test_no_timing_changes_what_is_exact_by_default(folder: Path) -> None:
         calibration = calibrated(probe, "a head")
         calibration.forget()
         calibration.measure_fully(4)
-        assert [calibration.exact_widths.is_exact_by_default(length, 4) for length in lengths] == first
+        assert [exact_widths_of(calibration).is_exact_by_default(length, 4) for length in lengths] == first
 
 
 def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:

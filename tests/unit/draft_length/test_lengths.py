@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength, adaptive
 from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
@@ -154,7 +154,8 @@ def test_a_draft_that_improves_is_used_again(fades: bool, monkeypatch: pytest.Mo
     speed(length, FLAT, 0.0)
     assert "drafts nothing" in length.describe()
     if not fades:
-        monkeypatch.setattr(adaptive.Acceptance, "fade", lambda self, memory: None)
+        monkeypatch.setattr(adaptive, "DECAY", 1.0)
+        monkeypatch.setattr(adaptive, "IDLE_DECAY", 1.0)
     speed(length, FLAT, 0.9)
     assert (speed(length, FLAT, 0.9, 200) > 2.0) == fades
 

@@ -7,32 +7,38 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.draft_length import store as module
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, ENOUGH_TIMINGS, CalibrationStore, Measurements
+from speculative_decoding.draft_length.store import (
+    CALIBRATION_VARIABLE,
+    ENOUGH_TIMINGS,
+    CalibrationStore,
+    read_measurements,
+)
 from tests.support.fake_probe import KEY, FakeProbe, calibrated
 
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
-def stored(folder: Path) -> Measurements:
+def stored(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*.json")
-    return Measurements.parse(json.loads(path.read_text()))
+    return read_measurements(path)
 
 
 def test_stores_that_were_opened_together_lose_nothing(folder: Path) -> None:
     stores = [CalibrationStore(KEY) for _ in range(3)]
     for rows, store in enumerate(stores, start=1):
-        store.found.add_pass(rows, 1, 0.001)
-        store.found.add_draft(f"draft {rows}", 1, [0.1, 0.2, 0.3])
-        store.found.same_bits[rows] = {1: True}
+        store.add_pass(rows, 1, 0.001)
+        store.add_draft(f"draft {rows}", 1, [0.1, 0.2, 0.3])
+        store.same_bits[rows] = {1: True}
         store.save()
-    for found in (stored(folder), stores[-1].found):
-        assert {*found.passes} == {*found.same_bits} == {1, 2, 3}
-        assert {*found.drafts} == {"draft 1", "draft 2", "draft 3"}
+    for found in (stored(folder), vars(stores[-1])):
+        assert {*found["passes"]} == {*found["same_bits"]} == {1, 2, 3}
+        assert {*found["drafts"]} == {"draft 1", "draft 2", "draft 3"}
 
 
 def test_writers_that_run_at_the_same_time_lose_nothing(folder: Path) -> None:
@@ -41,48 +47,49 @@ def test_writers_that_run_at_the_same_time_lose_nothing(folder: Path) -> None:
     def save_often(rows: int) -> None:
         store = CalibrationStore(KEY)
         for width in range(1, 21):
-            store.found.add_pass(rows, width, 0.001)
+            store.add_pass(rows, width, 0.001)
             store.save()
 
     with ThreadPoolExecutor(3) as threads:
         for _ in threads.map(save_often, (1, 2, 3)):
             pass
-    assert {rows: len(by_width) for rows, by_width in stored(folder).passes.items()} == {1: 20, 2: 20, 3: 20}
+    assert {rows: len(by_width) for rows, by_width in stored(folder)["passes"].items()} == {1: 20, 2: 20, 3: 20}
 
 
-def test_merged_measurements_keep_the_fastest_and_the_most_timings() -> None:
-    one, other = Measurements(), Measurements()
+def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:
+    one, other = CalibrationStore(KEY), CalibrationStore(KEY)
     one.add_pass(1, 1, 3.0)
     for seconds in (2.0, 4.0):
         other.add_pass(1, 1, seconds)
     one.add_draft("a", 1, [0.1, 0.5, 9.0])
     other.add_draft("a", 1, [0.2, 0.2, 8.0])
-    one.merge(other)
+    one.merge(vars(other))
     assert one.passes == {1: {1: 2.0}} and one.rough["pass 1 1"] == 2
     assert one.drafts == {"a": {1: [0.1, 0.5, 8.0]}}  # the faster draft of four tokens, and the faster prefill
 
 
-def test_a_cost_is_rough_until_a_timing_confirms_it() -> None:
-    found = Measurements()
+def test_a_cost_is_rough_until_a_timing_confirms_it(folder: Path) -> None:
+    found = CalibrationStore(KEY)
     for seconds, rough in ((1.0, True), (2.0, True), (2.0, True), (1.05, False)):
         found.add_pass(1, 1, seconds)
         assert ("pass 1 1" in found.rough) == rough
-        assert found.as_dict()["rough"] == found.rough
-    unsteady = Measurements()
+        found.save()
+        assert stored(folder)["rough"] == found.rough
+    unsteady = CalibrationStore({"target": "another"})
     for i in range(ENOUGH_TIMINGS):  # other programs are always running
         assert unsteady.rough.get("pass 1 1", 0) == i
         unsteady.add_pass(1, 1, 2.0**-i)
-    assert Measurements.parse(json.loads(json.dumps(unsteady.as_dict()))).rough == {}
+    assert unsteady.rough == {}
 
 
 def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> None:
     store, other = CalibrationStore(KEY), CalibrationStore(KEY)
-    other.found.add_pass(8, 1, 1.0)
+    other.add_pass(8, 1, 1.0)
     other.save()
     store.clear()
-    store.found.add_pass(1, 1, 1.0)
+    store.add_pass(1, 1, 1.0)
     store.save()
-    assert stored(folder).passes == {1: {1: 1.0}}
+    assert stored(folder)["passes"] == {1: {1: 1.0}}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from speculative_decoding.drafters import (
     Draft,
     Drafter,
     DraftModel,
-    DraftRequest,
     NgramDrafter,
     RequestView,
     SeparateDrafters,
@@ -52,8 +51,8 @@ def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
 
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
     row = request_with(tokens)
-    kind = drafter.kind(row)
-    draft = drafter.propose([DraftRequest(row, count, kind)], 1)
+    kind, _ = drafter.kind_and_limit(row)
+    draft = drafter.propose({row: count}, 1)
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
 
@@ -85,7 +84,7 @@ def test_the_model_drafts_after_copies_were_rejected() -> None:
     for _ in range(40):
         drafter.begin(request_with([0]))
         kinds.append(proposed(drafter, KNOWN)[0])
-        drafter.kind(request_with([*KNOWN, 20]))  # the copy was wrong
+        drafter.kind_and_limit(request_with([*KNOWN, 20]))  # the copy was wrong
     assert kinds[0] == COPY and kinds[-1] == MODEL
 
 
@@ -101,24 +100,26 @@ def test_a_copy_must_be_nearly_as_likely_to_be_accepted_as_the_model() -> None:
         drafter.observe([request_with([*UNKNOWN, token])], [1])
         later = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
         later.begin(request_with([0]))
-        seen.append(later.kind(request_with([0, 9])))
+        seen.append(later.kind_and_limit(request_with([0, 9]))[0])
     assert seen[0] == COPY and seen[19] == MODEL and seen[-1] == COPY
 
 
 def mixed(drafter: AutoDrafter) -> Draft:
     """Draft three tokens of the model in slot 0, none in slot 1, and two copied tokens in slot 2."""
     rows = [request_with(UNKNOWN), request_with(KNOWN, 2)]
-    return drafter.propose([DraftRequest(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
+    for row in rows:
+        drafter.kind_and_limit(row)
+    return drafter.propose({row: 3 - row.slot // 2 for row in rows}, 3)
 
 
 def test_drafts_of_a_mixed_batch_are_in_their_slots() -> None:
     drafter = auto(Twos())
     drafter.begin(request_with([0], 2))
     draft = mixed(drafter)
-    rows: list[list[int]] = draft.tokens.tolist()  # type: ignore[assignment]
-    assert [ids[: draft.length(slot)] for slot, ids in enumerate(rows)] == [[2, 2, 2], [], [11, 13]]
+    assert draft.ids() == [[2, 2, 2], [], [11, 13]]
     drafter.select([2, 0])  # the rows move
-    assert drafter.kind(request_with(KNOWN)) == COPY and drafter.kind(request_with(UNKNOWN, 1)) == MODEL
+    rows = request_with(KNOWN), request_with(UNKNOWN, 1)
+    assert [drafter.kind_and_limit(row)[0] for row in rows] == [COPY, MODEL]
 
 
 def test_a_copied_token_has_probability_1_in_a_batch_with_sampled_ones() -> None:
@@ -139,7 +140,7 @@ def test_auto_without_a_draft_model_only_drafts_copies() -> None:
     target, options = tiny_model(), GenerationOptions(drafter="auto")
     copies = choose_drafter(options, target)
     copies.begin(request_with([0]))
-    assert copies.kind(request_with([0, 20, 21])) == COPY
+    assert copies.kind_and_limit(request_with([0, 20, 21]))[0] == COPY
     both = choose_drafter(options, target, lambda: model_drafter(DraftModel(noisy_copy(target)), target))
     assert isinstance(both, AutoDrafter)
 

@@ -19,7 +19,7 @@ from mlx.utils import tree_map
 
 from speculative_decoding import CheckpointError, InputError, Session, load, models
 from speculative_decoding.checkpoints import read_config
-from speculative_decoding.drafters import BatchHeadDrafter, Draft, DraftRequest, RequestView
+from speculative_decoding.drafters import BatchHeadDrafter, Draft, RequestView
 from speculative_decoding.loading.draft_head import target_facts, write_draft_head
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
@@ -68,7 +68,7 @@ def reference_draft(
     allowed = sorted({*head.config.frequent, *source, *others}) if head.config.frequent else range(VOCAB)
     found, last = [], tokens[-1]
     for _ in range(count):
-        state = head.step(target.embed(mx.array([[last]])), state, keys, values, mask)
+        state, _ = head.step(target.embed(mx.array([[last]])), state, keys, values, mask)
         logits = np.array(target.logits(head.outputs(state)))[0, 0]
         last = max(allowed, key=lambda each: logits[each])
         found.append(last)
@@ -80,12 +80,11 @@ class Checked(BatchHeadDrafter):
 
     checked = 0
 
-    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        draft = super().propose(draft_requests, slots)
-        for each in draft_requests:
-            row = each.request
-            expected = reference_draft(self._head, self._target, row.source_tokens, row.decoder_tokens, each.count, 1)
-            assert draft.tokens[row.slot, : each.count].tolist() == expected, "another draft"
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        draft = super().propose(counts, slots)
+        for row, count in counts.items():
+            expected = reference_draft(self._head, self._target, row.source_tokens, row.decoder_tokens, count, 1)
+            assert draft.tokens[row.slot, :count].tolist() == expected, "another draft"
             self.checked += 1
         return draft
 
@@ -141,10 +140,8 @@ def test_distributions_of_a_wrong_slot_are_detected(monkeypatch: pytest.MonkeyPa
         assert draft.probs is not None
         return Draft(draft.tokens, mx.roll(draft.probs, 1, axis=0), draft.lengths)
 
-    step = DraftHead.step_and_outputs
-    monkeypatch.setattr(
-        DraftHead, "step_and_outputs", lambda self, *arrays: negate_every_second_row(step(self, *arrays))
-    )
+    step = DraftHead.compiled_step
+    monkeypatch.setattr(DraftHead, "compiled_step", lambda self, *arrays: negate_every_second_row(step(self, *arrays)))
     monkeypatch.setattr(BatchHeadDrafter, "propose", shifted)
     with pytest.raises(AssertionError, match=r"too far|cannot be"):
         check_distribution_of_head("rejection", tiny_head(SMALL))
@@ -345,9 +342,9 @@ def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
             drafter.use_cache(cache)
             row = RequestView(GenerationOptions(), SOURCES[0], [0])
             drafter.begin(row)
-            drafter.propose([DraftRequest(row, 1)], 1)
+            drafter.propose({row: 1}, 1)
             with counted() as seen:
-                mx.eval(drafter.propose([DraftRequest(row, count)], 1).tokens)
+                mx.eval(drafter.propose({row: count}, 1).tokens)
             rounds.append(seen.total())
         totals[name] = (rounds[1] - rounds[0]) / 4
     assert totals["head"] <= 0.55 * totals["model"], totals

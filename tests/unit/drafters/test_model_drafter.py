@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, load
-from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, DraftRequest, RequestView
-from speculative_decoding.drafters import model as model_drafter
-from speculative_decoding.drafters.draft_model import DraftVocabulary, OutputHeads
+from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, RequestView, draft_sampler
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
@@ -36,8 +36,19 @@ def proposed(
     """Return the tokens of a first draft, and the draft."""
     row, drafter = RequestView(GenerationOptions(**options), source, list(tokens)), BatchModelDrafter(draft, VOCAB)
     drafter.begin(row)
-    found = drafter.propose([DraftRequest(row, count)], 1)
+    found = drafter.propose({row: count}, 1)
     return np.array(found.tokens)[0, : found.length(0)].tolist(), found
+
+
+def head_for(sources: Sequence[Sequence[int]], *arguments: Any) -> OutputHead:
+    head = OutputHead(*arguments)
+    head.use_sources(sources)
+    return head
+
+
+def ids_of(head: OutputHead) -> list[int]:
+    assert head.ids is not None
+    return head.ids.tolist()  # type: ignore[return-value]
 
 
 def quantized(model: EncoderDecoder, bits: int) -> EncoderDecoder:
@@ -72,8 +83,8 @@ def test_a_partial_head_of_real_weights_in_every_dtype() -> None:
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
         source = tokenizer.encode("grammar: It were a cod business.")
-        head = OutputHeads(model, model.config.vocab_size, (1, 5, 100, 31)).head([source])
-        assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
+        head = head_for([source], model, model.config.vocab_size, (1, 5, 100, 31))
+        assert set(ids_of(head)) == {1, 5, 100, 31, *source}
         encoder_output = model.encode(mx.array([source]))
         whole = model.decode(mx.array([[0, 5]]), model.make_cache(encoder_output))[0].astype(mx.float32)
         some = head(model.states(mx.array([[0, 5]]), model.make_cache(encoder_output))[0]).astype(mx.float32)
@@ -82,7 +93,7 @@ def test_a_partial_head_of_real_weights_in_every_dtype() -> None:
 
 
 def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> None:
-    head = OutputHeads(DRAFT, VOCAB, FREQUENT).head([[3, 12, 3, EOS]])
+    head = head_for([[3, 12, 3, EOS]], DRAFT, VOCAB, FREQUENT)
     logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
     assert spread.shape == (2, VOCAB)
@@ -93,7 +104,7 @@ def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> Non
 
 def test_each_row_has_the_ids_of_its_own_source() -> None:
     sources = [[3, 12, EOS], [], [9, 3]]
-    head = OutputHeads(DRAFT, VOCAB, FREQUENT).head(sources)
+    head = head_for(sources, DRAFT, VOCAB, FREQUENT)
     spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
     for source, logits in zip(sources, np.array(spread), strict=True):
         assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
@@ -138,8 +149,8 @@ def test_the_end_token_can_be_drafted_with_any_vocabulary() -> None:
 def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
     """Some families pad the target's vocabulary to a larger size than the draft's."""
     small = tiny_model(vocab_size=20)
-    head = OutputHeads(small, VOCAB, (EOS, 19, 20, 23)).head([[3, 22, EOS]])
-    assert head.ids.tolist() == [EOS, 19, 3]
+    head = head_for([[3, 22, EOS]], small, VOCAB, (EOS, 19, 20, 23))
+    assert ids_of(head) == [EOS, 19, 3]
     model = DraftModel(small, DraftVocabulary((EOS, 19, 23)))
     probs = proposed(model, [3, 22, EOS], 2, [0, 23], temperature=1.0, acceptance="rejection")[1].probs
     assert probs is not None and probs.shape == (1, 2, VOCAB)
@@ -166,12 +177,12 @@ def check_batch_equals_single_rows(model: DraftModel, kinds: Sequence[dict[str, 
         drafter.begin(copy)
     for turn in range(5):
         counts = [(3 * turn + 2 * slot) % 7 for slot in range(len(rows))]  # 0: the row skips this round
-        draft = together.propose([DraftRequest(rows[i], n) for i, n in enumerate(counts) if n], len(rows))
+        draft = together.propose({rows[i]: n for i, n in enumerate(counts) if n}, len(rows))
         for slot, count in enumerate(counts):
             assert draft.length(slot) <= count
             if count:
                 drafter, copy = alone[slot]
-                own = drafter.propose([DraftRequest(copy, count)], 1)
+                own = drafter.propose({copy: count}, 1)
                 assert draft.length(slot) == own.length(0) > 0
                 size = own.length(0)
                 assert draft.tokens[slot, :size].tolist() == own.tokens[0, :size].tolist()
@@ -194,8 +205,8 @@ def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Se
 
 
 def test_sharing_random_keys_between_rows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    random_keys = model_drafter.random_keys
-    monkeypatch.setattr(model_drafter, "random_keys", lambda places: random_keys([places[0]] * len(places)))
+    random_keys = draft_sampler.random_keys
+    monkeypatch.setattr(draft_sampler, "random_keys", lambda places: random_keys([places[0]] * len(places)))
     with pytest.raises(AssertionError):
         check_batch_equals_single_rows(DraftModel(DRAFT), ROW_OPTIONS[1:4])
 
@@ -230,9 +241,8 @@ def test_ids_that_accompany_a_source_id_are_learned() -> None:
     vocabulary = DraftVocabulary.learned(3, pairs, [1])
     assert vocabulary.ids == (1, 2, 3)
     assert vocabulary.by_source == {token: [100 + token] for token in range(10, 50)}
-    heads = OutputHeads(tiny_model(vocab_size=150), 150, vocabulary.ids, vocabulary.by_source)
-    ids: list[int] = heads.head([[12, 3, 40, 77]]).ids.tolist()  # type: ignore[assignment, union-attr]
-    assert {*ids} == {1, 2, 3, 12, 40, 77, 112, 140}
+    head = head_for([[12, 3, 40, 77]], tiny_model(vocab_size=150), 150, vocabulary.ids, vocabulary.by_source)
+    assert {*ids_of(head)} == {1, 2, 3, 12, 40, 77, 112, 140}
 
 
 def test_lines_are_counted_by_the_tokens_of_the_tokenizer() -> None:

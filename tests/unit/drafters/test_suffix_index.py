@@ -45,7 +45,7 @@ def test_searching_another_text_equals_naive_search(max_size: int, symbols: int)
 @pytest.mark.parametrize("max_size", [1, 3, 50])
 @pytest.mark.parametrize("symbols", [1, 2, 4])
 def test_searching_a_growing_text_equals_naive_search_at_every_length(max_size: int, symbols: int) -> None:
-    """Later tokens must update nodes that searches have split. Boundaries are inserted at random."""
+    """Later tokens must update contexts that searches have split. Boundaries are inserted at random."""
     generator = random.Random(symbols)
     for _ in range(20):
         tokens: list[int] = []
@@ -74,9 +74,9 @@ def test_repeated_searches_do_no_further_work(monkeypatch: pytest.MonkeyPatch) -
     """Each position moves down each level at most once, so moves are bounded by size x depth."""
     split, moved = SuffixIndex._split, []
 
-    def counting(self: SuffixIndex, node: object, size: int) -> object:
-        moved.append(len(node.ends))  # type: ignore[attr-defined]
-        return split(self, node, size)  # type: ignore[arg-type]
+    def counting(self: SuffixIndex, ends: Sequence[int], size: int) -> dict[int, list[int]]:
+        moved.append(len(ends))
+        return split(self, ends, size)
 
     monkeypatch.setattr(SuffixIndex, "_split", counting)
     index = SuffixIndex(8, [3] * 500)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.models import cache as cache_module
-from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache, LayerCache
+from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
 
 ROWS = [1, 2, 5]
 
@@ -15,7 +15,7 @@ ROWS = [1, 2, 5]
 def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32) -> DecoderCache:
     """Make a cache of one layer, for a source of one token."""
     cross = mx.zeros((rows, heads, 1, width), dtype)
-    return DecoderCache([LayerCache.empty(cross, cross)], mx.zeros((rows, 1, 1, 1), dtype))
+    return DecoderCache.empty([(cross, cross)], mx.zeros((rows, 1, 1, 1), dtype))
 
 
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -10,10 +10,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import checkpoints
-from speculative_decoding.models import compiled
+from speculative_decoding.models import base, compiled
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import compiled_by_shape
-from speculative_decoding.models.linear import Linear
+from speculative_decoding.models.linear import Linear, finalize_layers
 from tests.support.device import within
 from tests.support.operations import counted, operations, total_without_masks
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -93,17 +93,17 @@ def test_a_pass_over_one_position_transposes_only_keys(tmp_path: Path, monkeypat
     model = tiny_model()
     layers = len(model.decoder.layers)
     assert transposed(model, tmp_path) == 2 * layers
-    monkeypatch.setattr(Linear, "finalize", lambda self: None)
+    monkeypatch.setattr(base, "finalize_layers", lambda module: None)
     assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
 
 
 def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
-    layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
+    layer, x = Linear(3, 2, bias=False), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
         layer.update({"weight": weight})
         for _ in range(2):
             assert layer(x).tolist() == (x @ weight.T).tolist()
-            layer.finalize()
+            finalize_layers(layer)
     assert list(layer.parameters()) == ["weight"]
 
 

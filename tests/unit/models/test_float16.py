@@ -80,7 +80,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
     head = DraftHead.for_target(one, (0, 1))
     write_draft_head(tmp_path / "head", head, one, mx.float32)
     loaded = DraftHead(head.config)
-    DraftHeadHandle(tmp_path / "head", loaded, checkpoints.read(tmp_path / "head"), other).load_weights()
+    DraftHeadHandle(tmp_path / "head", loaded, checkpoints.read(tmp_path / "head"), 0, other).load_weights()
     states = []
     for target, own in ((one, head), (other, loaded)):
         cache = target.make_cache(target.encode(mx.array([SOURCES[2]])))
@@ -90,7 +90,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
         cross = cache.last_cross_attention
         states += [
             features,
-            own.step(target.embed(TOKENS), features, cross.cross_keys, cross.cross_values, cache.source_mask),
+            own.step(target.embed(TOKENS), features, cross.cross_keys, cross.cross_values, cache.source_mask)[0],
         ]
     assert mx.array_equal(states[0], states[2]) and mx.array_equal(states[1], states[3])
 

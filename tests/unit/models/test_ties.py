@@ -58,7 +58,7 @@ def used_tables(family: str, flag: bool | None, values: Mapping[str, int]) -> tu
     decoder = raw.get("decoder", raw)
     shape = decoder.get("vocab_size"), decoder.get("d_model", decoder.get("hidden_size"))
     tables = {name: mx.full(shape, value, mx.float32) for name, value in values.items()}
-    config, checkpoint = models.adapt(raw, Tables(others | tables))
+    config, checkpoint = models.find(raw).adapt(raw, Tables(others | tables))
     model = models.build(config, checkpoint)
     sources = checked_sources(model, checkpoint)
     embedding = sources["embedding.weight"]
@@ -67,7 +67,7 @@ def used_tables(family: str, flag: bool | None, values: Mapping[str, int]) -> tu
         return round(float(checkpoint[names[0]][0, 0]))
 
     source = None if family == "whisper" else value(sources.get("source_embedding.weight", embedding))
-    scaled = model.config.head_is_scaled if isinstance(model.config, T5Config) else None
+    scaled = model.config.scale_decoder_outputs if isinstance(model.config, T5Config) else None
     return [source, value(embedding), value(sources.get("head.weight", embedding))], scaled
 
 

@@ -1,0 +1,175 @@
+"""Chooses the tokens of a draft: the output head over those that it may propose, and the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import mlx.core as mx
+
+from ..models.base import EncoderDecoder
+from ..models.linear import Head
+from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, scores, shifted_logprobs
+from ..sampling.options import MAX_DRAFT_TOKENS
+from ..sampling.random import gumbel, random_keys, split
+from .base import Draft, RequestView, history_of
+
+
+class OutputHead:
+    """(B, d) -> logits (B, N) of the ids that a draft may propose for the sources of a batch.
+
+    Frequent ids and those of the sources share one matrix: copying the frequent rows once costs less than a second
+    matmul for each token.
+
+    Args:
+        model: The model whose output matrix is used.
+        vocab_size: V of the target; padding may make it larger or smaller than the draft's.
+        frequent: As `DraftVocabulary.ids`; none: all ids may be proposed.
+        by_source: As in `DraftVocabulary`.
+
+    Attributes:
+        ids: (N,), or None for all ids. The frequent ones, ascending, then those of the sources.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        vocab_size: int,
+        frequent: Iterable[int] = (),
+        by_source: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        self._model = model
+        self.vocab_size = vocab_size
+        self._by_source = by_source
+        self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded further
+        self._frequent = sorted(token for token in frequent if token in self._known)
+        self._sources: Sequence[Sequence[int]] | None = None
+        self.ids: mx.array | None = None
+        self._head: Head = model.logits
+        self._allowed: mx.array | None = None  # (B, N), if the rows have different ids
+
+    def use_sources(self, sources: Sequence[Sequence[int]]) -> None:
+        """Add the ids of these sources, one for each row, unless the last call did. Windows of audio add none."""
+        frequent = self._frequent
+        if not frequent or sources == self._sources:
+            return
+        own = []
+        for source in sources:
+            ids = {*source}.union(*(self._by_source.get(token, ()) for token in source))
+            own.append({token for token in ids.difference(frequent) if token in self._known})
+        others = sorted(set().union(*own))
+        self.ids = mx.array(frequent + others, mx.uint32)
+        self._head = self._model.head_of(self.ids)
+        self._allowed = None
+        if any(each != own[0] for each in own):
+            self._allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
+        self._sources = sources
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(B, d) -> (B, N), with -inf for ids of other rows, so that rows do not depend on each other."""
+        logits = self._head(x)
+        return logits if self._allowed is None else mx.where(self._allowed, logits, -mx.inf)
+
+    def spread(self, logits: mx.array) -> mx.array:
+        """(B, N) -> (B, V), with -inf for all other ids."""
+        if self.ids is None:
+            missing = self.vocab_size - logits.shape[-1]
+            known = logits[:, : self.vocab_size]
+            return mx.pad(known, [(0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
+        whole = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
+        whole[:, self.ids] = logits
+        return whole
+
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """(B, N) -> the most likely id, (B, 1)."""
+        if self.ids is None:
+            return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
+        return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
+
+
+class DraftSampler:
+    """Chooses the tokens of one draft, one position at a time for all rows, with each row's options and noise.
+
+    Above temperature 0, tokens are sampled from the draft's own distribution, with the noise that the target uses at
+    the same position; such a token has probability 1. With another acceptance rule, the noise is independent.
+
+    Args:
+        counts: As in `BatchDrafter.propose`.
+        slots: B.
+        head: Uses the sources of the batch.
+
+    Attributes:
+        longest: The number of calls of `choose` that complete the draft.
+    """
+
+    def __init__(self, counts: Mapping[RequestView, int], slots: int, head: OutputHead) -> None:
+        self._head = head
+        by_slot = {request.slot: request for request in counts}
+        any_request = next(iter(counts))  # idle rows repeat it
+        self._requests = [by_slot.get(slot, any_request) for slot in range(slots)]
+        self._options: list[GenerationOptions] = [request.options for request in self._requests]
+        self._lengths = [counts[by_slot[slot]] if slot in by_slot else 0 for slot in range(slots)]
+        self.longest = max(self._lengths)
+        self._ids: list[mx.array] = []  # each (B, 1)
+        self._probs: list[mx.array] = []  # each (B, 1, V)
+        self._is_point_mass = [options.is_comparable for options in self._options]
+
+        is_greedy = all(options.is_greedy for options in self._options)
+        if not all(self._is_point_mass):
+            places = [(request.options.seed, len(request.decoder_tokens), Purpose.DRAFT) for request in self._requests]
+            self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
+        whole_draft = history_of(self._requests, mx.zeros((slots, self.longest - 1)))  # only its length is read
+        self._choice: Callable[[mx.array], mx.array] | None = None
+        processors = [each.processor for each in whole_draft.constraints]
+        if is_greedy and head.ids is not None and all(processors) and (first := processors[0]) is not None:
+            self._choice = first.draft_choice(head.ids, whole_draft.tokens)
+        if self._choice is not None:
+            whole_draft = whole_draft._replace(constraints=())
+        self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self.longest)
+
+    def draft(self) -> Draft:
+        """The chosen tokens."""
+        probs = mx.concatenate(self._probs, axis=1) if self._probs else None
+        return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
+
+    def choose(self, states: mx.array) -> mx.array:
+        """(B, d) states -> the next token of each row, (B, 1)."""
+        head = self._head
+        logits = head(states)
+        if not self._takes_likeliest:
+            new = self._choose_by_options(head.spread(logits)[:, None])
+        else:
+            new = (self._choice or head.likeliest)(logits)
+        self._ids.append(new.astype(mx.uint32))
+        mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
+        return self._ids[-1]
+
+    def _choose_by_options(self, logits: mx.array) -> mx.array:
+        """(B, 1, V) -> (B, 1)."""
+        options = self._options
+        history = history_of(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
+        is_greedy = [own.is_greedy for own in options]
+        if all(is_greedy):
+            return mx.argmax(scores(logits, options, history), axis=-1)
+
+        log_q = shifted_logprobs(logits, options, history)
+        noisy = log_q + self._noise()[:, None]
+        if any(is_greedy):
+            noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
+        new = mx.argmax(noisy, axis=-1)
+        if not all(self._is_point_mass):
+            is_point_mass = mx.array(self._is_point_mass)[:, None, None]
+            point_mass = mx.arange(logits.shape[-1]) == new[..., None]
+            self._probs.append(mx.where(is_point_mass, point_mass.astype(mx.float32), mx.softmax(log_q, axis=-1)))
+        return new
+
+    def _noise(self) -> mx.array:
+        """(B, V) Gumbel noise for the next draft token."""
+        count = len(self._ids)
+        places = [
+            (request.options.seed, len(request.decoder_tokens) + count, Purpose.COUPLED) for request in self._requests
+        ]
+        keys = random_keys(places)
+        if not all(self._is_point_mass):
+            keys = mx.where(mx.array(self._is_point_mass)[:, None], keys, self._keys[:, count])
+        return gumbel(keys, self._head.vocab_size)
