@@ -76,4 +76,5 @@ def test_dependencies_are_exactly_the_imported_packages(site: Path) -> None:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names - {"speculative_decoding_program"}  # part of the distribution
     assert others - names == {package for room, own in EXTRAS.items() if has_room(room) for package in own}
-    assert names - others == {"protobuf", "scipy_openblas32"}
+    unused = {"protobuf", "scipy_openblas32", *(() if has_room("cpu") else ["threadpoolctl"])}
+    assert names - others == unused

@@ -19,8 +19,8 @@ from tests.unit.test_architecture import MODULES, PACKAGE, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 95
-FUNCTIONS = 710
-CLASSES = 80
+FUNCTIONS = 620
+CLASSES = 70
 
 AVERAGE_LINES = 11
 LINES_OF_NINE_IN_TEN = 24
