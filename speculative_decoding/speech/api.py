@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..drafters import DraftModel
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..sampling.options import validate
@@ -131,10 +130,9 @@ def new_scheduler(
 
 
 def mel_bins(session: Session) -> list[int]:
-    """The number of mel bins of the target, then that of a draft model if it reads another."""
+    """The number of mel bins of the target, and that of a draft model if it differs."""
     draft = session.draft_model
-    network = draft.model if isinstance(draft, DraftModel) else draft
-    models = [session.model, network] if isinstance(network, EncoderDecoder) else [session.model]
+    models = [session.model, draft] if isinstance(draft, EncoderDecoder) else [session.model]
     return list(dict.fromkeys(model.audio.num_mel_bins for model in models if model.audio is not None))
 
 
