@@ -19,7 +19,7 @@ from tests.unit.test_architecture import MODULES, PACKAGE, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 95
-FUNCTIONS = 620
+FUNCTIONS = 590
 CLASSES = 70
 
 AVERAGE_LINES = 11
