@@ -118,7 +118,6 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {
         "num_decoder_layers": settings.decoder_layers,
-        "scale_decoder_outputs": settings.head_is_scaled,
         "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else eos,
     }
     size = settings.vocab_size
