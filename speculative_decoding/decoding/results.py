@@ -19,7 +19,7 @@ class Round:
         proposed: The draft tokens; the accepted ones come first.
         accepted: The number of accepted draft tokens.
         seconds: Wall-clock time of the round; filled in by the engine.
-        kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind`).
+        kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind_and_limit`).
         draft_seconds: Time to draft, for `timed` requests; it takes a second host sync.
         verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without

@@ -4,11 +4,13 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
 
 - A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
   free or not, so its shape stays the same.
-- A *draft* has up to K tokens for each row. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it
-  was looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
+- A *draft* has up to K tokens for each row. A shorter one is padded; `Draft.lengths` says where it ends, and no rule
+  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it was looked
+  up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
 - A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
-  a width that the device computes fast, or with the same bits as other widths (`PassWidths`).
+  a width that the device computes fast, or with the same bits as other widths. `PassWidths` knows these widths, and
+  what a pass of each costs.
 - Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
 - A *baseline* decodes without drafts: every round has K = 0.
 
@@ -66,7 +68,7 @@ class Batch:
         self.widths = widths
         self.starts_next_pass = False
         self.started_pass: tuple[list[Request | None], Verified] | None = None
-        drafter.use_cache(cache)
+        drafter.use_cache(cache)  # a draft head reads the target's hidden states and cross-attention there
 
     @property
     def requests(self) -> list[Request]:
@@ -97,8 +99,8 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
 
     rounds = commit(batch, draft, kinds, verified)
     rewind(batch)  # the cache keeps every committed token but the last
-    for policy, own in by_policy(requests):
-        policy.observe([rounds[request] for request in own])  # it learns how many draft tokens are accepted
+    for policy, own in by_policy(requests):  # it learns how many draft tokens are accepted; no draft counts, too
+        policy.observe([rounds[request] for request in own])
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
     batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # where a draft head continues
     return rounds
@@ -110,10 +112,10 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return {}, {}  # a pass without a draft needs no padding, which could overflow too
+        return {}, {}  # the narrowest pass: padding could overflow, too
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
-    counts: dict[RequestView, int] = {}
+    counts: dict[RequestView, int] = {}  # `RequestView`: what a drafter sees of a request
     kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
         if not policy.begin_round():
@@ -131,7 +133,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
     """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
-    groups: dict[int, tuple[DraftLength, list[Request]]] = {}
+    groups: dict[int, tuple[DraftLength, list[Request]]] = {}  # by identity: a user's policy may not be hashable
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
     return list(groups.values())
@@ -146,7 +148,7 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
     padding = batch.model.config.pad_token_id
     if last is None:
         last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
-    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)
+    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)  # the narrowest of the known ones that fits
     if width == 1:
         return last
     parts = [last, draft.tokens]
@@ -163,8 +165,9 @@ class Verification(NamedTuple):
     Args:
         accepted: (R,), the number of accepted draft tokens.
         next_token: (R,), the token that follows them.
-        largest_logits: (R, K + 1), of each position. If one of them is not finite, nothing can be decided.
-        total_variation: (R, K), the error of a lossy rule at each draft token; None for a lossless rule.
+        largest_logits: (R, K + 1), of each position; NaN if any logit is. If one is not finite, nothing can be decided.
+        total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced; None for
+            a lossless rule.
         logprobs: (R, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
         scores: (R, K + 1, V) float32, logits with penalties and constraints; None unless a request has an observer.
     """
@@ -210,7 +213,7 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     observed = None
     if any(row.observer is not None for row in rows):
         observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
-        if observed is None:
+        if observed is None:  # other rules, and `Greedy` with a delta, have no scores
             tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
             observed = scores(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
@@ -237,7 +240,8 @@ def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequ
             request = batch.slots[slot]
             if request is None:
                 continue
-            rounds[request] = round = Round([], draft_ids[slot], accepted=0, kind=kinds.get(request, ""))
+            round = Round(tokens=[], proposed=draft_ids[slot], accepted=0, kind=kinds.get(request, ""))
+            rounds[request] = round
             if all(map(math.isfinite, row.largest_logits)):
                 commit_row(request, round, row)
             else:
@@ -282,13 +286,15 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     """Handle logits that are not finite: clear the row's stale cache positions, and retry once without a draft.
 
     A mask gives stale positions (rejected tokens, padding) probability 0, but 0 * inf is NaN. So a rejected token that
-    overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error.
+    overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error. A draft
+    model's cache needs no repair, because its logits change no output.
     """
+    kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
         request.fail()
-    # Of a failed request nothing is kept: a free slot is computed too.
-    batch.cache.zero_after(request.slot, 0 if request.finish_reason else len(request.decoder_tokens) - 1)
+        kept = 0  # a free slot is computed, too
     request.needs_retry = True
+    batch.cache.zero_after(request.slot, kept)
 
 
 def rewind(batch: Batch, ahead: int = 0) -> None:
@@ -312,7 +318,7 @@ def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Veri
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
-    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop padding
+    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop padding, if there is any
     logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
     (next_verified,) = verify(batch, draft, logits)
     mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
@@ -325,11 +331,11 @@ def may_start_next_pass(batch: Batch) -> bool:
     options = [request.options for request in requests]
     next_tokens = mx.zeros((len(requests), 1))  # stand for the unknown ones, which nothing below may depend on
     return (
-        not batch.cache.kept_layers  # a draft head reads the hidden states of this round's pass
+        not batch.cache.kept_layers  # no draft head, which would read the hidden states of this round's pass
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
-        and all(own.is_greedy and not own.timed for own in options)
-        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # in both passes
+        and all(own.is_greedy and not own.timed for own in options)  # timed: with a host sync after each phase
+        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # positions, one of each pass
     )
 
 
