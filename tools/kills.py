@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from io import IOBase
+from io import BytesIO, IOBase, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> Non
             return
         name, owner = function.__name__, getattr(function, "__self__", None)
         is_posix = name in POSIX_WRITES and getattr(owner, "__name__", "") == "posix"
-        if is_posix or (name in ("write", "truncate") and isinstance(owner, IOBase) and owner is not sys.stderr):
+        is_file = isinstance(owner, IOBase) and not isinstance(owner, BytesIO | StringIO) and owner is not sys.stderr
+        if is_posix or (name in ("write", "truncate") and is_file):
             writes += 1
             if writes == stop_at:
                 if is_full:
