@@ -35,7 +35,7 @@ from ..rooms import has_room
 from ..session import Prompt, Session
 from .device import device_facts, mlx_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
-from .predicted_costs import chip_named, pass_seconds
+from .predicted_costs import DISPATCHES_PER_LAYER, chip_named, pass_seconds
 from .recommendation import recommend_length
 
 FORMAT = 1
@@ -220,9 +220,9 @@ def size_entry(
 
 
 def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
-    """Predict the seconds of a pass over one position; None if there is no prediction for the device."""
+    """Predict the seconds of a pass over one position; None without figures of the device or the architecture."""
     chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
-    if chip is None or pass_bytes is None:
+    if chip is None or pass_bytes is None or target["architecture"] not in DISPATCHES_PER_LAYER:
         return None
     return pass_seconds(chip, target["architecture"], pass_bytes, target["decoder_layers"])
 

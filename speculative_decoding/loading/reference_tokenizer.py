@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from codecs import BOM_UTF8
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +134,31 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def data_only(folder: Path) -> Iterator[Path]:
     """A folder with only the data that defines a tokenizer: no Python files, and no names of code or other files."""
-    with tempfile.TemporaryDirectory() as name:
-        data = Path(name)
-        for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
-            if path.name == "tokenizer_config.json":
-                settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
-                (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
-            elif path.name == "special_tokens_map.json":
-                (data / path.name).write_text(json.dumps(with_tokens_of_version_5(path)), encoding="utf-8")
-            elif path.suffix == ".json" and (content := path.read_bytes()).startswith(BOM_UTF8):
-                (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
-            else:
-                (data / path.name).symlink_to(path.resolve())
-        (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
+    with ExitStack() as stack:
+        try:
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            copy_data(folder, data)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: its tokenizer's files cannot be copied to a temporary folder ({error.strerror or error})",
+                way_out="free space, or let TMPDIR name another folder",
+            ) from error
         yield data
+
+
+def copy_data(folder: Path, data: Path) -> None:
+    """Copy the files that define a tokenizer, without names of code or other files."""
+    for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
+        if path.name == "tokenizer_config.json":
+            settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
+            (data / path.name).write_text(json.dumps(settings), encoding="utf-8")
+        elif path.name == "special_tokens_map.json":
+            (data / path.name).write_text(json.dumps(with_tokens_of_version_5(path)), encoding="utf-8")
+        elif path.suffix == ".json" and (content := path.read_bytes()).startswith(BOM_UTF8):
+            (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
+        else:
+            (data / path.name).symlink_to(path.resolve())
+    (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
 
 
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:

@@ -308,3 +308,10 @@ def test_lines_fit_the_terminal(pair: list[str]) -> None:
     found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}
     lines = doctor.device_lines(found | {"notes": device.mlx_notes(M3, "0.32.0")})
     assert max(map(len, lines)) <= 78 and any("MLX_ENABLE_TF32=0" in line for line in lines)
+
+
+def test_an_architecture_without_figures_has_no_prediction() -> None:
+    device = {"kind": "GPU", "name": "Apple M4 Max"}
+    known = {"architecture": "T5", "decoder_layers": 6}
+    assert diagnosis.predicted_pass(device, known, 1000) is not None
+    assert diagnosis.predicted_pass(device, {**known, "architecture": "New"}, 1000) is None

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.completion_format import UNSUPPORTED
 from speculative_decoding.server.decoding_thread import submit
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.prompts import PromptQueue, client_prompts
@@ -71,3 +73,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkey
 
     assert asyncio.run(decode(leaves=False)) == expected and encoded == [1]
     assert asyncio.run(decode(leaves=True)) == [expected[0], "", expected[2]]
+
+
+def test_no_option_is_refused_as_unsupported() -> None:
+    assert not UNSUPPORTED.keys() & option_specs().keys()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -142,6 +144,22 @@ def test_code_in_a_folder_is_not_executed(tmp_path: Path) -> None:
             (folder / file).write_text(json.dumps(content))
         require_equal(load_tokenizer(folder), folder)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_full_disk_for_temporary_files_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    load_tokenizer(tmp_path)
+    for name in ("mkdir", "symlink"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(
+                InputError, match=r"No space left on device\); free space, or let TMPDIR name another folder$"
+            ):
+                load_tokenizer(tmp_path)
 
 
 def test_only_proven_folders_are_read_without_the_reference(tmp_path: Path) -> None:
