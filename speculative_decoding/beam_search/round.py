@@ -1,4 +1,4 @@
-"""One round of beam search for all requests of a batch; takes the place of `speculate`.
+"""One round of beam search for all requests of a batch, used instead of `speculate`.
 
 A request's tokens are committed when its search is finished, because any beam may still become the best one.
 """
@@ -48,7 +48,7 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
 
 
 def search_of(request: Request) -> BeamSearch:
-    """The search of a request. The request brings its own, or a search begins with the first round."""
+    """Return the search of a request. The first round creates it, unless the request already has one."""
     if request.search is None:
         options = request.options
         assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
@@ -79,8 +79,8 @@ def continuations(batch: Batch) -> list[mx.array]:
     """Run the target over the last token of every beam.
 
     Returns:
-        Evaluated arrays for P slots with N beams each: the scores and the numbers of the best continuations (see
-        `best_continuations`), both (P, C), and whether the logits of each beam are finite, (P * N,).
+        Evaluated arrays for P slots with N beams each: the scores and numbers of the best continuations, both (P, C),
+        as in `best_continuations`, and whether the logits of each beam are finite, (P * N,).
     """
     beams = batch.cache.beams
     first = batch.requests[0]

@@ -1,7 +1,7 @@
-"""Beam search as in transformers 4.46 (`BeamSearchScorer` in generation/beam_search.py), without models or text.
+"""Beam search as in transformers 4.46 (`BeamSearchScorer` in generation/beam_search.py).
 
 The N most likely unfinished outputs are the beams. An output that ends leaves the beams; it is kept if it is among the
-N best by log-probability / length ** length_penalty.
+N best by log-probability / length ** length_penalty. This module is independent of models and text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Hypothesis(NamedTuple):
 
 
 def best_continuations(logprobs: mx.array, scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """The best continuations of each prompt, best first.
+    """Return the best continuations of each prompt, best first.
 
     Args:
         logprobs: (P, N, V), log-probabilities after each beam.
-        scores: (P, N), of the beams.
+        scores: (P, N), scores of the beams.
         count: The number of continuations.
 
     Returns:
-        Their scores and their numbers beam * V + token, both (P, count).
+        The scores of the continuations, and their numbers beam * V + token, both (P, count).
     """
     blocks = in_blocks((logprobs + scores[..., None]).flatten(1))  # sorting all values would take as long as a pass
     count = min(count, logprobs[0].size)
@@ -64,11 +64,11 @@ class BeamSearch:
 
     Attributes:
         beams: The ids of the beams, with the prefix.
-        scores: Of the beams.
+        scores: The scores of the beams.
         finished: Up to N finished outputs, in the order in which they ended.
     """
 
-    normalizes_after_constraints: ClassVar[bool] = False  # scores count the probability of forbidden tokens, too
+    normalizes_after_constraints: ClassVar[bool] = False  # forbidden tokens keep their share of the probability
 
     num_beams: int
     length_penalty: float
@@ -96,17 +96,17 @@ class BeamSearch:
 
     @property
     def num_continuations(self) -> int:
-        """Enough that N of them do not end."""
+        """How many continuations a step needs, so that at least N of them do not end."""
         return max(2, 1 + len(self.ends)) * self.num_beams
 
     def step(self, continuations: Sequence[Continuation]) -> list[int]:
         """Extend the beams by one token.
 
         Args:
-            continuations: The best `num_continuations`, best first.
+            continuations: The best `num_continuations` continuations, best first.
 
         Returns:
-            The previous number of each beam.
+            For each new beam, the number of the beam that it extends.
         """
         followed = []
         for rank, each in enumerate(continuations):
@@ -127,7 +127,7 @@ class BeamSearch:
         return [each.beam for each in followed]
 
     def best(self, count: int) -> list[Hypothesis]:
-        """Best first; of equal scores the later one."""
+        """Return the best finished outputs, best first. Of equal scores, the later output comes first."""
         return sorted(self.finished, key=lambda each: each.score)[::-1][:count]
 
     def _finish(self, score: float, tokens: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class BeamSearch:
 
         Args:
             best: The score of the best continuation.
-            length: Of the continuations.
+            length: The number of tokens in the continuations.
         """
         if len(self.finished) < self.num_beams:
             return False

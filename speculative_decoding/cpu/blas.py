@@ -22,7 +22,7 @@ USED_BY_EXTENSION = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm",
 PREFIX = "scipy_"  # prefix of every symbol in the scipy-openblas32 wheel
 SLOW = "MLX runs on its slow reference BLAS, where speculative decoding gives no speedup"
 
-problems: list[str] = []  # causes of slowness for which no warning was issued yet
+problems: list[str] = []  # causes of slowness for which no warning has been issued yet
 chosen: str | None = None  # path of the library that MLX calls
 _openblas: ctypes.CDLL | None = None  # the chosen library if it is OpenBLAS, or the OpenBLAS that it calls
 
@@ -36,7 +36,7 @@ def load_fast_blas() -> None:
         problems.append(f"{SLOW}: mlx was imported before speculative_decoding; import speculative_decoding first")
         return
     # After a matmul, OpenBLAS keeps its threads spinning for 2**26 cycles. They would slow down NumPy and `sgemm.c`.
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")  # about 1.4 ms; the power of two of the cycles
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")  # 2**22 cycles, about 1.4 ms
     try:
         load(requested) if requested else load_best()
     except OSError as error:

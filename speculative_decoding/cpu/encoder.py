@@ -1,8 +1,9 @@
 """Whisper's encoder for CPUs, in NumPy, and the projections of its output to the decoder's cross keys and values.
 
 MLX's CPU backend computes everything but matmuls with one thread, and on x86-64 without vector instructions for
-exponentials. The softmax and the GELU of a window of 30 seconds would take longer than its matmuls. Here, each thread
-computes some of the positions or heads, including their matmuls. docs/decisions/exponentials.md has the measurements.
+exponentials. The softmax and the GELU of a window of 30 seconds would take longer than its matmuls. In this module,
+each thread computes some of the positions or heads, including their matmuls. docs/decisions/exponentials.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from .exponentials import ERFC, ERFC_SCALE
 
 Array = NDArray[np.float32]
 
-QUERIES = 512  # of a head, computed together
-GELU_ROWS = 128  # computed together, so that the temporary arrays stay in a cache
-ONE_AT_A_TIME = Lock()  # the number of BLAS threads is one for the whole process
-MAX_SCORE = 60.0  # exp of a larger score, or of one below its negative, could leave the range of float32
+QUERIES = 512  # queries of a head that are computed together
+GELU_ROWS = 128  # rows that are computed together, so that the temporary arrays stay in a cache
+ONE_AT_A_TIME = Lock()  # the number of BLAS threads is set for the whole process
+MAX_SCORE = 60.0  # exp of a score beyond +-MAX_SCORE could leave the range of float32
 
 
 def encode_window(whisper: nn.Module, frames: mx.array) -> mx.array:
     """`Whisper.encode_window`: frames of a window (T, mel bands) -> encoder output (1, S, d_model)."""
-    if whisper.config.activation_function != "gelu":  # no Whisper that was published has another
+    if whisper.config.activation_function != "gelu":  # all published Whisper models use GELU
         return whisper.encode(frames[None])
     stack = whisper.encoder
     with ONE_AT_A_TIME, Threads() as threads:
@@ -46,7 +47,7 @@ def encode_window(whisper: nn.Module, frames: mx.array) -> mx.array:
 
 
 def inference_projections(whisper: nn.Module, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
-    """`Whisper.inference_projections`. Windows are computed one by one, so that batches change no bits."""
+    """`Whisper.inference_projections`. Computes windows one by one, so that the bits do not depend on the batch."""
     windows = to_numpy(encoder_output)
     projections = []
     with ONE_AT_A_TIME, Threads() as threads:
@@ -73,7 +74,7 @@ def project_window(attention: nn.Module, x: Array, keys_values: Array, threads: 
 
 
 class Threads:
-    """As many threads as NumPy would use for a matmul. In a `with` block, a matmul of NumPy takes one thread only."""
+    """As many threads as NumPy would use for a matmul. In a `with` block, NumPy's matmuls use one thread each."""
 
     def __init__(self) -> None:
         libraries = blas().info()
@@ -100,8 +101,8 @@ class Threads:
 
 @cache
 def blas() -> Any:
-    """Return a `ThreadpoolController` for the libraries with which NumPy multiplies."""
-    from threadpoolctl import ThreadpoolController  # imported when something is transcribed
+    """Return a `ThreadpoolController` for the BLAS libraries that NumPy uses."""
+    from threadpoolctl import ThreadpoolController  # imported late, because only transcription needs it
 
     return ThreadpoolController().select(user_api="blas")
 
@@ -130,7 +131,7 @@ def add_layer(layer: nn.Module, x: Array, threads: Threads) -> None:
     self_norm, ff_norm = norm(layer.self_norm), norm(layer.ff_norm)
     qkv, o = linear(layer.self_attention.qkv), linear(layer.self_attention.o)
     wi, wo = linear(layer.ff.wi), linear(layer.ff.wo)
-    ones = np.ones((length, 1), np.float32)  # a matmul with it is a faster sum
+    ones = np.ones((length, 1), np.float32)  # a matmul with this vector is a fast sum
 
     def project(rows: slice) -> None:
         projected[rows] = qkv(self_norm(x[rows]))
@@ -210,5 +211,5 @@ def slices(length: int, count: int) -> list[slice]:
 
 
 def to_numpy(x: mx.array) -> Array:
-    """Return a view of a float32 array, and a float32 copy of others."""
+    """Return a view of a float32 array, or a float32 copy of any other array."""
     return np.asarray(x.astype(mx.float32))

@@ -1,7 +1,7 @@
 """Softmax and GELU for CPUs on which MLX computes exponentials one by one.
 
 MLX has vector instructions for ARM only. On x86-64, its `exp` takes 12 ns per element, and its `erf` takes 26 ns. The
-functions below consist of additions, multiplications and shifts. Compilers vectorize a loop over these, and an
+functions below consist of additions, multiplications and shifts. Compilers vectorize loops of these, so an
 exponential takes 1.5 ns. docs/decisions/exponentials.md has the measurements.
 """
 
@@ -29,7 +29,7 @@ ERFC_SCALE = 0.3275911
 
 
 def softmax(x: mx.array) -> mx.array:
-    """Softmax over the last axis, computed in float32. Faster than MLX's from about 512 elements."""
+    """Softmax over the last axis, computed in float32. Faster than MLX's softmax for about 512 elements or more."""
     scores = x.astype(mx.float32)
     weights = exp_of_negative(scores - scores.max(axis=-1, keepdims=True))
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(x.dtype)
@@ -42,7 +42,7 @@ def gelu(x: mx.array) -> mx.array:
 
 
 def exp_of_negative(x: mx.array) -> mx.array:
-    """exp(x) for float32 x <= 0, with a relative error of 3e-7 + 6e-8 * |x|; 0 if that is below 1e-38."""
+    """exp(x) for float32 x <= 0, with a relative error of 3e-7 + 6e-8 * |x|; 0 if the result is below 1e-38."""
     return compiled(_exp, x.shape, x.dtype)(x)
 
 
@@ -51,7 +51,7 @@ def compiled(
     function: Callable[[mx.array], mx.array], shape: tuple[int, ...], dtype: mx.Dtype
 ) -> Callable[[mx.array], mx.array]:
     """Compile a function for one shape and type."""
-    return mx.compile(partial(function))  # MLX keeps traces by function object, and drops those of one together
+    return mx.compile(partial(function))  # MLX keeps traces by function object, and drops them with the object
 
 
 def _exp(x: mx.array) -> mx.array:
@@ -61,8 +61,8 @@ def _exp(x: mx.array) -> mx.array:
     f2 = f * f
     low = EXP2[0] + EXP2[1] * f
     high = (EXP2[2] + EXP2[3] * f) + f2 * ((EXP2[4] + EXP2[5] * f) + EXP2[6] * f2)
-    bits = mx.maximum(whole + 127, 0) << 23  # of the float 2**whole
-    # With a comparison of floats, the loop would not be vectorized. For a mask, `f` is infinite and the result 0.
+    bits = mx.maximum(whole + 127, 0) << 23  # the bits of the float 2**whole
+    # A comparison of floats would prevent vectorization. Where x is -inf (masked), `f` is infinite and the result 0.
     return mx.where(bits > 0, (low + f2 * high) * bits.view(mx.float32), 0.0)
 
 

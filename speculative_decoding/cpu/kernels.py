@@ -1,6 +1,6 @@
 """Gives MLX a private folder for the CPU kernels that it compiles.
 
-MLX fuses operations into kernels. `g++` compiles each one on first use, and MLX loads any library that already lies in
+MLX fuses operations into kernels. `g++` compiles each one on first use, and MLX loads any library that is already in
 `$TMPDIR/mlx`. All users of a Linux machine share that folder, so such a library could be another user's code. This
 module redirects MLX to a folder that only the current user can write, or disables fused kernels.
 """
@@ -24,7 +24,7 @@ from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
 COMPILER_SECONDS = 60
-# MLX asks std::filesystem::temp_directory_path, which takes the first of these that is set.
+# MLX calls std::filesystem::temp_directory_path, which uses the first of these variables that is set.
 TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 
 _folder: Path | None = None  # the folder that MLX uses for compiled kernels
@@ -43,7 +43,7 @@ def use_private_folder() -> None:
     _folder = folder
     # MLX reads the C environment for each kernel, so this must stay set. `putenv` leaves `os.environ` and `tempfile`
     # unchanged, but subprocesses started without an explicit environment inherit the value. Usually none of the
-    # variables is set. Then the last one is, which hardly any other program reads.
+    # variables is set. In that case, set the last one, which hardly any other program reads.
     os.putenv(next((name for name in TEMPORARY_FOLDERS if name in os.environ), TEMPORARY_FOLDERS[-1]), str(folder))
 
 
@@ -84,10 +84,10 @@ def disable_fusion_without_compiler() -> None:
 
 
 def compiler_problem(folder: Path) -> str | None:
-    """Return why MLX could not use its compiler. MLX ignores a missing one, and waits forever for one that hangs."""
+    """Return why MLX could not use its compiler. MLX ignores a missing compiler, and waits forever if it hangs."""
     if shutil.which("g++") is None:
         return "no compiler is installed; install g++"
-    if any(folder.glob("mlx/*/cpu/lib*.so")):  # it has compiled a kernel before
+    if any(folder.glob("mlx/*/cpu/lib*.so")):  # g++ has compiled a kernel before
         return None
     command = ["g++", "-fsyntax-only", "-x", "c++", os.devnull]
     try:

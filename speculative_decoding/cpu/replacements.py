@@ -1,4 +1,4 @@
-"""The operations that this folder replaces: each name is that of a function with `@replaced_on_cpu` in the core."""
+"""The replacements for CPUs. Each has the name of the function with `@replaced_on_cpu` that it replaces."""
 
 from .encoder import encode_window, inference_projections
 from .exponentials import gelu

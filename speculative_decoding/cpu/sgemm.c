@@ -5,10 +5,10 @@
  * The small matmuls of attention are computed here as well. Each element is summed in the same order for any number of
  * rows, so a row of x gives the same bits in every batch.
  *
- * No matmul of a decoding round may go to OpenBLAS: its threads spin for 25 ms after each one and take the cores from ours.
- * All other matmuls do go there. On a processor without AVX2 everything does: one row as a matrix-vector product, up to 64
- * rows padded to tiles of eight, because OpenBLAS is slower for partial tiles. setup.py compiles this file and blas.py
- * loads it. */
+ * No matmul of a decoding round may go to OpenBLAS. Its threads spin after each matmul, by default for 25 ms, and occupy
+ * the cores that our threads need. All other matmuls use OpenBLAS. Without AVX2, OpenBLAS computes everything: a single
+ * row as a matrix-vector product, and up to 64 rows padded to tiles of eight, because it is slower for partial tiles.
+ * setup.py compiles this file, and blas.py loads it. */
 
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -58,7 +58,7 @@ enum { AHEAD = 4 };           /* rows of w to prefetch: one tile */
 enum { LINE = 16 };           /* floats in a cache line */
 enum { PIECE = 16 * 1024 };   /* minimum floats of w in a piece */
 enum { SHARES = 8 };          /* maximum pieces per thread: the prefetch at the end of a piece is wasted */
-enum { LARGE = 512 * 1024 };  /* floats of w: an L2 cache */
+enum { LARGE = 512 * 1024 };  /* floats of w that fill an L2 cache */
 enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the L2 cache while a piece of w streams through */
 
 /* ---- arithmetic, once per instruction set: ROWS by four sums stay in registers */
@@ -135,7 +135,7 @@ static int can_compute(void) {
 enum { SPINS = 2000, YIELDS = 500 }; /* before an idle thread sleeps: matmuls follow each other within microseconds */
 
 static struct product job;
-static _Atomic int waiting, unfinished, asleep; /* pieces not taken; pieces not done; threads */
+static _Atomic int waiting, unfinished, asleep; /* pieces not taken; pieces not done; sleeping threads */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t started = PTHREAD_ONCE_INIT;
 static int helpers;
@@ -239,7 +239,7 @@ static int computed_here(int trans_b, int m, int n, int k, float alpha, const fl
 /* ---- OpenBLAS, with rows padded to its tile size */
 
 enum { TILE = 8, FEW = 64 };
-enum { SMALL = 128 * 128 }; /* elements of a right matrix too small to repay copying rows */
+enum { SMALL = 128 * 128 }; /* elements of a right matrix that is too small to repay copying rows */
 
 static _Thread_local float *scratch; /* padded input and output rows; grows and is reused */
 static _Thread_local size_t room;

@@ -1,4 +1,4 @@
-/* The arithmetic of sgemm.c for one instruction set. sgemm.c includes this file once per set, after it has defined NAME,
+/* The arithmetic of sgemm.c for one instruction set. sgemm.c includes this file once per set, after defining NAME,
  * TARGET, ROWS, WIDTH and the operations on a VECTOR of WIDTH floats. This file undefines them at its end.
  *
  * The numbers of rows and columns are compile-time constants, so the loops over them are unrolled. */
@@ -70,7 +70,7 @@ INLINED void NAME(tiles)(const struct product *g, int columns, int parts, int fr
 INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
   const float *w = g->w + (size_t)j * g->ldw;
   float *y = g->y + (size_t)from * g->ldy + j;
-  switch (columns == 4 ? (to - from + ROWS - 1) / ROWS : 4) { /* few columns: one variant, to compile less */
+  switch (columns == 4 ? (to - from + ROWS - 1) / ROWS : 4) { /* few columns share one variant, to compile less */
   case 1: NAME(tiles)(g, columns, 1, from, to, w, y); break;
   case 2: NAME(tiles)(g, columns, 2, from, to, w, y); break;
   case 3: NAME(tiles)(g, columns, 3, from, to, w, y); break;

@@ -1,7 +1,7 @@
 """Runs a command in several processes started by `mlx.launch`, usually one per machine.
 
 Each rank either holds a shard of the model (`shard_model`), or holds the whole model and decodes some of the rows
-(`AllRanks`). Training shares its examples by itself (training/training_group.py).
+(`AllRanks`). Training divides its examples separately (training/training_group.py).
 """
 
 from .channel import Channel

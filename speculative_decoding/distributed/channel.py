@@ -1,7 +1,7 @@
 """Sends JSON messages between rank 0 and the other ranks, and detects lost ranks. It does not transfer arrays.
 
 `mx.distributed` transfers arrays, but waits forever for a machine that lost power, and its wait occupies a core. Rank 0
-therefore has a TCP connection to each other rank, on which both sides send heartbeats.
+therefore has a TCP connection to every other rank, and both sides send heartbeats on it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Channel:
                 try:
                     self._peers[each].sendall(line)
                 except OSError:
-                    continue  # the thread that reads from this peer reports it
+                    continue  # the thread that reads from this peer reports the loss
 
     def receive(self) -> tuple[int, Any]:
         """Wait for the next message. Returns the sender's rank and the message."""
@@ -90,7 +90,7 @@ class Channel:
 def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
     """Accept `count` peers that send the secret and their rank, and close other connections. Raises OSError.
 
-    All connections are read at once, so a silent stranger does not delay the peers.
+    All connections are read concurrently, so a silent stranger does not delay the peers.
     """
     peers: dict[int, socket.socket] = {}
     deadline = time.monotonic() + CONNECT_SECONDS

@@ -27,10 +27,10 @@ def run_in_processes(parser: Parser, argv: Sequence[str] | None, command: Comman
     """Parse the arguments, run this rank's part of a command, and return its exit status.
 
     Args:
-        parser: Of the command.
+        parser: The command's parser.
         argv: The arguments.
         command: Runs the command on rank 0.
-        follow: Runs the part of the other ranks; None is `serve_shard`.
+        follow: Runs the command's part on the other ranks; None means `serve_shard`.
     """
     rank = launched_rank()
     assert rank is not None

@@ -19,15 +19,15 @@ Result = TypeVar("Result")
 
 
 class AllRanks(Generic[Result]):
-    """Decodes rows on all ranks; a `rows.Scheduler` on rank 0. Results come in order of completion.
+    """A `rows.Scheduler` on rank 0 that decodes rows on all ranks. Results come in order of completion.
 
     Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 
     Args:
-        own: Decodes rows in this process. It gives one result for each row.
+        own: Decodes rows in this process, and returns one result for each row.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
-        max_pending: Unfinished rows per other rank; with fewer, that rank would idle while this process computes.
+        max_pending: Unfinished rows on each other rank; with fewer, that rank would idle while this process computes.
         parse: Builds a result from its JSON fields.
     """
 

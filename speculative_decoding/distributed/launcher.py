@@ -28,7 +28,7 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
     """
 
     def end_with(peer: int, status: int | None, why: str) -> None:
-        """End this process at once, because its main thread may be waiting for the lost rank's numbers."""
+        """End this process at once, because its main thread may be waiting for data from the lost rank."""
         try:
             if rank == 0:
                 processes.channel.leave(status or 1)

@@ -1,4 +1,4 @@
-"""Tensor-parallel decoding: rank 0 decodes, and the other ranks repeat its calls of the model on their own shards.
+"""Tensor-parallel decoding: rank 0 decodes, and the other ranks repeat its model calls on their own shards.
 
 Only rank 0 drafts, verifies, samples and reads the clock, so the ranks cannot disagree. It announces each call that
 needs all shards as one JSON line. Array arguments follow as a sum over the ranks; the other ranks contribute zeros.
@@ -84,8 +84,8 @@ def sharded_class(architecture: type[EncoderDecoder]) -> type[ShardedModel]:
 class AllReduce(nn.Module):
     """Sums the outputs of a layer over the ranks, because each rank holds only some of the layer's inputs.
 
-    `mlx.nn.layers.distributed.ShardedToAllLinear` slices a complete weight. Here, each rank has read only its shard,
-    and the layer may be quantized.
+    `mlx.nn.layers.distributed.ShardedToAllLinear` slices a complete weight. This class wraps a layer that has
+    only this rank's shard and may be quantized.
     """
 
     def __init__(self, layer: nn.Module, group: mx.distributed.Group) -> None:
@@ -104,7 +104,7 @@ class RankBroadcaster:
         self.processes = processes
         self._cache_count = 0
         self._caches: dict[int, DecoderCache] = {}  # on the other ranks
-        self._changes: list[Any] = []  # on rank 0: changes of its caches since the last announced call
+        self._changes: list[Any] = []  # on rank 0: changes to its caches since the last announced call
 
     def announce(self, method: str, *arguments: Any) -> tuple[Any, ...]:
         """Send a model call to the other ranks, and return the arguments that all ranks must use."""
@@ -159,9 +159,9 @@ class RankBroadcaster:
 
 
 class BroadcastCache:
-    """Rank 0's proxy of a `DecoderCache`, which records changes for the other ranks.
+    """Rank 0's proxy for a `DecoderCache`, which records changes for the other ranks.
 
-    It records assignments and calls of methods that return None. Other methods do not change the cache.
+    It records assignments and calls to methods that return None. Other methods do not change the cache.
     """
 
     def __init__(self, cache: DecoderCache, full: CrossAttentionCache | None, number: int, changes: list[Any]) -> None:

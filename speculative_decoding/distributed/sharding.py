@@ -30,17 +30,17 @@ class Shard:
     index: int
 
     def bounds(self, shape: Sequence[int]) -> tuple[int, int]:
-        """The first index of the piece along the axis, and the one after its last, in a tensor of this shape."""
+        """Return where the piece begins and ends along the axis, in a tensor of this shape."""
         size = shape[self.axis] // self.pieces
         return self.index * size, (self.index + 1) * size
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the piece of a tensor of this shape."""
+        """Return the shape of the piece, for a tensor of this shape."""
         return (*shape[: self.axis], shape[self.axis] // self.pieces, *shape[self.axis + 1 :])
 
 
 class ShardedCheckpoint(Checkpoint):
-    """View of another checkpoint with the shards of one rank.
+    """A view of another checkpoint that contains the shards of one rank.
 
     Args:
         shards: By tensor name, the shard that this rank reads. A tensor without an entry is read completely.

@@ -32,7 +32,7 @@ STYLES = {"pass": "green", "FAIL": "bold red"}
 
 @dataclass(frozen=True)
 class DoctorFlags:
-    """The flags of `doctor`, besides those of the models."""
+    """The flags of `doctor`, in addition to the model flags."""
 
     json: A[str | None, Text(), JSON, Flag(metavar="FILE")] = None
 
@@ -90,7 +90,7 @@ def print_report(found: Diagnosis, file: TextIO) -> None:
 
 
 def sections(found: Diagnosis, bar: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each heading with its lines of at most 78 characters."""
+    """Yield each heading with its lines, which have at most 78 characters."""
     own = found["precisions"][0]
     yield "Device", device_lines(found)
     yield "Models", model_lines(found)

@@ -1,4 +1,4 @@
-"""Measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
+"""The measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
             say(f"{precision.name}: measuring passes, checking kernels and drafts ...")
             with warnings.catch_warnings():
                 if precision.name != own_sizes.precision:
-                    warnings.simplefilter("ignore")  # the first precision printed them
+                    warnings.simplefilter("ignore")  # the first precision has already printed them
                 entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
             mx.clear_cache()
@@ -366,8 +366,9 @@ def public_name(folder: Path) -> str | None:
 def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable[Prompt]:
     """Return prompts for a self-test.
 
-    These are two prompts from each bundled file for a bundled target, the bundled recording for a speech model, and
-    generic prompts for other targets. Without the folder speech, nothing can read the recording.
+    A bundled target gets two prompts from each bundled file, a speech model gets the bundled recording, and other
+    targets get generic prompts. Without the folder speech, a speech model gets none, because nothing can read the
+    recording.
     """
     if audio is not None:
         if not has_room("speech"):

@@ -21,7 +21,7 @@ from ..models.rope import Rope
 LENGTHS = (1, 6, 8, 9)  # Metal has separate attention kernels for up to 8 queries and for more
 BATCHES = (1, 3)
 KEYS = 48
-MASKED_KEYS = 5  # at the end
+MASKED_KEYS = 5  # the last keys
 FLOAT32_TOLERANCE = 1e-4
 TF32_TOLERANCE = 5e-3  # TF32 keeps 10 bits of the fraction
 
@@ -39,7 +39,7 @@ class KernelCheck(NamedTuple):
         return self.deviation <= self.tolerance  # false for NaN
 
 
-Case = tuple[str, str, mx.array, mx.array]  # kernel, shape, its result, the reference
+Case = tuple[str, str, mx.array, mx.array]  # kernel, shape, the kernel's result, the reference result
 
 
 def kernel_checks(model: EncoderDecoder, *, tf32: bool = False) -> list[KernelCheck]:

@@ -1,9 +1,11 @@
-"""Predicts the cost of passes on Apple GPUs from published figures, of which this project measured none.
+"""Predicts the cost of passes on Apple GPUs from published figures. This project measured none of them.
 
 A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
-a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
-baseline round does not, because its pass starts early (decoding/ahead.py). `python -m tools.predicted_speed` prints
-speeds, and `doctor` compares a pass with its measurement.
+a wider pass, the reading time grows by the same factor as the time of a matrix product. A drafted round also waits for
+the host; a baseline round does not, because its pass starts early (decoding/round.py).
+
+`python -m tools.predicted_speed` prints predicted speeds, and `doctor` prints the predicted and the measured time of a
+pass.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import numpy as np
 from ..draft_length.costs import ALL_WIDTHS
 from ..draft_length.passes import RoundCosts
 
-DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
-HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)
-# About; tools/dispatches.py counts them.
+DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
+HOST_SECONDS = 1.5e-4  # half the time of an x86-64 server (docs/decisions/host-time.md)
+# Approximate; tools/dispatches.py counts them.
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
 
 
 class Chip(NamedTuple):
     """An Apple GPU.
 
-    bandwidth: of the memory, in bytes per second.
-    generation: 3 for M3.
+    bandwidth: the memory bandwidth, in bytes per second.
+    generation: for example, 3 for an M3.
     """
 
     bandwidth: float
@@ -42,7 +44,7 @@ CHIPS: Mapping[str, Chip] = {
     "M3 Ultra": Chip(819e9, 3),
 }
 
-# Seconds of a product with several rows, relative to one row, from benchmarks/devices.json, which names the sources.
+# The time of a matrix product by its number of rows, relative to one row. benchmarks/devices.json names the sources.
 # Widths beyond the last published one are not predicted.
 PUBLISHED = {
     "M1 Pro, 16 bits": {1: 1.0, 2: 1.97, 4: 1.97, 8: 1.97, 64: 1.97},
@@ -56,8 +58,8 @@ PUBLISHED = {
 class Work(NamedTuple):
     """One pass of a decoder, or one step of a draft.
 
-    nbytes: of the weights that it reads.
-    dispatches: of kernels.
+    nbytes: the size of the weights that it reads.
+    dispatches: the number of kernels that it dispatches.
     """
 
     nbytes: float
@@ -70,17 +72,17 @@ def chip_named(device: str) -> Chip | None:
 
 
 def seconds(chip: Chip, work: Work, relative_cost: float = 1.0) -> float:
-    """Return the time on the device. relative_cost: of a product over the pass's width."""
+    """Return the time on the device. relative_cost: see `relative_costs`, for the width of the pass."""
     return relative_cost * work.nbytes / chip.bandwidth + work.dispatches * DISPATCH_SECONDS
 
 
 def pass_seconds(chip: Chip, architecture: str, nbytes: int, decoder_layers: int) -> float:
-    """Return the approximate time of a pass over one position, with a wait for the host, as calibration measures it."""
+    """Return the approximate time of a pass over one position. It includes a wait for the host, as in calibration."""
     return HOST_SECONDS + seconds(chip, Work(nbytes, DISPATCHES_PER_LAYER[architecture] * decoder_layers))
 
 
 def relative_costs(chip: Chip, bits: int) -> dict[int, float]:
-    """Return the cost of a product by width, relative to one position. It never falls."""
+    """Return the cost of a matrix product by width, relative to one position. It never decreases with the width."""
     has_wide_kernels = chip.generation >= 3  # gemv_wide and qmv_wide
     if bits < 16:
         name = "M4 Pro, 4 bits" if has_wide_kernels else "Apple GPU, 4 bits"
@@ -101,11 +103,11 @@ def predicted_costs(
 
     Args:
         chip: The device.
-        bits: Of a weight.
+        bits: Bits per weight.
         narrow: The target's pass over one position.
         wide: The target's pass over several positions; it reads the same weights.
         step: One draft token.
-        start: What each draft adds to its steps.
+        start: The fixed cost of a draft, in addition to its steps.
     """
     passes = {width: HOST_SECONDS + seconds(chip, wide, cost) for width, cost in relative_costs(chip, bits).items()}
     passes[1] = seconds(chip, narrow)

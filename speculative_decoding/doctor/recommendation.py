@@ -14,7 +14,7 @@ def recommend_length(
     """Find the length with the most expected tokens per cost for known acceptance rates.
 
     Args:
-        costs: Of a round.
+        costs: The costs of a round.
         acceptance: The acceptance rate of each position if all positions before it are accepted. The last rate holds
             for all further positions.
         baseline: The cost of a round without a draft; the speedup is relative to it.

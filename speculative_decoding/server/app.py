@@ -41,13 +41,13 @@ CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 @dataclass(frozen=True)
 class ServerSettings:
-    model: str  # name for clients
-    prefixes: Prefixes  # for translation
+    model: str  # the name in responses
+    prefixes: Prefixes  # for /translate
     hosts: Collection[str] = ()  # names of this server
     token: str | None = None
     log_prompts: bool = False
-    created: int = 0  # when the model was made, in seconds since 1970
-    note: str = ""  # for the page's users
+    created: int = 0  # when the model was created, as a Unix timestamp
+    note: str = ""  # shown on the web page
     aliases: Collection[str] = ()  # other names for the model
 
 
@@ -132,7 +132,7 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Status 200 if the server is ready, else 503 with its state."""
+    """Return status 200 if the server is ready, else 503 with its state."""
     state = request.app.state.service.state
     if state == READY:
         return JSONResponse({"status": "ok"})

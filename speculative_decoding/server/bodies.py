@@ -1,4 +1,4 @@
-"""Reads the bodies of requests within limits, and writes responses until their client disconnects."""
+"""Reads request bodies within limits, and writes responses until the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .errors import ServerError
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
-BODY_SECONDS = 30.0  # to receive a body
+BODY_SECONDS = 30.0  # time limit for receiving a body
 Result = TypeVar("Result")
 
 
@@ -29,12 +29,12 @@ def media_type(request: Request) -> str:
 
 
 async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = False) -> dict[str, Any]:
-    """Read a JSON object without its null fields, which count as missing. Raises `ServerError`.
+    """Read a JSON object, and drop its null fields, which count as missing. Raises `ServerError`.
 
     Args:
         request: The request.
-        max_bytes: Largest body.
-        accept_form: Accept a form too. A field that is given several times becomes a list.
+        max_bytes: The maximum size of the body.
+        accept_form: Whether to accept a form, too. A field that occurs several times becomes a list.
     """
     content_type = media_type(request)
     accepted = (JSON, FORM) if accept_form else (JSON,)
@@ -72,13 +72,13 @@ async def read_body(
     seconds: float = BODY_SECONDS,
     count: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """Read a body. Raises `ServerError` as soon as it is known to be larger than `max_bytes`, or too slow.
+    """Read a body. Raises `ServerError` as soon as the body is known to exceed `max_bytes`, or at the time limit.
 
     Args:
         request: The request.
-        max_bytes: Largest body.
-        seconds: Time limit.
-        count: Called with the size of each part that is received. It may raise `ServerError`.
+        max_bytes: The maximum size of the body.
+        seconds: The time limit.
+        count: Called with the size of each received chunk. It may raise `ServerError`.
     """
     error = ServerError(413, f"the body must have at most {max_bytes} bytes", code="body_too_large")
     if int(request.headers.get("content-length", 0)) > max_bytes:
@@ -98,16 +98,16 @@ async def read_body(
 
 
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], seconds: float | None = None) -> Result:
-    """Return the result of `work`, or cancel it when the client disconnects or the time is over.
+    """Return the result of `work`, or cancel it when the client disconnects or the time limit is reached.
 
     Args:
-        receive: Messages of the connection, after the body was read.
-        work: What to do.
-        seconds: Time limit.
+        receive: Receives the messages of the connection, after the body has been read.
+        work: The awaitable to run.
+        seconds: The time limit.
 
     Raises:
         ClientDisconnect: The client has disconnected.
-        TimeoutError: The time is over.
+        TimeoutError: The time limit is reached.
     """
 
     async def disconnect() -> None:
@@ -125,11 +125,12 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
         for task in (working, disconnecting):
             task.cancel()
         await asyncio.gather(working, disconnecting, return_exceptions=True)
-        del task, working, disconnecting  # their errors hold this frame, and so the request, until garbage is collected
+        # Their exceptions refer to this frame, which would keep the request alive until garbage collection.
+        del task, working, disconnecting
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
-    """Return an error in the format of the path's clients."""
+    """Return an error in the format that clients of this path expect."""
     is_libretranslate = path in ("/translate", "/languages")
     content = {"error": error.message} if is_libretranslate else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
@@ -140,8 +141,9 @@ class EventStream(StreamingResponse):
 
     Args:
         events: Contents of `data:` lines. None sends a comment, which keeps the connection open.
-        seconds: Time limit, plus 30 seconds for slow clients. It closes connections whose clients do not read.
-        held: Closed after the last event.
+        seconds: The time limit, to which 30 seconds are added for slow clients. Then the connection is closed, even if
+            the client does not read.
+        held: Resources to release after the last event.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class EventStream(StreamingResponse):
             try:
                 await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + 30.0)
             except (ClientDisconnect, TimeoutError, OSError):
-                pass  # the client cannot be told
+                pass  # no error can reach the client any more
             finally:
                 await self._events.aclose()
 

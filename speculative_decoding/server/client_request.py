@@ -1,6 +1,6 @@
-"""A client's request while it is decoded: its prompts or its recording, and the progress still to be read.
+"""A client's request while it is decoded: its prompts or its recording, and the progress that is still to be read.
 
-All methods run on the event loop. The decoding thread schedules calls of `on_queued`, `on_progress` and `fail` there.
+All methods run on the event loop. The decoding thread schedules calls to `on_queued`, `on_progress` and `fail` there.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ class Progress(Protocol):
 
     @property
     def is_last(self) -> bool:
-        """Whether the item has ended."""
+        """Whether this is the last progress of the item."""
 
 
 @dataclass(eq=False)
 class ClientItem(ABC):
-    """A part of a client's request that is decoded by itself, and its output as far as the client has read it.
+    """A separately decoded part of a client's request, and the output that the client has read so far.
 
-    finish_reason: None until the last progress has been read. An item that needs no decoding has one from the start.
+    finish_reason: None until the last progress has been read. For an item without decoding, it is set from the start.
     """
 
     client: ClientRequest[Any] = field(init=False)
-    index: int = field(init=False)  # in the client's request
+    index: int = field(init=False)  # position in the client's request
     has_output: bool = field(init=False, default=False)
     finish_reason: str | None = field(init=False, default=None)
     stats: GenerationStats | None = field(init=False, default=None)
 
     @abstractmethod
     def check(self, limits: Limits) -> None:
-        """Check everything that does not need the model. Raises `ServerError` that names the field."""
+        """Check everything that does not need the model. Raises a `ServerError` that names the field."""
 
     @abstractmethod
     def add(self, progress: Any) -> None:
-        """Add `Progress` that the client reads. The last one sets `finish_reason` and `stats`."""
+        """Add the next `Progress` to the output. The last one sets `finish_reason` and `stats`."""
 
     @abstractmethod
     def error_of(self, error: Exception) -> ServerError:
-        """What a client is told about an error of this item."""
+        """Return the error response for an error of this item."""
 
 
 Item = TypeVar("Item", bound=ClientItem)
 
 
 class ClientRequest(Generic[Item]):
-    """The items of one HTTP request, which are decoded together. If one of them fails, the request fails.
+    """The items of one HTTP request, which are decoded together. If one item fails, the whole request fails.
 
     Args:
         items: Prompts, or a recording.
         on_first_output: Called when the first output of each item is read.
 
     Attributes:
-        unfinished: How many items have progress to come, even if the client has not read what came before.
-        error: Why the request failed.
+        unfinished: How many items have not been decoded completely. The client may have read even less.
+        error: Why the request failed, or None.
     """
 
     def __init__(self, items: Sequence[Item], on_first_output: Callable[[], None] = lambda: None) -> None:
@@ -81,13 +81,13 @@ class ClientRequest(Generic[Item]):
         self._progress: asyncio.Queue[tuple[Item, Progress] | ServerError] = asyncio.Queue()
 
     def on_queued(self) -> None:
-        """The decoding thread has accepted an item, which may still wait for a slot."""
+        """Record that the decoding thread has accepted an item, which may still wait for a slot."""
         self._not_queued -= 1
         if self._not_queued == 0:
             self._all_queued.set()
 
     def on_progress(self, item: Item, progress: Progress) -> None:
-        """The output of an item has grown."""
+        """Queue the progress of an item for the client."""
         if self.error is not None:
             return  # the progress was on its way when the request failed
         self.unfinished -= progress.is_last
@@ -106,9 +106,9 @@ class ClientRequest(Generic[Item]):
             raise self.error
 
     async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
-        """Yield all progress until all items are finished, and None after each `timeout` seconds without any.
+        """Yield all progress until all items are finished, and None after each `timeout` seconds without progress.
 
-        An item that needed no decoding has None as its progress. Raises `ServerError` if the request fails.
+        For an item that needs no decoding, the progress is None. Raises `ServerError` if the request fails.
         """
         for item in self.items:
             if item.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""The server as a command: its flags, access token, socket and shutdown."""
+"""The command that runs the server: its flags, access token, socket and shutdown."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class AccessFlags:
         return token
 
     def open_socket(self) -> socket.socket:
-        """Listen before the models are loaded. Raises `InputError`."""
+        """Open the listening socket, before the models are loaded. Raises `InputError`."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=128)
@@ -113,7 +113,7 @@ def serve_parser(program: str) -> Parser:
     parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    without = ("seed", "strict", "num_return_sequences")  # requests set the first and last, as seed and n
+    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` instead of the last
     add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
@@ -154,9 +154,9 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
 
 
 def served_names(folder: Path, given: str | None) -> list[str]:
-    """Return the names that clients may use for a model. Answers state the first one.
+    """Return the names that clients may use for a model. Responses contain the first one.
 
-    given: the user's name for it, which is the first one unless it is a path.
+    given: the value of --model, which comes first if it is one of these names, and last if it is a path.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]
@@ -174,7 +174,7 @@ async def listen(
     names: Sequence[str],
     token: str | None,
 ) -> int:
-    """Run the server on an open socket, and return the exit status. names: of the target, as `served_names` returns."""
+    """Run the server on an open socket, and return the exit status. names: from `served_names`."""
     # Import here, because other commands work without these packages.
     from .app import ServerSettings, make_app
     from .connections import make_server

@@ -27,7 +27,7 @@ from .model_names import ModelNames
 from .prompts import ClientPrompt
 from .service import Service
 
-# OpenAI's fields that are accepted only with the value that has no effect, and why
+# OpenAI's fields that are accepted only with the value that has no effect, and the reason
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "echo": (False, "the output of an encoder-decoder does not continue the prompt"),
     "best_of": (1, "use n and choose one"),
@@ -48,7 +48,7 @@ IGNORED = (
 )
 
 
-EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # "" cannot mean anything else
+EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # an empty string counts as a missing field
 FIELDS = (
     *("prompt", "model", "n", "stream", "stream_options", "rounds"),
     *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
@@ -63,11 +63,11 @@ class CompletionRequest:
     n: int
     stream: bool
     include_usage: bool
-    rounds: bool  # our own field: chunks describe the draft of their round
+    rounds: bool  # not an OpenAI field: chunks describe the draft of their round
 
 
 def parse_completion_request(fields: Mapping[str, Any], service: Service, names: ModelNames) -> CompletionRequest:
-    """Parse a request. Raises `ServerError` that names the field."""
+    """Parse a request. Raises a `ServerError` that names the field."""
     is_empty = {name for name in EMPTY_IS_MISSING if fields.get(name) == ""}
     fields = {name: value for name, value in fields.items() if name not in IGNORED and name not in is_empty}
     names.require(fields.pop("model", names.id))
@@ -123,7 +123,7 @@ def parse_include_usage(stream_options: Any, stream: bool) -> bool:
 
 
 def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
-    """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
+    """Return the server's options, overridden by the fields of a request. Raises `InputError` or `ServerError`."""
     fields = dict(fields)
     if "num_return_sequences" in fields:
         message = "num_return_sequences: is not a field of this API; use n"
@@ -180,12 +180,12 @@ class CompletionResponse:
         return {**self._base, "choices": [fields], **usage}
 
     def usage_chunks(self, prompts: Sequence[ClientPrompt]) -> list[dict[str, Any]]:
-        """Return the last chunk of a stream with `include_usage`, if it was asked for."""
+        """Return the chunk with the usage if the request has `include_usage`, otherwise nothing."""
         last = {**self._base, "choices": [], "usage": self._usage(prompts)}
         return [last] if self._request.include_usage else []
 
     def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
-        """Sum up the counts. `target_calls`, the passes of the target's decoder, is our own field."""
+        """Add up the counts. `target_calls`, the passes of the target's decoder, is not an OpenAI field."""
         stats = [prompt.stats for prompt in prompts if prompt.stats is not None]
         prompt_tokens = sum(each.prompt_tokens for each in stats[:: self._request.n])
         completion_tokens = sum(each.generated_tokens for each in stats)
@@ -204,9 +204,9 @@ class CompletionResponse:
 
 
 def rejected_text(session: Session, tokens: Sequence[int], round: Round) -> str:
-    """Return the text of the draft tokens that a round rejected. tokens: of the output, with those of the round.
+    """Return the text of the draft tokens that a round rejected. tokens: the output with this round.
 
-    Copies from stored texts are not shown: another client may have sent them.
+    Text copied from the n-gram store is not shown, because another client may have sent it.
     """
     may_be_stored = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
     # If a round ends the text with an accepted token, the tokens after it were not verified
@@ -217,7 +217,7 @@ def rejected_text(session: Session, tokens: Sequence[int], round: Round) -> str:
 
 
 def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
-    """Return a choice, or the part of it in a chunk. A finished sample has a `seed`, which reproduces it."""
+    """Return a choice, or the part of it that a chunk contains. A finished sample has a `seed`, which reproduces it."""
     fields: dict[str, Any] = {
         "text": text,
         "index": prompt.index,
@@ -230,7 +230,7 @@ def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_tok
 
 
 def logprobs(prompt: ClientPrompt, first_token: int) -> dict[str, Any]:
-    """Return the logprobs from `first_token` on. A token that adds no text, like end-of-sequence, has the text ""."""
+    """Return the logprobs from `first_token` on. A token without text, such as end-of-sequence, has the text ""."""
     offsets = [0, *accumulate(map(len, prompt.token_texts))]
     return {
         "tokens": prompt.token_texts[first_token:],

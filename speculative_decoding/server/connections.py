@@ -1,4 +1,4 @@
-"""The HTTP server: its connections, within limits of time and number, and its shutdown. Knows nothing of requests."""
+"""The HTTP server: the limits of its connections, and its shutdown. Independent of the contents of requests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .service import Service
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_CONNECTIONS = 1000
-HEADER_SECONDS = 10.0  # to receive the headers of a request, or the rest of a body that was refused
-MAX_REFUSED_BYTES = 1 << 24  # of a body that was refused
+HEADER_SECONDS = 10.0  # time limit for receiving the headers of a request, or the rest of a refused body
+MAX_REFUSED_BYTES = 1 << 24  # how much of a refused body is read before the connection is closed
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,18 +36,18 @@ SECURITY_HEADERS = {
 
 
 class LimitedConnection(H11Protocol):
-    """A connection whose client cannot keep it without a request.
+    """A connection that a client cannot keep open without sending a request.
 
-    uvicorn limits only the time between requests. Here headers must arrive within `HEADER_SECONDS`. A body that was
-    refused is still read for a while, because many clients read the response only after they have sent the body. If
-    there are too many connections, a new one replaces the one that has waited longest for a complete request, while
-    uvicorn's own limit would refuse the new one.
+    uvicorn limits only the time between requests. This class also requires headers within `HEADER_SECONDS`. A refused
+    body is still read for a while, because many clients read the response only after they have sent the body. Beyond
+    `MAX_CONNECTIONS`, a new connection replaces the one that has waited longest for a complete request. uvicorn's own
+    limit would refuse the new one.
 
     Args:
-        max_per_address: Connections of one address.
-        trusted: Addresses without this limit; loopback has none either.
-        of_address: Counts the connections of each address. Shared by all connections, which are too many to be counted
-            for each new one.
+        max_per_address: The maximum number of connections from one address.
+        trusted: Addresses that are exempt from this limit. Loopback addresses are always exempt.
+        of_address: The number of connections from each address. All connections share and update it, because counting
+            them anew for each connection would be slow.
         options: See uvicorn.
     """
 
@@ -73,9 +73,9 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does this only for sockets made with IPPROTO_TCP. Otherwise each event of a stream waits for the
-        # client to acknowledge the previous one, 40 ms on Linux
-        with suppress(OSError):  # on a Mac, if the client has disconnected
+        # asyncio sets TCP_NODELAY only on sockets created with IPPROTO_TCP. Without it, each event of a stream waits
+        # for the client to acknowledge the previous event, which takes 40 ms on Linux.
+        with suppress(OSError):  # raised on a Mac if the client has disconnected
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._of_address[self.address] += 1
         if self._of_address[self.address] > self._max_per_address and not self._is_trusted:
@@ -101,7 +101,7 @@ class LimitedConnection(H11Protocol):
         """Refuse bytes that are not HTTP. They may be in the body of a request that is being answered."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # h11 would refuse its response after this one
+            cycle.disconnected = True  # h11 would reject the request's own response after this one
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -126,7 +126,7 @@ class LimitedConnection(H11Protocol):
         return self.address in self._trusted or not self.address or ipaddress.ip_address(self.address).is_loopback
 
     def _replace_another(self) -> None:
-        """Close the connection that has waited longest for a complete request, unless enough are being closed."""
+        """Close the connection that has waited longest for a complete request, unless enough are already closing."""
         others = [
             each
             for each in self.connections
@@ -158,12 +158,12 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
         def drain(self) -> None:
             if draining:
                 service.abort()
-                self.should_exit = True  # also if a client does not read its response
+                self.should_exit = True  # even if a client does not read its response
             else:
                 LOG.info("stopping within %g s; a second signal ends the running requests", service.limits.grace)
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many at once, before the first of them is counted
+    allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many connections at once, before the first one is counted
     config = uvicorn.Config(
         app,
         http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies, Counter()),  # type: ignore[arg-type]
@@ -171,17 +171,17 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
         access_log=False,
         lifespan="on",
         ws="none",
-        headers=[*SECURITY_HEADERS.items()],  # also of uvicorn's own responses
+        headers=[*SECURITY_HEADERS.items()],  # uvicorn adds them to its own responses, too
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,  # exceeds the idle timeouts of clients and proxies, which must not write to a closed one
+        timeout_keep_alive=75,  # exceeds clients' and proxies' idle timeouts, so they never reuse a closed connection
         timeout_graceful_shutdown=5,  # for responses that are being sent
     )
     return Server(config)
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit, which is 256 in a Mac's shell, as far as the system allows."""
+    """Raise this process's limit on open files, which is 256 in a Mac's shell, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

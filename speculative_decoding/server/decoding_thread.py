@@ -1,7 +1,7 @@
 """The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
 
-After each round it hands the updates of all requests to the event loop in one call. Knows nothing of HTTP, and prompts
-and recordings only as `DecodingQueue`.
+After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP, and
+uses prompts and recordings only through `DecodingQueue`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .prompts import PromptQueue
 from .reading_threads import ReadingThreads
 
 LOG = logging.getLogger("speculative_decoding.server")
-MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
+MAX_FAILED_ROUNDS = 3  # consecutive failures, with no request finished in between
 
 
 class DecodingQueue(Protocol):
-    """Items of clients that are decoded together: prompts, or recordings. A `rows.Scheduler` that clients may cancel.
+    """Prompts or recordings that are decoded together. Like a `rows.Scheduler`, but clients may cancel items.
 
     Attributes:
         decoding: How many items have a slot.
@@ -56,30 +56,30 @@ class DecodingQueue(Protocol):
     def finished(self) -> int: ...
 
     def submit(self, item: Any) -> Sequence[Callback]:
-        """Queue an item. Returns the calls that tell its client. Raises if the item cannot be decoded."""
+        """Queue an item. Returns callbacks that notify its client. Raises an error if the item cannot be decoded."""
 
     def cancel(self, item: Any) -> None:
         """Free the slot of an item. A finished item is ignored."""
 
     def step(self) -> Sequence[Callback]:
-        """Run a round. Returns the calls that tell clients about it."""
+        """Run a round. Returns callbacks that notify clients of the results."""
 
 
 class DecodingThread:
     """Decodes the items of all clients.
 
-    A round that fails (out of memory, a bug) fails all requests, and a new queue with a new engine takes over. After
-    `MAX_FAILED_ROUNDS` failures in a row the thread ends, because only a new process may help. With a
-    sharded model it ends after the first failure, because other ranks may wait for a sum of this rank.
+    If a round fails, for example for lack of memory, all requests fail, and decoding continues with a new queue and a
+    new engine. After `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because only a new process may help.
+    With a sharded model, it ends after the first failure, because other ranks may be waiting for a sum with this rank.
 
     Args:
-        open_session: Loads the models. The context is entered and left in the thread.
+        open_session: Loads the models. The context is entered and exited in the thread.
         limits: Limits of the server.
 
     Attributes:
         decoding: How many items have a slot.
         waiting: How many items wait for a slot.
-        reading: Threads that read recordings.
+        reading: The threads that read recordings.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
@@ -174,7 +174,7 @@ class DecodingThread:
         return RecordingQueue(session, self._limits)
 
     def _take(self, queue: DecodingQueue) -> bool:
-        """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
+        """Submit and cancel the pending items, and sleep while there is nothing to do. Returns False after `stop`."""
         with self._wake:
             while queue.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
@@ -193,7 +193,7 @@ class DecodingThread:
 
 
 def submit(queue: DecodingQueue, item: ClientItem) -> Sequence[Callback]:
-    """Submit an item. An error fails only this item: others were taken together with it."""
+    """Submit an item. An error fails only this item's request, not the others in the same batch."""
     try:
         return queue.submit(item)
     except Exception as error:
@@ -208,12 +208,12 @@ def run_all(calls: Sequence[Callback]) -> None:
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Measure the device, and compile a row's passes with drafts of each length, so that no client waits for that."""
+    """Measure the device, and compile a row's passes for each draft length, so that no client has to wait for this."""
     defaults = session.options_with({})
     session.planner.prepare(defaults, slots)
     audio = session.model.audio
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
-    # Copies for so short a text would be too short
+    # Copied drafts of a text this short would be too short, so use the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)

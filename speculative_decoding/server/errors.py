@@ -16,7 +16,7 @@ class ServerError(Exception):
 
     Args:
         status: HTTP status.
-        message: For people.
+        message: A description for people.
         param: The field that caused the error.
         code: A stable identifier for programs.
         headers: Additional headers of the response.
@@ -39,12 +39,12 @@ class ServerError(Exception):
 
     @classmethod
     def of(cls, error: Exception, name: Callable[[str], str] = str, subject: str | None = None) -> ServerError:
-        """Convert the error of an option, prompt or file. Clients are not told about any other error.
+        """Convert an error of an option, prompt or file. Any other error is reported without details.
 
         Args:
             error: The error.
-            name: Returns the API's name of an option.
-            subject: The field that an error without one is about.
+            name: Returns the API's name for an option.
+            subject: The field to report if the error names none.
         """
         if isinstance(error, ServerError):
             return error

@@ -1,4 +1,4 @@
-"""Access control: checks Host, Origin and token before anything of a request is read."""
+"""Access control: checks the Host and Origin headers and the token before the body of a request is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..errors import one_line
 from .bodies import error_response
 from .errors import ServerError
 
-HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # one name or address, and a port
+HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # a name or address, perhaps a port
 
 
 class Guard:
     """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
 
-    Requests may also name the server by IP address. Only names can be redirected to this machine by an attacker's DNS
-    server, which is how a foreign web page would reach it (DNS rebinding).
+    Requests may also name the server by IP address. An attacker's DNS server can redirect only names to this
+    machine, which is how a malicious web page would reach it (DNS rebinding).
 
     Args:
         app: The application.
@@ -61,7 +61,7 @@ class Guard:
                 return await error_response(scope["path"], error)(scope, receive, send_and_note_status)
             await self._app(scope, receive, send_and_note_status)
         except asyncio.CancelledError:
-            # uvicorn ends the requests that still run some seconds after the grace period, such as unfinished bodies
+            # Some seconds after the grace period, uvicorn cancels unfinished requests, such as incomplete uploads
             if not status:
                 stopping = ServerError(503, "the server is stopping", code="stopping", headers={"Connection": "close"})
                 await error_response(scope["path"], stopping)(scope, receive, send_and_note_status)
@@ -75,7 +75,7 @@ class Guard:
         """Raise `ServerError` for a request that is not allowed."""
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Another server on the way may end the request elsewhere (RFC 9112, section 6.1)
+            # A proxy may disagree about where the request ends (RFC 9112, section 6.1)
             message = "Content-Length and Transfer-Encoding exclude each other"
             raise ServerError(400, message, code="two_lengths", headers={"Connection": "close"})
         hosts = headers.getlist("host")

@@ -1,4 +1,4 @@
-"""Limits of a request and of the queue. The flags of the command are made from the fields of `Limits`."""
+"""Limits of a request and of the queue. The command's flags are generated from the fields of `Limits`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
 
-EXTRA_SLOTS = 1  # for the first outputs of recordings
-MAX_STOP_CHARACTERS = 256  # each token is compared with every possible beginning of a stop string
+EXTRA_SLOTS = 1  # for the first outputs of recordings; see `RecordingQueue`
+MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Limits:
             )
 
     def check_options(self, options: GenerationOptions) -> None:
-        """Check everything that does not need the tokenizer. Raises `ServerError` that names the field."""
+        """Check everything that does not need the tokenizer. Raises a `ServerError` that names the field."""
         if isinstance(options.decoder_prefix, str):
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
@@ -58,7 +58,7 @@ class Limits:
             raise ServerError(400, f"stop: strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
 
     def check_length(self, name: str, text: str) -> None:
-        """Refuse texts that certainly exceed the token limit, because tokenizing them would take long."""
+        """Refuse texts that certainly exceed the token limit, because tokenizing them would take too long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
             raise ServerError(
                 400,

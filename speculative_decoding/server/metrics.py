@@ -50,7 +50,7 @@ class Metrics:
         self._gauge("queue_length", "Prompts waiting for a slot", waiting)
 
     def add(self, stats: GenerationStats | None, finish_reason: str) -> None:
-        """Count a prompt that has ended. Unfinished prompts have no `stats`."""
+        """Count a prompt or recording that has ended. Its `stats` are None if it was not finished."""
         self._prompts.labels(finish_reason).inc()
         if stats is not None:
             self._totals.add(stats)

@@ -9,12 +9,12 @@ from starlette.datastructures import State
 
 from .errors import ServerError
 
-WHISPER = "whisper-1"  # OpenAI's name, to which many clients are fixed; here, the Whisper that is served
+WHISPER = "whisper-1"  # OpenAI's name, which many clients hard-code; it stands for the served Whisper model
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The name that answers state, and other names that requests may use."""
+    """The name in responses, and other names that requests may use."""
 
     id: str
     aliases: Collection[str] = ()
@@ -27,6 +27,6 @@ class ModelNames:
 
 
 def served_names(state: State) -> ModelNames:
-    """Return the names that requests may use now. state: of the application."""
+    """Return the names that requests may currently use. state: the application's state."""
     names = [*state.settings.aliases, *([WHISPER] if state.service.is_speech else [])]
     return ModelNames(state.settings.model, names)

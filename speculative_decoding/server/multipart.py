@@ -1,7 +1,7 @@
-"""Reads forms with a file (multipart/form-data, RFC 7578) with python-multipart, in memory.
+"""Parses forms that contain a file (multipart/form-data, RFC 7578) in memory, using python-multipart.
 
-The body has been received within its limit. Its parts are counted before they are parsed, and their headers are
-limited, so the time to parse it grows with its size only.
+The body has been received within its size limit. Its parts are counted before they are parsed, and their headers are
+limited, so the parsing time depends only on the size of the body.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from python_multipart.multipart import parse_options_header
 from .errors import ServerError
 
 MAX_PARTS = 100
-MAX_HEADERS = 8  # of a part
-MAX_HEADER_BYTES = 2048  # of each
+MAX_HEADERS = 8  # headers of a part
+MAX_HEADER_BYTES = 2048  # size of each header
 MAX_CONTENT_TYPE = 1024  # characters of the request's own header
 MAX_PADDING = 80  # spaces after a boundary, which the parser reads one by one
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a malformed form is an error of its client
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides its warnings about malformed forms
 
 
 class Part(NamedTuple):
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class PartsReader:
-    """Receives what the parser finds.
+    """Collects the fields that the parser finds.
 
     Attributes:
         parts: The complete fields.
@@ -69,7 +69,7 @@ class PartsReader:
             self._disposition = self._value
 
     def on_headers_finished(self) -> None:
-        # The parser drops `filename*`, which RFC 7578 forbids, and which some clients send for names beyond ASCII
+        # The parser drops `filename*`. RFC 7578 forbids it, but some clients send it for non-ASCII names
         kind, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
         if kind != b"form-data" or b"name" not in fields:
             raise invalid("a field has no name")

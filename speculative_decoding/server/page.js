@@ -1,7 +1,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const REPEATS = 3; // of a comparison: the first answers of a server take longer, and single times vary
+const REPEATS = 3; // per comparison: a server's first responses take longer, and single measurements vary
 let running = null; // the AbortController of the current request
 
 const headers = () => {
@@ -74,7 +74,7 @@ function summary({ usage, milliseconds }) {
   return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${draft}`;
 }
 
-// Generate two texts in turn, without showing them. Returns the median milliseconds of each.
+// Generate two texts alternately, without showing them. Returns the median milliseconds of each.
 async function medianMilliseconds(fields, baselineFields) {
   const times = [[], []];
   for (let i = 0; i < 2 * REPEATS; i++) {

@@ -1,4 +1,4 @@
-"""Prompts of clients: how the decoding thread decodes them with an engine, and what the clients read of it."""
+"""Clients' prompts: how the decoding thread decodes them with an engine, and the output that the clients read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ClientPrompt(ClientItem):
     """A prompt, or one of several samples of a prompt.
 
     Args:
-        prompt: A blank one needs no decoding.
-        options: With the seed of this sample.
-        prompt_field: The field of the API that has the prompt.
+        prompt: The text. A blank prompt needs no decoding.
+        options: The options, with the seed of this sample.
+        prompt_field: The API's field that contains the prompt.
 
     Attributes:
         samples: All samples of the prompt. They are queued with the first one, so that the prompt is encoded once.
-        request: Used by the decoding thread only.
+        request: The engine's request, used by the decoding thread only.
     """
 
     prompt: str
@@ -71,7 +71,7 @@ class ClientPrompt(ClientItem):
 def client_prompts(
     prompts: Sequence[tuple[str, GenerationOptions]], *, prompt_field: str = "prompt"
 ) -> list[ClientPrompt]:
-    """An item for each sample of each prompt, in order."""
+    """Return an item for each sample of each prompt, in order."""
     items: list[ClientPrompt] = []
     for text, options in prompts:
         seeds = [sample_seed(options.seed, number) for number in range(options.num_return_sequences)]
@@ -134,7 +134,7 @@ class PromptQueue:
         return [self._tell(event) for event in self._engine.step()]
 
     def _tell(self, event: Event) -> Callback:
-        """The call that tells a client about a round of its prompt."""
+        """Return the callback that notifies a client of a round of its prompt."""
         request = event.request
         prompt = self._unfinished.pop(request) if event.is_last else self._unfinished[request]
         if request.error:

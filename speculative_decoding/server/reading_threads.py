@@ -1,7 +1,7 @@
-"""Threads that decode the audio of all clients, a step of some seconds of sound at a time.
+"""Threads that decode the audio files of all clients in steps of a few seconds of sound.
 
-After each step, `Turns` decides by processor time whose step is next. So a long or costly recording delays others by a
-step only. Knows nothing of the model.
+After each step, `Turns` chooses the next recording by processor time. A long or costly recording therefore delays the
+others by one step only. Independent of the model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Generic, TypeVar
 from .turns import Turns
 
 Result = TypeVar("Result")
-CREDIT = 0.05  # seconds; about what a step takes
+CREDIT = 0.05  # seconds; about the processor time of a step
 
 
 @dataclass(eq=False)
 class Reading(Generic[Result]):
-    """Steps, and the future of what they return."""
+    """The steps that read a recording, and the future of their result."""
 
     steps: Generator[None, None, Result]
     future: Future[Result] = field(default_factory=Future)
@@ -48,7 +48,7 @@ class ReadingThreads:
             thread.start()
 
     def stop(self) -> None:
-        """End after the current steps. Futures of unfinished readings are cancelled."""
+        """Stop after the current steps, and cancel the futures of unfinished readings."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify_all()
@@ -69,7 +69,7 @@ class ReadingThreads:
         return reading.future
 
     def _remove(self, reading: Reading[Any]) -> None:
-        """Free what a reading holds as soon as its future is done."""
+        """Release the resources of a reading as soon as its future is done."""
         with self._wake:
             self._turns.leave(reading)
             is_running = reading.is_running
@@ -81,7 +81,7 @@ class ReadingThreads:
             pass
 
     def _step(self) -> bool:
-        """Run a step. Returns False at the end. Nothing of the reading stays in this thread, which may sleep then."""
+        """Run a step. Returns False after `stop`. Keeps no reference to the reading while the thread sleeps."""
         reading = self._next()
         if reading is None:
             return False
@@ -109,11 +109,11 @@ class ReadingThreads:
                 reading.future.set_result(result)
             else:
                 reading.future.set_exception(error)
-        error = None  # its traceback holds this frame, and so the recording, until the garbage is collected
+        error = None  # its traceback refers to this frame, and would keep the recording until garbage collection
         return True
 
     def _next(self) -> Reading[Any] | None:
-        """Wait for a reading whose turn it is. None at the end."""
+        """Wait for the next reading. Returns None after `stop`."""
         with self._wake:
             while not self._is_stopping:
                 reading = self._turns.take()

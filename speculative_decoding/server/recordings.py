@@ -1,4 +1,4 @@
-"""Recordings of clients: how the decoding thread transcribes them, and what the clients read of it."""
+"""Clients' recordings: how the decoding thread transcribes them, and the output that the clients read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .errors import ServerError
 from .limits import EXTRA_SLOTS, Limits
 from .turns import Turns
 
-FIELD_NAMES = {  # fields of the API for options with another name
+FIELD_NAMES = {  # the API's fields for options that have another name there
     "audio": "file",
     "initial_prompt": "prompt",
     "word_timestamps": "timestamp_granularities[]",
@@ -30,13 +30,13 @@ FIELD_NAMES = {  # fields of the API for options with another name
 
 @dataclass(eq=False)
 class ClientRecording(ClientItem):
-    """A recording.
+    """A client's recording.
 
     Args:
-        recording: Its frames.
+        recording: The frames.
         options: How to transcribe it.
         decoding: How to decode it: drafts, sampling, beams.
-        address: Of its client, which shares its turns with the other recordings of that client.
+        address: The client's address. The recordings of one address share their turns.
     """
 
     recording: Recording
@@ -62,25 +62,25 @@ class ClientRecording(ClientItem):
 class RecordingQueue:
     """Transcribes recordings for the decoding thread; see `DecodingQueue`.
 
-    A recording gives its slot back after each output. `Turns` decides which one gets it, by the outputs that each
-    client has had. A newcomer does not wait for the outputs in progress: one more slot is kept for first outputs. A
-    recording that wants its next output waits for the first outputs in progress, which would be slowed down by it.
+    A recording releases its slot after each output. `Turns` chooses the next recording by the number of outputs that
+    each client has received. A new recording does not wait for the outputs in progress, because an extra slot is
+    reserved for first outputs. Other recordings wait for the first outputs in progress, to avoid slowing them down.
 
     Args:
-        session: With a speech model.
-        limits: Of the server.
+        session: A session with a speech model.
+        limits: The server's limits.
     """
 
     def __init__(self, session: Session, limits: Limits) -> None:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
         self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
-        self._turns = Turns[ClientRecording](credit=1.0)  # counted in outputs
-        self._numbers: dict[ClientRecording, int] = {}  # of those that have been started
+        self._turns = Turns[ClientRecording](credit=1.0)  # one output
+        self._numbers: dict[ClientRecording, int] = {}  # of started recordings
         self._items: dict[int, ClientRecording] = {}  # by number
         self._next_number = count()
-        self._first: set[ClientRecording] = set()  # those with a slot for their first output
-        self._held: dict[ClientRecording, set[ClientRecording]] = {}  # by first outputs that began before they waited
+        self._first: set[ClientRecording] = set()  # the recordings that are decoding their first output
+        self._held: dict[ClientRecording, set[ClientRecording]] = {}  # recording -> first outputs that it waits for
         self.finished = 0
 
     @property
@@ -127,7 +127,7 @@ class RecordingQueue:
         return calls
 
     def _next(self) -> ClientRecording | None:
-        """Return the recording that gets a slot. None if no slot is free, or none waits for it."""
+        """Return the recording that gets a slot, or None if no slot is free or no recording may have it."""
         free = self._slots - self.decoding
         if free + EXTRA_SLOTS <= 0:
             return None
@@ -153,7 +153,7 @@ class RecordingQueue:
         return calls
 
     def _handled(self, events: Iterable[TranscriptionEvent]) -> list[Callback]:
-        """Return the calls that tell clients about their recordings."""
+        """Return the callbacks that notify clients of these events."""
         calls: list[Callback] = []
         for event in events:
             item = self._items[event.number]
@@ -168,5 +168,5 @@ class RecordingQueue:
 
 
 def field_name(option: str) -> str:
-    """Return the field of the API for an option of a transcription."""
+    """Return the API's field for a transcription option."""
     return FIELD_NAMES.get(option, option)

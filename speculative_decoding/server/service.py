@@ -1,4 +1,4 @@
-"""Admits requests or refuses them at once, enforces time limits, and ends in order. Runs on the event loop."""
+"""Admits requests or refuses them at once, enforces time limits, and shuts down in order. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-COLLECTED_BYTES = 1 << 20  # of a recording whose memory must not wait until Python collects its garbage
-MAX_UPLOADS = 16  # recordings of the largest size and duration that may be in memory, with their frames
+COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
+MAX_UPLOADS = 16  # limits memory to this many recordings of the largest size and duration, with frames
 
 
 class Service:
@@ -35,8 +35,8 @@ class Service:
     Attributes:
         state: Requests are admitted only while this is `READY`.
         session: The models, once they are loaded.
-        options: Defaults of the server, for options that a request does not set.
-        on_end: Called when the server has nothing left to do, with the error that ended it or None.
+        options: The server's defaults for options that a request does not set.
+        on_end: Called when the service has ended, with the error that ended it or None.
     """
 
     session: Session
@@ -50,7 +50,7 @@ class Service:
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
-        self._seconds_per_item = 1.0  # a running mean; this is a guess for the first ones
+        self._seconds_per_item = 1.0  # a running mean; the first value is a guess
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)
@@ -89,7 +89,7 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts and recordings are being decoded or opened, or wait for that."""
+        """How many prompts and recordings are being opened or decoded, or are waiting to be."""
         opening = sum(upload.is_opening for upload in self._uploads)
         return opening + sum(request.unfinished for request in self._requests)
 
@@ -112,11 +112,11 @@ class Service:
 
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
-        """Admit a recording, which is in memory until the context is left. Raises `ServerError`.
+        """Admit a recording, which stays in memory until the context exits. Raises `ServerError`.
 
-        Its request has one deadline, and may finish while the server stops.
+        One deadline applies to the whole request, which may still finish while the server is stopping.
 
-        largest: The most bytes of a recording with its frames.
+        largest: The maximum size of a recording with its frames, in bytes.
         """
         self.require_ready()
         self.require_room(1)
@@ -141,7 +141,7 @@ class Service:
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count a recording in the queue within the context, while it is opened. Raises `ServerError`."""
+        """Count a recording in the queue within the context, while it is being opened. Raises `ServerError`."""
         self.require_room(1)
         upload.is_opening = True
         try:
@@ -151,11 +151,11 @@ class Service:
 
     @contextmanager
     def request(self, items: Sequence[Item], upload: Upload | None = None) -> Iterator[ClientRequest[Item]]:
-        """Decode prompts or a recording within the context. Leaving it early cancels them.
+        """Decode prompts or a recording within the context. Exiting early cancels them.
 
         Raises `ServerError` if they exceed the limits or the queue is full.
 
-        upload: of the recording, which has been admitted and has a deadline.
+        upload: the recording's upload, which has already been admitted and has a deadline.
         """
         for item in items:
             item.check(self.limits)
@@ -183,7 +183,7 @@ class Service:
             self._record(request, loop.time() - started)
 
     def _record(self, request: ClientRequest[Any], seconds: float) -> None:
-        """Add a request that has ended to the metrics and to the mean time of its items."""
+        """Add a request that has ended to the metrics and to the mean time per item."""
         failed = "cancelled" if request.error is None else "error"
         for item in request.items:
             if item.finish_reason is not None:
@@ -216,7 +216,7 @@ class Service:
         self.session = session
         self.options = session.options_with({})
         gc.collect()
-        gc.freeze()  # so that later collections look at requests only, which takes milliseconds
+        gc.freeze()  # later collections then examine only requests, which takes milliseconds
         if self.state == LOADING:
             self.state = READY
 

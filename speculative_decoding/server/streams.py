@@ -22,15 +22,15 @@ async def stream(
 ) -> AsyncGenerator[Mapping[str, Any] | str | None]:
     """Yield None when all items are queued, then the events of the stream.
 
-    A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
-    `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
+    A `ServerError` before that first None is raised; a later one becomes the last event. None is also yielded after
+    every `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
 
     Args:
         service: Decodes the items.
         items: Prompts, or a recording.
-        event_of: Makes the event of some progress of an item; None if there is nothing to send.
-        last_events: Makes the events that follow when all items are finished.
-        upload: Of the recording.
+        event_of: Returns the event for an item's progress, or None if there is nothing to send.
+        last_events: Returns the events to send when all items are finished.
+        upload: The recording's upload.
     """
     with service.request(items, upload) as client:
         await client.wait_until_queued()

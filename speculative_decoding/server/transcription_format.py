@@ -1,6 +1,6 @@
 """OpenAI's format of transcriptions and translations of speech: parses forms, and builds responses and events.
 
-Options of `TranscriptionOptions`, and options of decoding that may differ between recordings, are additional fields.
+The options of `TranscriptionOptions` are additional fields, as are decoding options that may differ between recordings.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .recordings import ClientRecording, field_name
 
 FORMATS = ("json", "verbose_json", *formats.STREAMED)
 GRANULARITIES = ("word", "segment")
-UNSUPPORTED = {  # OpenAI's fields, and why they are refused
+UNSUPPORTED = {  # OpenAI's fields that are refused, and the reason
     "include": "log-probabilities are only returned as averages, with response_format verbose_json",
     "chunking_strategy": "windows follow the speech",
     "known_speaker_names": "speakers are not told apart",
     "known_speaker_references": "speakers are not told apart",
 }
-# Options that this API has under other names, or that would let a client read a file again and again
+# Options that have another name in this API, or that would let a client have a file read repeatedly
 OTHER_OPTIONS = {
     "task": "send the recording to /v1/audio/translations",
     "word_timestamps": "use timestamp_granularities[]",
@@ -72,14 +72,14 @@ class TranscriptionRequest:
 def parse_transcription_request(
     parts: Sequence[Part], task: str, names: ModelNames, audio: AudioConfig, defaults: GenerationOptions
 ) -> TranscriptionRequest:
-    """Parse a form. Raises `ServerError` that names the field.
+    """Parse a form. Raises a `ServerError` that names the field.
 
     Args:
         parts: The fields.
         task: One of `TASKS`.
         names: The names of the served model.
-        audio: Of this model.
-        defaults: The server's options of decoding.
+        audio: The model's audio config.
+        defaults: The server's decoding options.
     """
     content, granularities, fields = parse_fields(parts)
     names.require(fields.pop("model", names.id))
@@ -95,7 +95,7 @@ def parse_transcription_request(
     if "prompt" in options:
         options["initial_prompt"] = options.pop("prompt")
     if options.get("temperature") == 0:
-        del options["temperature"]  # in this API, 0 raises the temperature where necessary, as the default does
+        del options["temperature"]  # in this API, 0 lets the temperature rise where necessary, like the default
     try:
         own, given = split_options(options, audio)
         language_code(audio, own)
@@ -108,7 +108,7 @@ def parse_transcription_request(
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
     """Return the content of the file, the granularities, and the values of all other fields.
 
-    Empty fields are left out: programs send them for what their user did not fill in.
+    Empty fields are left out, because programs send them for inputs that the user left blank.
     """
     content: bytes | None = None
     granularities: list[str] = []
@@ -133,7 +133,7 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
 
 
 def parse_value(name: str, content: bytes) -> Any:
-    """Parse the text of a field. Raises `ServerError` that names it."""
+    """Parse the text of a field. Raises a `ServerError` that names the field."""
     if name in UNSUPPORTED:
         raise ServerError(400, f"{name}: is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
     if name in OTHER_OPTIONS:
@@ -185,7 +185,7 @@ def usage(result: Transcription) -> dict[str, Any]:
 
 
 def delta_event(item: ClientRecording, progress: TranscriptionEvent) -> dict[str, Any] | None:
-    """Return the event of new segments. The first one of a recording begins without a space."""
+    """Return the event for new segments. A recording's first event begins without a space."""
     if not progress.segments:
         return None
     text = "".join(segment.text for segment in progress.segments)

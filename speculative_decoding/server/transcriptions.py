@@ -34,7 +34,7 @@ from .transcription_format import (
 )
 from .uploads import Upload
 
-UPLOAD_SECONDS = 120.0  # to receive a recording
+UPLOAD_SECONDS = 120.0  # time limit for receiving a recording
 
 
 async def transcriptions(request: Request) -> Response:
@@ -91,7 +91,7 @@ async def received(request: Request, task: str, audio: AudioConfig, upload: Uplo
 
 
 class CountedBytes(BytesIO):
-    """Frames in memory. count: called with the number of bytes before they are added."""
+    """A buffer for frames in memory. count: called with the number of bytes before they are written."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class CountedBytes(BytesIO):
 
 
 async def opened(service: Service, address: str, steps: Generator[None, None, Recording]) -> Recording:
-    """Open a recording in other threads. Raises `ServerError`."""
+    """Open a recording in the reading threads. Raises `ServerError`."""
     try:
         return await asyncio.wrap_future(service.reading.run(address, steps))
     except InputError as error:

@@ -96,9 +96,9 @@ async def translate(request: Request) -> Response:
 def parse_translation_request(
     fields: Mapping[str, Any], service: Service, prefixes: Prefixes, *, is_form: bool
 ) -> tuple[list[list[str]], list[tuple[str, GenerationOptions]]]:
-    """Return the lines of each text of a request, and the prompts of those that are not blank, with their options.
+    """Return the lines of each text of a request, and a prompt with options for each line that is not blank.
 
-    Raises `ServerError` that names the field.
+    Raises a `ServerError` that names the field.
     """
     for name in fields:
         if name not in FIELDS:
@@ -121,7 +121,7 @@ def parse_translation_request(
         defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
         _, options = translation_prompt(service.session, prefixes, "", source, target)
         row = defaults.override_for_row(options)
-        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # with the line breaks, which are blank
+        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # keeps the line breaks, which count as blank
         lines = [line for text in split for line in text if line.strip()]
         return split, [(translation_prompt(service.session, prefixes, line, source, target)[0], row) for line in lines]
     except InputError as error:
@@ -129,9 +129,9 @@ def parse_translation_request(
 
 
 async def translate_all(service: Service, prompts: list[tuple[str, GenerationOptions]]) -> list[str]:
-    """Return the translations of lines, of which up to `max_prompts` are in the queue at once.
+    """Translate lines, with at most `max_prompts` of them in the queue at once.
 
-    Raises `ServerError` for one that was cut off, which this format cannot express.
+    Raises `ServerError` for a translation that was cut off, which this format cannot express.
     """
     found: list[str] = []
     size = service.limits.max_prompts
@@ -143,7 +143,7 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
                     limit = prompt.options.max_tokens
                     message = f"q: line {len(found) + 1} has a translation of over {limit} tokens; split it"
                     raise ServerError(400, message, "q")
-                found.append(" ".join(prompt.text.splitlines()))  # a line stays a line
+                found.append(" ".join(prompt.text.splitlines()))  # keeps a translation on one line
     return found
 
 

@@ -1,8 +1,9 @@
-"""Decides whose turn it is: the client that has had least, and of its recordings the one that has had least.
+"""Chooses the client that has received the least service, and the one of its recordings that has received the least.
 
-Weighted fair queueing (Demers, Keshav and Shenker, 1989) with two levels and equal weights. Virtual time grows by what
-each of those present would have had if all had had the same. A newcomer starts there, and its first turn comes earlier.
-So it is next, but gets nothing for the time before it came, and a stream of newcomers does not stop the others.
+Weighted fair queueing (Demers, Keshav and Shenker, 1989) with two levels and equal weights. Virtual time is the service
+that each entry would have received if all had received the same. A new entry starts at the virtual time, with a credit
+for its first turn. It is therefore next, but gets nothing for the time before its arrival, and a stream of new entries
+does not starve the others.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Item = TypeVar("Item", bound=Hashable)
 class Entry:
     """A recording, or a client with its recordings.
 
-    had: what it has received, plus the virtual time at its arrival.
+    had: the service that it has received, plus the virtual time at its arrival.
     virtual: the virtual time of its recordings.
     entries: how many recordings it has.
     credit: how much earlier its first turn comes.
-    waiting_since: the number of its arrival in the queue; None while it has its turn.
+    waiting_since: a number that grows with each arrival in the queue; None while it is not waiting.
     """
 
     had: float
@@ -38,9 +39,9 @@ class Entry:
 
 @dataclass
 class Turns(Generic[Item]):
-    """The recordings that want turns. Not safe for several threads.
+    """The recordings that take turns. Not thread-safe.
 
-    credit: how much earlier the first turn of a newcomer comes: about what one turn costs.
+    credit: how much earlier the first turn of a new entry comes; about the cost of one turn.
     """
 
     credit: float
@@ -58,14 +59,14 @@ class Turns(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """How many recordings are waiting for a turn."""
         return sum(entry.waiting_since is not None for _, entry in self._items.values())
 
     def is_waiting(self, item: Item) -> bool:
         return self._items[item][1].waiting_since is not None
 
     def enter(self, item: Item, client: str) -> None:
-        """Add a recording of a client, which does not wait for a turn yet."""
+        """Add a recording of a client. It does not wait for a turn yet."""
         if client not in self._clients:
             self._clients[client] = self._newcomer(self._all)
         self._items[item] = client, self._newcomer(self._clients[client])
@@ -80,11 +81,11 @@ class Turns(Generic[Item]):
         self._items[item][1].waiting_since = self._arrivals
 
     def take(self, *, newcomers_only: bool = False, without: Collection[Item] = ()) -> Item | None:
-        """Return the recording whose turn it is, which no longer waits. None if none waits.
+        """Return the recording whose turn it is, and end its wait. Returns None if no recording is waiting.
 
         Args:
-            newcomers_only: Leave out recordings that have had a turn.
-            without: Leave these out, too.
+            newcomers_only: Exclude recordings that have had a turn.
+            without: Further recordings to exclude.
         """
         waiting = [
             ((self._clients[client].order, entry.order, entry.waiting_since), item)
@@ -98,7 +99,7 @@ class Turns(Generic[Item]):
         return item
 
     def charge(self, item: Item, amount: float) -> None:
-        """Count what a recording gets in a turn. One that has left is ignored."""
+        """Count the service that a recording received in a turn. A recording that has left is ignored."""
         if item in self._items:
             name, entry = self._items[item]
             client = self._clients[name]
@@ -108,7 +109,7 @@ class Turns(Generic[Item]):
                 child.credit = 0.0
 
     def leave(self, item: Item) -> None:
-        """Remove a recording. One that has left is ignored."""
+        """Remove a recording. A recording that has left is ignored."""
         if item in self._items:
             name, _ = self._items.pop(item)
             self._clients[name].entries -= 1

@@ -1,4 +1,4 @@
-"""A recording of a client from its first byte until it has been decoded: its memory, its place and its deadline."""
+"""A client's recording from its first byte until it has been decoded: its memory, place in the queue and deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """All methods run on the event loop, but `add` also in the thread that reads the recording after it has arrived.
+    """All methods run on the event loop. `add` also runs in the thread that reads the recording after its arrival.
 
     Args:
         deadline: When its request must be finished, in the event loop's time.
@@ -20,7 +20,7 @@ class Upload:
 
     Attributes:
         size: Bytes in memory: the file until it has been read, and its frames.
-        is_opening: Whether it counts in the queue: it has arrived, and has not been passed to the decoding thread.
+        is_opening: Whether it counts in the queue, because it has arrived but has not reached the decoding thread.
     """
 
     def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
@@ -31,12 +31,12 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of the file or its frames. Raises `ServerError` if all recordings are too large."""
+        """Count bytes of the file or its frames. Raises `ServerError` if all recordings together are too large."""
         self._count(size)
         self.size += size
 
     def fail(self, error: ServerError) -> None:
-        """Let `unless_failed` raise an error, now or in its next call."""
+        """Make `unless_failed` raise an error, either now or in its next call."""
         if not self._failure.done():
             self._failure.set_result(error)
 
@@ -52,4 +52,4 @@ class Upload:
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
-            del working  # its error holds this frame, and so the recording, until the garbage is collected
+            del working  # its exception refers to this frame, and would keep the recording until garbage collection
