@@ -1,7 +1,7 @@
 """Checkpoints on disk: `read(folder)` finds the weights in any supported format and returns a lazy mapping.
 
-Each reader handles one format and returns Hugging Face tensor names. It is imported when a folder has its files. This
-package knows nothing of models.
+Each reader handles one format and returns Hugging Face tensor names. A reader is imported only for a folder in its
+format. This package does not depend on `models`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
 from .files import read_json_object
 
-# File name -> its reader, in order of preference. To add a format, add a module with a reader and a line here.
+# Maps file names to readers, in order of preference. To add a format, add a module with a reader and a line here.
 FORMATS = {
     "weights.npz": "npz.read_npz",
     "model.safetensors": "safetensors.read_safetensors",
-    "weights.safetensors": "safetensors.read_safetensors",  # mlx-whisper's
+    "weights.safetensors": "safetensors.read_safetensors",  # used by mlx-whisper
     "pytorch_model.bin": "torch_bin.read_torch",
 }
 ADAPTER_FORMATS = {
@@ -74,13 +74,13 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dic
     if path.exists():
         return read_json_object(path), path.name
     fields = dict(config)
-    if config.get("force_bos_token_to_be_generated") is True:  # in the first BART checkpoints
+    if config.get("force_bos_token_to_be_generated") is True:  # set by the first BART checkpoints
         fields["forced_bos_token_id"] = config.get("bos_token_id")
     return fields, "config.json"
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """Return the folder's only GGUF file, which may have any name."""
+    """Return the folder's GGUF file, which may have any name, or None. Raises `CheckpointError` if it has several."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         raise CheckpointError(f"{folder}: holds {len(files)} .gguf files; keep only one")

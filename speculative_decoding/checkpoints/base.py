@@ -1,4 +1,4 @@
-"""The mapping that every checkpoint reader returns, and a view that renames or casts it. Knows nothing of models."""
+"""The mapping that every checkpoint reader returns, and a view that renames or casts its tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Checkpoint(Mapping[str, mx.array]):
     the caller keeps use memory. A malformed file raises `CheckpointError` and no other error.
 
     Args:
-        source: What error messages name, usually the file.
+        source: The checkpoint's name in error messages, usually the file.
         infos: Shape and dtype of each tensor.
     """
 
@@ -59,7 +59,7 @@ class Checkpoint(Mapping[str, mx.array]):
         return self._infos[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._infos  # Mapping's own method would read the tensor
+        return name in self._infos  # `Mapping.__contains__` would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -72,11 +72,11 @@ class Checkpoint(Mapping[str, mx.array]):
 
 
 class CheckpointView(Checkpoint):
-    """Another checkpoint's tensors, under other names or in another type.
+    """A view of another checkpoint's tensors, with other names or another dtype.
 
     Args:
-        names: By new name, the tensor in the other checkpoint; tensors that are not listed are hidden. None: its names.
-        dtype: The type of floating-point tensors; quantized integers are kept. None: the stored types.
+        names: Maps new names to the original names. Tensors that are not listed are hidden. None keeps all names.
+        dtype: The dtype to cast floating-point tensors to; quantized integers are kept. None keeps the stored dtypes.
     """
 
     def __init__(
@@ -104,5 +104,5 @@ class CheckpointView(Checkpoint):
 
 
 def part_name(name: str, part: str) -> str:
-    """Return the name of a quantized part: `X.weight` -> `X.scales` or `X.biases`."""
+    """Return the name of one part of a quantized tensor: `X.weight` -> `X.scales` or `X.biases`."""
     return name.removesuffix("weight") + part

@@ -17,7 +17,7 @@ MAX_JSON_DEPTH = 32
 
 
 def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file. Raises `CheckpointError`, also for a file larger than `max_bytes`."""
+    """Open a regular file. Raises `CheckpointError` if this fails or the file is larger than `max_bytes`."""
     try:
         return open_if_regular(path, max_bytes)
     except OSError as error:
@@ -25,7 +25,7 @@ def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
 
 
 def open_if_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file, or raise `OSError`. Pipes would block and devices may be endless."""
+    """Open a regular file. Raises `OSError` for other kinds: pipes would block, and devices may be endless."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
@@ -36,7 +36,7 @@ def open_if_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file with one JSON object of bounded size and depth. Raises `CheckpointError`."""
+    """Read a file that holds one JSON object of bounded size and depth. Raises `CheckpointError` for any other file."""
     with open_regular(path, MAX_JSON_BYTES) as file:
         text = file.read(MAX_JSON_BYTES)
     try:
@@ -49,7 +49,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def is_shallow(content: Any) -> bool:
-    """Check for at most `MAX_JSON_DEPTH` levels. Python can parse deeper JSON, but may fail to write it again."""
+    """Return whether JSON has at most `MAX_JSON_DEPTH` levels. Python may parse deeper JSON, but fail to write it."""
     level = [content]
     for _ in range(MAX_JSON_DEPTH):
         containers = [value for value in level if isinstance(value, dict | list)]

@@ -1,8 +1,8 @@
 """Reader for GGUF files of T5 models with llama.cpp's tensor names. Quantized tensors are converted to float32.
 
 The `gguf` package supplies tensor names, block sizes and dequantization. This module parses the header itself and
-bounds every count and length by the file size. The package's reader raises untyped errors on damaged files, and takes
-forty times as long for a vocabulary of 32,000.
+bounds every count and length by the file size. The package's reader raises untyped errors on damaged files, and is
+forty times slower with a vocabulary of 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 STRING = 8
 ARRAY = 9
 
-# The `gguf` package can dequantize these. No T5 model with other types is known.
+# Types that the `gguf` package can dequantize. No known T5 model uses other types.
 TYPE_NAMES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
 class GgmlType(NamedTuple):
-    """A stored number type: `block_size` elements take `block_bytes` bytes."""
+    """A GGML data type: `block_size` elements take up `block_bytes` bytes."""
 
     quantization: Any  # gguf.GGMLQuantizationType
     block_size: int
@@ -52,7 +52,7 @@ class GgmlType(NamedTuple):
 
 @cache
 def ggml_types() -> Mapping[int, GgmlType]:
-    """Supported types by their number in a file."""
+    """Return the supported types by their number in GGUF files."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     quantizations = [GGMLQuantizationType[name] for name in TYPE_NAMES]
@@ -62,15 +62,15 @@ def ggml_types() -> Mapping[int, GgmlType]:
 @dataclass(frozen=True)
 class GgufTensor:
     type: GgmlType
-    info: TensorInfo  # shape in Hugging Face's order, the reverse of the file's
-    location: range  # of its bytes
+    info: TensorInfo  # its shape has Hugging Face's order; GGUF files store the reverse
+    location: range  # the positions of its bytes in the file
 
 
 @dataclass(frozen=True)
 class GgufHeader:
     file: MappedFile
     metadata: Mapping[str, Any]  # scalars and short strings only
-    tensors: Mapping[str, GgufTensor]  # by llama.cpp's name
+    tensors: Mapping[str, GgufTensor]  # by llama.cpp's tensor name
 
     @property
     def is_gated(self) -> bool:
@@ -78,19 +78,19 @@ class GgufHeader:
 
 
 class Cursor:
-    """Reads values one after another. Raises `CheckpointError` at the end of the file."""
+    """Reads consecutive values. Raises `CheckpointError` if the file ends too early."""
 
     def __init__(self, file: MappedFile) -> None:
         self.data = file.data
         self.position = 0
-        self.strings_left = 1_000_000  # in all arrays together
+        self.strings_left = 1_000_000  # the limit for all arrays together
         self._file = file
 
     def error(self, problem: str) -> CheckpointError:
         return self._file.error(f"not a readable GGUF file: {problem} (before byte {self.position})")
 
     def skip(self, size: int) -> int:
-        """Skip `size` bytes and return the position of the first."""
+        """Skip `size` bytes and return the position of the first byte."""
         start = self.position
         if size > len(self.data) - start:
             raise self.error("the file is truncated")
@@ -112,14 +112,14 @@ class Cursor:
         return self.data[start : start + size].decode("utf-8", "replace")
 
     def value(self) -> Any:
-        """Read a metadata value. Arrays and long strings are skipped and give None."""
+        """Read a metadata value. Skips arrays and long strings, and returns None for them."""
         kind = self.scalar("<I")
         if kind in SCALARS:
             return self.scalar(SCALARS[kind])
         if kind == STRING:
             size = self.scalar("<Q")
             start = self.skip(size)
-            is_short = size <= 256  # longer strings are templates
+            is_short = size <= 256  # longer strings, such as chat templates, are not needed
             return self.data[start : start + size].decode("utf-8", "replace") if is_short else None
         element = self.scalar("<I") if kind == ARRAY else kind
         if element in SCALARS:
@@ -135,7 +135,7 @@ class Cursor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Parse the header of a T5 model. All tensors are checked to lie inside the file without overlapping."""
+    """Parse the header of a T5 model, and check that all tensors lie inside the file without overlapping."""
     file = MappedFile(path, "GGUF")
     cursor = Cursor(file)
     magic = cursor.scalar("<4s")
@@ -187,7 +187,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, int]:
-    """Read a tensor's type, its shape and its offset within the data."""
+    """Read a tensor's type, shape, and offset within the data section."""
     dimensions = cursor.scalar("<I")
     if dimensions not in (1, 2, 3, 4):
         raise cursor.error(f"tensor {name!r} has {dimensions} dimensions (expected 1 to 4)")
@@ -204,7 +204,7 @@ def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, i
 
 @cache
 def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
-    """Map llama.cpp's names to Hugging Face's, for a T5 with one block. The table is the package's."""
+    """Map llama.cpp's names to Hugging Face's, for a T5 with one block. The `gguf` package supplies the table."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     t5_tensor = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
@@ -231,7 +231,7 @@ def hugging_face_name(llama_cpp_name: str, is_gated: bool) -> str | None:
 
 
 class GgufCheckpoint(Checkpoint):
-    """F32, F16 and BF16 tensors keep their dtype. Quantized tensors are float32, in their `TensorInfo` too."""
+    """The tensors of a GGUF file. F32, F16 and BF16 tensors keep their dtype; quantized tensors become float32."""
 
     def __init__(self, header: GgufHeader) -> None:
         self._file = header.file
@@ -254,7 +254,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def dequantize_tensor(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
-    """Dequantize a few rows at a time, because the package needs several times the memory of its result."""
+    """Dequantize a few rows at a time, because the `gguf` package needs several times as much memory as its result."""
     from gguf.quants import dequantize
 
     columns = tensor.info.shape[-1]
@@ -273,9 +273,10 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """Derive the fields of config.json from the metadata and the tensors, under Hugging Face's names.
+    """Derive the fields of config.json, under their Hugging Face names, from the metadata and the tensors.
 
-    llama.cpp stores neither the activation nor the maximum distance. It uses gated GELU or ReLU, and 128.
+    llama.cpp does not store the activation or the maximum relative distance. Like llama.cpp, this function
+    assumes gated GELU or ReLU, and a distance of 128.
     """
     header = read_header(path)
     metadata = header.metadata

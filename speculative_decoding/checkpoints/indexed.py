@@ -1,4 +1,4 @@
-"""A checkpoint in several files, which large models have in every format."""
+"""Checkpoints that are split into several files, as is common for large models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that other people wrote: lines of a job and bodies of requests."""
+"""Strict parsing of JSON from users: the lines of a job and the bodies of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .files import MAX_JSON_DEPTH, is_shallow
 
 
 def parse_json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object without duplicate names, of bounded depth. Raises `InputError`."""
+    """Parse a JSON object. Raises `InputError` for invalid JSON, duplicate names, or too many levels."""
     if not text.strip():
         raise InputError("empty (expected a JSON object)")
     try:
@@ -36,7 +36,7 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_json_value(value: Any) -> bool:
-    """Whether a value can be written as JSON. Python's parser also accepts NaN, infinity and lone surrogates."""
+    """Return whether a value can be written as JSON. Python's parser also accepts NaN, infinity and lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:

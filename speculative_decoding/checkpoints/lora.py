@@ -1,7 +1,7 @@
 """Adds the low-rank updates of an adapter to a checkpoint (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-Each tensor is changed when it is read, in float32, so that casting and quantizing see the sum. Knows neither models nor
-the names that PEFT gives tensors; loading/adapter.py does.
+Updates are added in float32 when a tensor is read, before any casting or quantization. This module does not depend on
+models or on PEFT's tensor names, which loading/adapter.py handles.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .base import Checkpoint, TensorInfo
 class Update:
     """scale * up @ down, added to a weight (outputs, inputs, ...).
 
-    down: the name of a tensor (rank, inputs, ...); of an embedding: (rank, tokens).
-    up: the name of a tensor (outputs, rank, ...); of an embedding: (width, rank).
+    down: the name of a tensor with shape (rank, inputs, ...), or (rank, tokens) for an embedding.
+    up: the name of a tensor with shape (outputs, rank, ...), or (width, rank) for an embedding.
     """
 
     down: str
@@ -41,7 +41,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a weight that are replaced: those with these indices by the rows of a tensor."""
+    """Replaces the rows of a weight at `indices` with the rows of the adapter's tensor `name`."""
 
     indices: tuple[int, ...]
     name: str
@@ -49,9 +49,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of the base or the adapter, and what changes it.
+    """A tensor of the base or the adapter, and the changes to it.
 
-    length: of the last axis of a bias per token, which is cut or filled with zeros; None for other tensors.
+    length: for a bias with one value per token, the length to which its last axis is cut or zero-padded, else None.
     """
 
     name: str
@@ -66,15 +66,15 @@ class Source:
 
 
 class MergedCheckpoint(Checkpoint):
-    """A base with the changes of an adapter.
+    """A base checkpoint with the changes of an adapter.
 
     Args:
-        base: Not quantized.
+        base: The base checkpoint. It must not be quantized.
         adapter: The adapter's tensors.
-        sources: Where each tensor comes from. Tensors that are not listed do not exist.
+        sources: Maps each tensor's name to its origin. Tensors that are not listed are hidden.
 
     Raises:
-        CheckpointError: An update does not fit its tensor. No data is read to find out.
+        CheckpointError: An update does not fit its tensor. This check reads no data.
     """
 
     def __init__(self, base: Checkpoint, adapter: Checkpoint, sources: Mapping[str, Source]) -> None:

@@ -1,6 +1,6 @@
 """Memory-mapped files of tensors, for formats that store numbers uncompressed.
 
-The location of some bytes in a file is a `range` of positions.
+A `location` is a `range` of byte positions in the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS, Checkpoint, TensorInfo
 from .files import open_regular
 
-CHUNK_BYTES = 16 << 20  # of a tensor that is compared
+CHUNK_BYTES = 16 << 20  # bytes to compare at a time
 
 
 class MappedFile:
@@ -68,7 +68,7 @@ class MappedFile:
         return array
 
     def is_same(self, first: range, second: range) -> bool:
-        """Compare bytes up to the first difference, in chunks so that memory stays bounded."""
+        """Return whether two locations hold equal bytes. Compares chunks to bound the memory use."""
         if len(first) != len(second):
             return False
         for start in range(0, len(first), CHUNK_BYTES):

@@ -3,7 +3,7 @@
 Python's zipfile parses the directory, but accepts entries that overlap, appear twice or have paths outside the file,
 and a directory of any size. `zip_entries` refuses all of these.
 
-numpy has no bfloat16. MLX writes it as a two-byte void (`|V2`) and reads that back as bfloat16; this module does too.
+numpy has no bfloat16. Like MLX, this module writes bfloat16 as a two-byte void (`|V2`) and reads that back as bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DTYPES = {
 
 
 class BoundedFile(FileIO):
-    """A file whose read() returns at most the largest allowed directory, so zipfile refuses a larger directory."""
+    """A file whose read() returns at most `MAX_ZIP_DIRECTORY_BYTES`, so that zipfile refuses a larger directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         bounded = MAX_ZIP_DIRECTORY_BYTES if size is None or size < 0 else min(size, MAX_ZIP_DIRECTORY_BYTES)
@@ -41,7 +41,7 @@ class BoundedFile(FileIO):
 
 
 def zip_entries(file: MappedFile) -> dict[str, tuple[range, int]]:
-    """Map each entry's name to the location of its data and their CRC-32. Ambiguous zip files are refused."""
+    """Map each entry's name to the location and the CRC-32 of its data. Ambiguous zip files are refused."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
             entries = archive.infolist()
@@ -91,7 +91,7 @@ def check_crc(file: MappedFile, name: str, location: range, expected: int) -> No
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Open a `.npz` file. CRCs are not checked: that would take longer than loading. The manifest has checksums."""
+    """Open a `.npz` file. CRCs are not checked, because that takes longer than loading. The manifest has checksums."""
     file = MappedFile(path, ".npz")
     arrays: dict[str, tuple[TensorInfo, range]] = {}
     for entry, (location, _) in zip_entries(file).items():
@@ -110,12 +110,12 @@ def read_npy_header(file: MappedFile, name: str, entry: range) -> tuple[TensorIn
         if np.lib.format.read_magic(header) != (1, 0):
             raise ValueError("not an .npy file of version 1.0")
         shape, fortran_order, numpy_dtype = np.lib.format.read_array_header_1_0(header)
-    # numpy parses the header as Python source, so any of these errors may come out
+    # numpy parses the header as Python source, so it may raise any of these errors
     except (ValueError, SyntaxError, TokenError, EOFError, TypeError, MemoryError, RecursionError) as error:
         raise file.error(f"entry {name!r} is damaged ({error})") from error
 
     dtype = DTYPES.get(numpy_dtype.str)
-    is_transposed = fortran_order and len(shape) > 1  # MLX sets the flag for one dimension too
+    is_transposed = fortran_order and len(shape) > 1  # MLX also sets the flag for one-dimensional arrays
     if dtype is None or is_transposed:
         raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
     info = TensorInfo(shape, dtype)
@@ -131,7 +131,7 @@ def write_npz(path: Path, arrays: Iterable[tuple[str, mx.array]]) -> None:
             array = mx.contiguous(array)
             is_bfloat16 = array.dtype == mx.bfloat16
             numbers = np.asarray(array.view(mx.uint16)).view("V2") if is_bfloat16 else np.asarray(array)
-            # A fixed date makes the file depend on the weights only
+            # With a fixed date, the file depends only on the weights
             member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             with archive.open(member, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, numbers, version=(1, 0), allow_pickle=False)

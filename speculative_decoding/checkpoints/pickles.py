@@ -4,8 +4,8 @@
 
 Security: nothing that a file names is looked up, imported or called. A global's name is compared with an allow-list
 and only selects which inert value to build; any other name is refused. (Deny-lists fail: even torch's `weights_only`
-has been breached, CVE-2025-32434.) All sizes are bounded. The memo can make values contain themselves or share parts,
-so no value is traversed; time and memory grow only with the number of opcodes.
+has been breached, CVE-2025-32434.) All sizes are bounded. Through the memo, values can contain themselves or share
+parts. No value is traversed, so time and memory grow only with the number of opcodes.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class PickleInterpreter:
-    """Runs one pickle. Afterwards `value` is the pickled value and `position` the end of the pickle in the file.
+    """Interprets one pickle. Afterwards, `value` is the pickled value, and `position` is the end of the pickle.
 
     Args:
         file: The file that contains the pickle.
-        position: Start of the pickle. While it runs, the position of the current opcode.
+        position: The start of the pickle; during `run`, the position of the current opcode.
     """
 
     file: MappedFile
@@ -111,7 +111,7 @@ class PickleInterpreter:
                 self.position = start + offset
                 yield opcode.name, argument
         except ValueError as error:
-            raise self.error(str(error)[:MAX_STRING_LENGTH]) from error  # the message may quote the file
+            raise self.error(str(error)[:MAX_STRING_LENGTH]) from error  # the message may quote the file, so it is cut
 
     def step(self, opcode: str, argument: Any) -> None:
         """Execute one opcode of protocol 2. Opcodes that build other objects (INST, OBJ, NEWOBJ, EXT*) are refused."""
@@ -194,7 +194,7 @@ class PickleInterpreter:
         if not isinstance(target := self.top(), dict) or len(items) % 2:
             raise self.error("set items of a value that is not a dict, or a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Only small integers: with large ones, a file could make all keys collide in the hash table
+            # Only small integers are allowed. With large ones, a file could make all keys collide in the hash table.
             if type(key) is not str and not (type(key) is int and 0 <= key < MAX_INTEGER_KEY):
                 raise self.error(f"dict keys of type {type(key).__name__} are not allowed")
             target[key] = value
@@ -250,9 +250,9 @@ class PickleInterpreter:
         # torch may store any stride for a dimension of size 1, where it has no effect
         is_used = [size > 1 and 0 not in shape for size in shape]
         strides = tuple(stride if used else 0 for stride, used in zip(strides, is_used, strict=True))
-        extent = 0 if 0 in shape else 1  # elements from the first to the last, both included
+        extent = 0 if 0 in shape else 1  # elements from the first to the last, inclusive
         for stride, size, used in sorted(zip(strides, shape, is_used, strict=True)):
-            if used and stride < extent:  # an expanded tensor can have any size on a storage of one element
+            if used and stride < extent:  # an expanded tensor could have any size with a one-element storage
                 raise self.error("a tensor with overlapping elements")
             extent += stride * (size - 1)
         if offset + extent > storage.numel:
@@ -261,14 +261,14 @@ class PickleInterpreter:
 
 
 def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
-    """Whether a value is a short tuple of integers >= 0."""
+    """Return whether a value is a short tuple of integers >= 0."""
     if not isinstance(value, tuple) or len(value) > MAX_DIMENSIONS:
         return False
     return all(type(item) is int and item >= 0 for item in value)
 
 
 def read_pickle(file: MappedFile, start: int, max_bytes: int = MAX_BYTES) -> PickleInterpreter:
-    """Interpret the pickle at `start`, of at most `max_bytes` bytes. Raises `CheckpointError`."""
+    """Interpret a pickle of at most `max_bytes` bytes at `start`. Raises `CheckpointError` if it is refused."""
     interpreter = PickleInterpreter(file, start)
     interpreter.run(max_bytes)
     return interpreter

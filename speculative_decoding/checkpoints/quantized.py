@@ -1,4 +1,4 @@
-"""A checkpoint whose tensors are quantized when they are read. Knows nothing of models."""
+"""A checkpoint whose tensors are quantized when they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuantizedCheckpoint(Checkpoint):
         self._bits = bits
         self._group_size = group_size
         self._origin: dict[str, tuple[str, int]] = {}  # part name -> original tensor, index in QUANTIZED_PARTS
-        self._last: tuple[str, list[mx.array]] | None = None  # callers read the three parts in a row
+        self._last: tuple[str, list[mx.array]] | None = None  # callers read the three parts consecutively
 
         infos: dict[str, TensorInfo] = {}
         for name in inner:

@@ -1,7 +1,7 @@
 """Reader for one safetensors file. The `safetensors` package checks the header; the data is memory-mapped.
 
-The package's own arrays do not support bfloat16, and its map keeps the whole file resident. Like `.npz`, the format
-stores each tensor contiguously in C order.
+The package's numpy arrays do not support bfloat16, and its memory map keeps the whole file resident. Like `.npz`, the
+format stores each tensor contiguously in C order.
 """
 
 from __future__ import annotations

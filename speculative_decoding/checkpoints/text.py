@@ -1,4 +1,4 @@
-"""Text files as programs write them: UTF-8 with or without a byte-order mark, or UTF-16 with one."""
+"""Decodes text files: UTF-8 with or without a byte-order mark, or UTF-16 with one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decode_text(content: bytes) -> str:
 
 
 def require_no_nul(text: str) -> None:
-    """Raise `InputError` for a text with a NUL character: it is binary, or UTF-16 without a byte-order mark."""
+    """Raise `InputError` for a NUL character. The text is then binary, or UTF-16 without a byte-order mark."""
     if (position := text.find("\0")) >= 0:
         raise InputError(
             f"contains a NUL character (character {position + 1}), so it is binary, or UTF-16 without a byte-order "

@@ -1,4 +1,4 @@
-"""Text that arrives in parts, as UTF-8: files and pipes in an encoding of `text`."""
+"""Converts files and pipes to UTF-8 while they are read. Supports the encodings of text.py."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .text import ENCODINGS
 
 
 def as_utf8(file: BinaryIO) -> BufferedReader:
-    """Return a reader of a file as UTF-8. It reads ahead, and leaves the file open."""
+    """Return a reader for a file's text as UTF-8. It reads ahead, and does not close the file."""
     return BufferedReader(Utf8Bytes(file))
 
 
 class Utf8Bytes(RawIOBase):
-    """The bytes of a file; those of UTF-16 with a byte-order mark encoded as UTF-8. Invalid text stays invalid."""
+    """The bytes of a file, converted to UTF-8 if it is UTF-16 with a byte-order mark. Invalid text stays invalid."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._held: bytes | None = None  # None at the start
+        self._held: bytes | None = None  # bytes to return next; None before the first read
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def readable(self) -> bool:
@@ -39,9 +39,9 @@ class Utf8Bytes(RawIOBase):
         return size
 
     def _opening(self) -> bytes:
-        """Read a byte-order mark, or return the first bytes. A program that waits for an answer may have sent one."""
+        """Consume a byte-order mark, or return the first bytes. Does not wait for a second byte unless it needs one."""
         read = self._read()
-        if read in (b"\xfe", b"\xff"):  # never in UTF-8
+        if read in (b"\xfe", b"\xff"):  # these bytes never occur in UTF-8
             read += self._read()
         if encoding := ENCODINGS.get(read[:2]):
             self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")

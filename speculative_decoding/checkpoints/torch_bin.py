@@ -1,8 +1,9 @@
 """Reader for one torch `.bin` file, in torch's zip format or its older legacy format. Does not need torch.
 
-Zip: `<root>/data.pkl` holds the state dict and `<root>/data/<key>` the storages, uncompressed. Legacy: five pickles
-(magic number, protocol version, system, state dict, storage keys), then for each key an int64 count and raw numbers.
-In both formats a tensor is a strided view of a storage. The file is mapped, and a tensor is read when it is used.
+A zip file holds the state dict in `<root>/data.pkl` and the uncompressed storages in `<root>/data/<key>`. A legacy file
+starts with five pickles: magic number, protocol version, system, state dict, and storage keys. They are followed by an
+int64 count and the raw numbers of each storage. In both formats, a tensor is a strided view of a storage. The file is
+mapped, and a tensor is read when it is used.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class TorchCheckpoint(Checkpoint):
     """The tensors of a state dict. A storage's CRC-32 is checked at first use.
 
     Args:
-        locations: By key, the bytes of each storage.
-        crcs: By key, the CRC-32 of each storage. Only the zip format has them.
+        locations: Maps storage keys to the locations of their bytes.
+        crcs: Maps storage keys to CRC-32s. Only the zip format has them.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class TorchCheckpoint(Checkpoint):
         return self._file.array(self.info(name), self._locations[key], tensor.offset, tensor.strides)
 
     def is_same(self, first: str, second: str) -> bool:
-        """Compare without reading if both are the same view of a storage, as tied tensors are."""
+        """Return whether two tensors are equal. Tied tensors are the same view of a storage and are not read."""
         ours, theirs = self._tensors[first], self._tensors[second]
         is_same_view = ours.storage.key == theirs.storage.key and ours.offset == theirs.offset
         is_same_view = is_same_view and (ours.shape, ours.strides) == (theirs.shape, theirs.strides)
@@ -82,7 +83,7 @@ def read_torch(path: Path) -> Checkpoint:
     start = file.data[:262]
     if start.startswith(ZIP_START):
         return read_zip(file)
-    if start.startswith(b"\x80\x02\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little")):  # a pickle of the number
+    if start.startswith(b"\x80\x02\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little")):  # the pickled magic number
         return read_legacy(file)
     if start[257:] == b"ustar":
         raise file.error("torch's tar format (before 0.1.10) is not supported; save it with a newer torch")

@@ -1,4 +1,4 @@
-"""Supported architectures by `model_type`. The module of one is imported when a model needs it.
+"""The supported architectures by `model_type`. Each module is imported when a model needs it.
 
 To add an architecture, add a module that exports an `ARCHITECTURE`, and a line in `MODULES`.
 """
@@ -50,7 +50,7 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
 
 
 def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
-    """Return config.json with Hugging Face's fields, which mlx-whisper names differently."""
+    """Return config.json with Hugging Face's field names; mlx-whisper uses different names."""
     if "n_mels" not in raw:
         return dict(raw)
     from .whisper import hugging_face_config
@@ -59,7 +59,7 @@ def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
 
 
 def default_tokenizer(raw: RawConfig) -> str | None:
-    """Return the model on the Hub whose tokenizer fits a folder without one, as mlx-whisper's folders are."""
+    """Return a Hub model whose tokenizer fits a folder without a tokenizer, such as an mlx-whisper folder."""
     if raw["model_type"] != "whisper":
         return None
     from .whisper import TOKENIZERS
@@ -68,9 +68,9 @@ def default_tokenizer(raw: RawConfig) -> str | None:
 
 
 def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
-    """Return config.json for tables with this number of rows."""
+    """Return config.json with another vocabulary size, for embedding tables with this number of rows."""
     changed = {**raw, "vocab_size": size} if "vocab_size" in raw else {**raw}
-    for section in ("encoder", "decoder", "text_config"):  # T5Gemma's
+    for section in ("encoder", "decoder", "text_config"):  # T5Gemma has a size per section
         if isinstance(changed.get(section), dict):
             changed[section] = with_vocab_size(changed[section], size)
     return changed
@@ -80,7 +80,7 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
     """Return config.json and weights of an equivalent model that cannot overflow in float16.
 
     Raises:
-        Float16Error: There is none, or it is less precise than in bfloat16.
+        Float16Error: There is no such model, or it is less precise than the original in bfloat16.
     """
     model_type = raw["model_type"]
     if find(raw).fits_float16(raw):

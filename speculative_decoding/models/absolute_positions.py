@@ -22,7 +22,7 @@ def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array
 class LearnedPositions(nn.Module):
     """A learned table (offset + positions, d), whose first `offset` rows are unused.
 
-    Positions past the end of the table get zero vectors; only rejected draft tokens and padding reach them.
+    Positions past the end of the table get zero vectors; only rejected draft tokens and padding have such positions.
     """
 
     def __init__(self, positions: int, width: int, offset: int) -> None:
@@ -61,7 +61,7 @@ def sinusoids(first: int, count: int, width: int, includes_longest: bool) -> NDA
     """Return the vectors of `count` positions, (count, width)."""
     half = width // 2
     numbers = np.arange(first, first + count)[:, None]
-    if includes_longest:  # float32 in this order of operations: the published models were trained with this rounding
+    if includes_longest:  # keep float32 and this order: the published models were trained with this rounding
         step = np.float32(np.log(10000) / (half - 1))
         angles = numbers.astype(np.float32) * np.exp(np.arange(half, dtype=np.float32) * -step)
     else:

@@ -1,4 +1,4 @@
-"""What a module of an architecture exports: one `ARCHITECTURE`, which `models/__init__.py` finds by `model_type`."""
+"""The type of the `ARCHITECTURE` that each architecture's module exports for `models/__init__.py`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .tensors import TokenTables
 
 
 class Architecture(NamedTuple):
-    """Constructors of an architecture.
+    """The functions that define an architecture.
 
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
     adapt: returns config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name.
-        Tables that equal another one are left out. Everything else takes checkpoints that it returned.
-    tables: returns the names of the tables with a row per token, for the names in a checkpoint that `adapt` returned.
-    fits_float16: whether a model with this config.json cannot overflow in float16. If the residual stream grows from
-        layer to layer, it can.
+        Duplicate tables are left out. All other functions take checkpoints that `adapt` returned.
+    tables: returns the names of the tables with one row per token, given the tensor names of a checkpoint.
+    fits_float16: returns whether a model with this config.json cannot overflow in float16. A model may overflow if its
+        residual stream grows from layer to layer.
     """
 
     model: Callable[[Any, int], EncoderDecoder]

@@ -15,7 +15,7 @@ Softmax = Callable[[mx.array], mx.array]
 def split_heads(x: mx.array, batch: int, heads: int) -> mx.array:
     """(B * L, H * D) -> (B, H, L, D)."""
     length = x.shape[0] // batch
-    if length == 1:  # a transposition would add a graph node
+    if length == 1:  # a transpose would add a graph node
         return x.reshape(batch, heads, 1, -1)
     return x.reshape(batch, length, heads, -1).swapaxes(1, 2)
 
@@ -39,8 +39,8 @@ def precise_softmax(scores: mx.array) -> mx.array:
 def window_softmax(scores: mx.array) -> mx.array:
     """`precise_softmax` over a window of audio.
 
-    On a CPU, its bits depend on the number of keys. All windows have the same number, but with sources of text, a row
-    would depend on the padding of its batch.
+    On a CPU, the rounding of the result depends on the number of keys. All audio windows have the same number of keys,
+    but a row of text would depend on the padding of its batch.
     """
     return precise_softmax(scores)
 
@@ -55,13 +55,13 @@ def attend(
     soft_cap: float | None = None,
     softmax: Softmax = precise_softmax,
 ) -> mx.array:
-    """Queries (B, H, L, D), keys and values (B, H or fewer, T, D), perhaps an additive mask -> (B * L, H * D).
+    """Queries (B, H, L, D), keys and values (B, H or fewer, T, D), optional additive mask -> (B * L, H * D).
 
-    With fewer key heads than query heads, adjacent query heads share one (Ainslie et al. 2023, "GQA", 2305.13245).
+    With fewer key heads than query heads, adjacent query heads share a key head (Ainslie et al. 2023, 2305.13245).
 
     Args:
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
-        softmax: Turns scores into weights, unless a fused kernel does.
+        softmax: Converts scores to weights. Fused kernels do not use it.
     """
     batch, heads, length, width = queries.shape
     mask = None if mask is None else mask.astype(queries.dtype)
@@ -78,9 +78,9 @@ def attend(
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
-    """Whether MLX computes this attention in one kernel, for the shapes of `attend`.
+    """Return whether MLX computes attention over these arrays, shaped as in `attend`, in one kernel.
 
-    For other shapes, MLX falls back to more operations than `attend` has. Follows `has_fused_kernel` and
+    For other shapes, MLX falls back to more operations than `attend` uses. Follows `has_fused_kernel` and
     `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
     """
     heads, length, width = queries.shape[1:]
@@ -91,7 +91,7 @@ def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
 
 
 def repeat_for_heads(mask: mx.array, heads: int) -> mx.array:
-    """Mask (B, 1, L or 1, T) -> (B, H, L or 1, T), which the fused kernels would otherwise copy in each layer."""
+    """Mask (B, 1, L or 1, T) -> (B, H, L or 1, T), so that the fused kernels do not copy it in each layer."""
     if not on_gpu() or mask.shape[0] == 1:
         return mask
     rows, _, length, keys = mask.shape
@@ -108,21 +108,21 @@ def masked_scores(
 ) -> mx.array:
     """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped.
 
-    If there are fewer rows of keys than of queries, adjacent query rows share one.
+    If there are fewer rows of keys than of queries, adjacent query rows share a row of keys.
     """
     keys = keys.swapaxes(-1, -2)
     if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
-        return mx.addmm(mask, queries, keys)  # one operation, as in nearly every pass
+        return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
     scores = matmul_rows(queries, keys)
     shape = scores.shape
     if mask is not None and len(mask) not in (1, len(scores)):  # several rows share a mask
         mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
     if mask is not None and shared > 1 and mask.shape[2] > 1:
-        # View the stacked query heads apart, so that each adds the whole mask.
+        # Separate the stacked query heads, so that the whole mask is added to each head.
         scores, mask = scores.reshape(*shape[:2], shared, *mask.shape[2:]), mask[:, :, None]
     if soft_cap is not None:
         scores = capped(scores, soft_cap, scale)
-    return scores if mask is None else (scores + mask).reshape(shape)  # the cap and the sum are fused
+    return scores if mask is None else (scores + mask).reshape(shape)  # MLX fuses the cap and the sum
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:

@@ -15,11 +15,11 @@ from ..errors import InputError
 class AudioFrames:
     """Log-mel frames of a window of audio, the source of a speech model. Two frames become one encoder position.
 
-    The encoder output is computed once for each model and kept as long as this object, so several requests may decode
-    the same window. Make a new object after changing the weights of an encoder.
+    The encoder output is computed once per model and kept for the lifetime of this object, so that several requests can
+    decode the same window. Create a new object after changing the weights of an encoder.
 
     frames: (T, mel bins), T even.
-    others: The same window with other numbers of mel bins, for a draft model that reads these.
+    others: The same window with other numbers of mel bins, for a draft model that needs them.
     """
 
     frames: mx.array
@@ -27,11 +27,11 @@ class AudioFrames:
     _encoder_outputs: dict[int, tuple[nn.Module, mx.array]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
-        """Return the number of encoder positions, as a list of token ids does."""
+        """Return the number of encoder positions, like the length of a list of token ids."""
         return self.frames.shape[0] // 2
 
     def of(self, num_mel_bins: int) -> mx.array:
-        """The frames with this number of mel bins."""
+        """Return the frames with this number of mel bins. Raises `InputError` if there are none."""
         for frames in (self.frames, *self.others):
             if frames.shape[1] == num_mel_bins:
                 return frames
@@ -40,15 +40,15 @@ class AudioFrames:
         )
 
     def encoder_output(self, model: nn.Module, num_mel_bins: int, encode: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the output of `encode` for the frames, computed in the first call for this model."""
+        """Return the output of `encode` for the frames. It is computed in the first call for this model."""
         if id(model) not in self._encoder_outputs:
             self._encoder_outputs[id(model)] = model, encode(self.of(num_mel_bins))
         return self._encoder_outputs[id(model)][1]
 
 
-Source = Sequence[int] | AudioFrames  # of a request: token ids, or audio frames for a speech model
+Source = Sequence[int] | AudioFrames  # the source of a request; see above
 
 
 def token_ids(source: Source) -> Sequence[int]:
-    """Return the ids of a source; none for audio."""
+    """Return the token ids of a source, or an empty list for audio."""
     return [] if isinstance(source, AudioFrames) else source

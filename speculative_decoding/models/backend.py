@@ -1,7 +1,7 @@
 """Lets the folder cpu/ replace the few operations that MLX computes slowly on the CPU of a Linux machine.
 
-`@replaced_on_cpu` marks such an operation. Its definition is pure MLX and is used on a GPU, on a Mac, and if the folder
-was left out. cpu/replacements.py has a function of the same name for each.
+`@replaced_on_cpu` marks such an operation, and cpu/replacements.py has a function of the same name. The marked function
+is pure MLX. It is used on a GPU, on a Mac, and if the folder is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @cache
 def replacements() -> ModuleType | None:
-    """Return cpu/replacements.py, or None if it is not for this machine or was left out."""
+    """Return cpu/replacements.py, or None if it does not support this machine or is missing."""
     if not sys.platform.startswith("linux") or not has_room("cpu"):
         return None
     from ..cpu import replacements
@@ -31,7 +31,7 @@ def replacements() -> ModuleType | None:
 
 
 def replaced_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a CPU compute a function or method with the one in cpu/replacements.py. The device is chosen per call."""
+    """Make a function or method call its replacement in cpu/replacements.py if the device is a CPU during the call."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -43,7 +43,7 @@ def replaced_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Raise an `InputError` if MLX fails because a CPU cannot compile kernels, for example when the disk is full."""
+    """Raise an `InputError` if MLX fails because it cannot compile CPU kernels, for example when the disk is full."""
     try:
         yield
     except RuntimeError as error:

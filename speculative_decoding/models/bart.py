@@ -1,8 +1,8 @@
 """BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
 The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
-added to the embedding. Families differ in their position vectors and in the placement of layer norms, which precede or
-follow each block. They follow it in that paper and in BART (Lewis et al. 2020, 1910.13461).
+added to the embedding. Families differ in their position vectors and in the placement of layer norms. The norms follow
+each block in that paper and in BART (Lewis et al. 2020, 1910.13461); in some families, they precede it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class BartConfig(TransformerConfig):
     """The fields of config.json that the model reads, with their Hugging Face names and valid values.
 
     has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
-    has_source_embedding: whether sources have another embedding than outputs.
+    has_source_embedding: whether sources and outputs have different embeddings.
     """
 
     max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
@@ -168,7 +168,7 @@ class BartConfig(TransformerConfig):
     def resolved(self, checkpoint: Checkpoint) -> BartConfig:
         """Return the config with fields set from the tensors of a checkpoint that `adapted` returned.
 
-        A logits bias of zeros is ignored.
+        An all-zero logits bias is ignored.
         """
         is_tied = self.tie_word_embeddings and HEAD not in checkpoint
         has_bias = LOGITS_BIAS in checkpoint
@@ -246,7 +246,7 @@ class Stack(nn.Module):
         return self.embedding_norm(x) if "embedding_norm" in self else x
 
     def outputs(self, x: mx.array) -> mx.array:
-        """Apply the final norm to the output of the last layer, if the family has one."""
+        """Apply the final norm, which some families lack, to the output of the last layer."""
         return self.norm(x) if "norm" in self else x
 
 
@@ -359,7 +359,7 @@ DECODER_LAYER = ENCODER_LAYER | {
 
 
 def prefix_of(names: Set[str]) -> str:
-    """Return the prefix of all tensor names; files without a head, such as facebook/bart-base, have none."""
+    """Return the prefix of all tensor names. It is empty in files without a head, such as facebook/bart-base."""
     return "" if "decoder.layers.0.fc1.weight" in names else "model."
 
 
@@ -373,13 +373,13 @@ def token_tables(names: Set[str]) -> TokenTables:
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
+    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, token_tables(checkpoint.keys()).without_duplicates(checkpoint, is_tied=is_tied)
 
 
 def fits_float16(raw: RawConfig) -> bool:
-    """Whether norms follow blocks, as in BART and Marian, which keeps the residual stream from growing."""
+    """Return whether norms follow blocks, as in BART and Marian. Such norms keep the residual stream from growing."""
     return not FAMILIES[raw["model_type"]].norm_first
 
 

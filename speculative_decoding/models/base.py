@@ -1,6 +1,6 @@
 """The interface of an encoder-decoder, its decoder passes, and the loading of its parameters.
 
-Knows nothing of speculation or of text.
+This module does not depend on speculation or text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tensors import Sources
 if TYPE_CHECKING:
     from .whisper_tokens import AudioConfig
 
-MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as a prefill of a long prefix, are rare
+MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as the prefill of a long prefix, are not compiled
 MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention memory grows quadratically
 
 
@@ -46,15 +46,15 @@ class EncoderDecoder(nn.Module):
     pieces: Mapping[int, str] | None = None
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
-    audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
+    audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`
     max_source_tokens: int | None = None  # the longest source that the model was trained on, if config.json states it
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
-    image_token: int | None = None  # marks an image in a source. Images are not supported
+    image_token: int | None = None  # the token that marks an image in a source; images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
     residual_scale: float = 1.0  # the factor of hidden states, below 1 if weights were rescaled for float16
     value_scale: float = 1.0  # the factor of cross-attention values, for the same reason
-    source_softmax: Softmax = staticmethod(precise_softmax)  # of cross-attention; Whisper has another
-    ranks = 1  # the processes that share the model
+    source_softmax: Softmax = staticmethod(precise_softmax)  # for cross-attention; Whisper overrides it
+    ranks = 1  # the number of processes that share the model
     _compiled: Compiled | None = None
 
     @property
@@ -74,13 +74,13 @@ class EncoderDecoder(nn.Module):
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
     def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        """`cross_projections` for a cache. A faster version need not be differentiable."""
+        """Like `cross_projections`, but for caches only: overrides may be faster and need not be differentiable."""
         return self.cross_projections(encoder_output)
 
     def position_table(self, capacity: int) -> mx.array | None:
         """Return the position weights for `decoder_hidden` with `capacity` keys, or None if positions have no weights.
 
-        `states` evaluates it once per capacity rather than in every pass.
+        `states` evaluates these weights once per capacity rather than in every pass.
         """
         return None
 
@@ -103,7 +103,7 @@ class EncoderDecoder(nn.Module):
             offsets: (B,), or (1,) for all rows: token i of a row has position offset + i. Key j has position j.
             position_table: `self.position_table(layers[0].num_keys(L))`.
             source_mask: Additive, (P, 1, 1, S). Several rows may share one of P prompts; see `CrossAttentionCache`.
-            layers: One per decoder layer. `append` adds the keys and values of this pass and returns all of them.
+            layers: One cache per decoder layer. `append` adds the keys and values of this pass and returns all of them.
         """
 
     @abstractmethod
@@ -189,8 +189,8 @@ class EncoderDecoder(nn.Module):
 
         Args:
             tokens: (B, L).
-            encoder_output: From `encode`.
-            mask: As for `encode`.
+            encoder_output: The output of `encode`.
+            mask: The mask passed to `encode`.
         """
         return self.final_states(self.teacher_forced_hidden(tokens, encoder_output, mask)[-1])
 
@@ -204,10 +204,10 @@ class EncoderDecoder(nn.Module):
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
     def keep_full_cross_attention(self) -> None:
-        """Let new caches hold the cross keys and values of all heads, for a draft head. One process always does."""
+        """Make new caches hold all heads' cross keys and values, for a draft head. A single process always does."""
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
-        """Return weights of this target with which a draft head of `d_ff` units starts. Its others are random.
+        """Return weights of this target that initialize a draft head of `d_ff` units. The remaining weights are random.
 
         See docs/decisions/head-initialisation.md.
         """
@@ -225,7 +225,7 @@ class EncoderDecoder(nn.Module):
         return self._compiled
 
     def logits(self, states: mx.array) -> mx.array:
-        """(B, L, d_model) -> raw logits (B, L, V). L may be absent."""
+        """(B, L, d_model) -> raw logits (B, L, V). The axis L may be absent."""
         logits = self.head(states) if "head" in self else self.embedding.as_linear(states)
         if "logits_bias" in self:
             logits = logits + self.logits_bias[0]
@@ -240,7 +240,7 @@ class EncoderDecoder(nn.Module):
         return head if cap is None else lambda states: capped(head(states), cap)
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """`states`, then `logits`."""
+        """Run the decoder on new tokens and return raw logits: `states`, then `logits`."""
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
@@ -270,12 +270,12 @@ class EncoderDecoder(nn.Module):
         """Put a new request with this encoder output (1, S, M) into a slot of the cache.
 
         Args:
-            cache: Updated in place; None makes a new cache.
+            cache: The cache to update in place. None creates a new cache.
             slot: The index of the request.
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
             beams: Rows per request.
-            prefill: Feeds the request's forced prefix to a cache that holds only this request.
+            prefill: Decodes the request's forced prefix with a cache that holds only this request.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
         if prefill is not None:
@@ -386,7 +386,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 
 
 def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
-    """Return the tensors of each layer that can be quantized, by path. Columns must divide evenly into groups."""
+    """Return the tensor names of each quantizable layer, by path. Its columns must divide evenly into groups."""
     shapes = dict(tree_flatten(model.parameters()))
     layers = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
     return {

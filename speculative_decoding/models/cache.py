@@ -1,11 +1,11 @@
-"""The KV cache of a decoder: its own keys and values, and the cross keys and values of the source.
+"""The KV cache of a decoder: self-attention keys and values, and the cross keys and values of the source.
 
 A cache has one row per output, and each row has its own offset. All rows grow together, but each can be rolled back
 separately, to an absolute offset, without moving data. With beams, a request has several adjacent rows that share its
 cross keys and values. The cache is independent of drafts and of the model's position scheme.
 
-Buffers have few sizes, and a pass attends over the whole buffer, so passes have few shapes, each compiled once. The
-model masks stale entries after a row's offset.
+Buffers have only a few sizes, and a pass attends over the whole buffer. Passes therefore have few shapes, and each of
+these is compiled once. The model masks stale entries after a row's offset.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 from .device import on_gpu
 
 SOURCE_STEP = 32  # source capacities are multiples of this
-MIN_CAPACITY = 32  # tokens of the output; doubled when full
+MIN_CAPACITY = 32  # output tokens; doubled when full
 
 
 @dataclass
 class CrossAttentionCache:
-    """The cross keys and values of one decoder layer, which are all that a pass over complete outputs needs.
+    """The cross keys and values of one decoder layer. A pass over complete outputs needs no other cache.
 
     Shapes: P prompts, H heads of width D, S source tokens. P divides the number of rows B; B / P adjacent rows attend
     over the same prompt.
@@ -43,7 +43,7 @@ class CrossAttentionCache:
         self.cross_values = mx.take(self.cross_values, prompts, axis=0)
 
     def assign_prompt(self, slot: int, fresh: CrossAttentionCache, index: int) -> None:
-        """Replace one prompt by a prompt of `fresh`. Others are not copied, unless the source capacity grows."""
+        """Replace one prompt with a prompt of `fresh`. Other prompts are copied only if the source capacity grows."""
         length = fresh.cross_keys.shape[2]
         if (extra := length - self.cross_keys.shape[2]) > 0:
             self.cross_keys = grow(self.cross_keys, extra)
@@ -53,7 +53,7 @@ class CrossAttentionCache:
             buffer[slot, :, length:] = 0
 
     def append(self, keys_values: mx.array) -> mx.array:
-        """New keys and values (2, B, H, L, D) -> all keys and values. Without a buffer, there are no earlier ones."""
+        """New keys and values (2, B, H, L, D) -> all keys and values. This class stores no earlier ones."""
         return keys_values
 
     def num_keys(self, length: int) -> int:
@@ -63,9 +63,9 @@ class CrossAttentionCache:
 
 @dataclass
 class LayerCache(CrossAttentionCache):
-    """One decoder layer's cross keys and values, and a buffer for its own keys and values.
+    """One decoder layer's cross keys and values, and a buffer for its self-attention keys and values.
 
-    write_index: Where a pass writes; see `DecoderCache.write_index`.
+    write_index: The positions that a pass writes to; see `DecoderCache.write_index`.
     """
 
     keys_values: mx.array  # (2, B, H, T, D): keys, then values
@@ -78,7 +78,7 @@ class LayerCache(CrossAttentionCache):
     def append(self, keys_values: mx.array) -> mx.array:
         """Write keys and values (2, B, H, L, D) with one operation, and return the buffer (2, B, H, T, D).
 
-        Updates in place if the buffer has no other references when it is evaluated.
+        MLX updates the buffer in place if there are no other references to it during the evaluation.
         """
         index = self.write_index
         assert index is not None
@@ -116,8 +116,8 @@ class DecoderCache:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
         offsets: The number of tokens in each row.
         beams: Rows per request; B = P * beams.
-        kept_layers: Layers whose hidden states `hidden` keeps from the last pass, for a draft head.
-        hidden: (B, L, d_model) for each kept layer.
+        kept_layers: The layers whose hidden states each pass stores in `hidden`, for a draft head.
+        hidden: The hidden states of the last pass, (B, L, d_model) for each kept layer.
     """
 
     layers: Sequence[LayerCache]
@@ -150,12 +150,12 @@ class DecoderCache:
 
     @property
     def source_capacity(self) -> int:
-        """S: the longest source that fits without growing."""
+        """S, the longest source that fits without growing the buffers."""
         return self.source_mask.shape[3]
 
     @property
     def capacity(self) -> int:
-        """T: the longest output that fits without growing. Passes attend over this many positions."""
+        """T, the longest output that fits without growing the buffers. Passes attend over this many positions."""
         return self.layers[0].keys_values.shape[3]
 
     @property
@@ -172,12 +172,12 @@ class DecoderCache:
         return range(request * self.beams, (request + 1) * self.beams)
 
     def write_index(self, length: int) -> mx.array:
-        """Return where `length` new tokens per row are written.
+        """Return the positions at which `length` new tokens per row are written.
 
         Returns:
-            The position of each element, (2, B, H, length, D). For a single row on a CPU, the first position, (1,): a
-            slice takes half the time there, but two kernels on a GPU. With 8 rows, a slice for each row takes three
-            times as long (docs/decisions/passes.md).
+            The position of each element, (2, B, H, length, D). For a single row on a CPU, only the first position,
+            (1,): writing a slice takes half the time there, but needs two kernels on a GPU. With 8 rows, writing one
+            slice per row takes three times as long (docs/decisions/passes.md).
         """
         if self.rows == 1 and not on_gpu():
             return mx.array(self.offsets)
@@ -199,7 +199,7 @@ class DecoderCache:
         self.offsets = [offset + length for offset in self.offsets]
 
     def trim_to(self, offset: int | Sequence[int]) -> None:
-        """Roll back all rows to one offset, or each row to its own. Rows never move forward."""
+        """Roll back all rows to one offset, or each row to a separate offset. Rows never move forward."""
         offsets = [offset] * self.rows if isinstance(offset, int) else list(offset)
         if len(offsets) != self.rows:
             raise ValueError(f"{len(offsets)} offsets for {self.rows} rows")
@@ -236,7 +236,7 @@ class DecoderCache:
         self.offsets = [self.offsets[row] for row in rows]
 
     def assign(self, slots: Sequence[int], fresh: DecoderCache) -> None:
-        """Replace the requests in these slots by those of `fresh`, with the tokens that they have decoded.
+        """Replace the requests in these slots with the requests of `fresh`, including their decoded tokens.
 
         Other requests are neither moved nor copied, unless a new source exceeds the source capacity, which then grows.
         """

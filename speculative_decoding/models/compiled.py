@@ -14,14 +14,16 @@ Compiled = Callable[[Hashable], Callable[..., Any]]
 
 
 def compiled_by_shape(function: Callable[..., Any]) -> Compiled:
-    """Return a function from a shape to `function`, compiled for it. A shape is a key for the shapes of all arguments.
+    """Return a function that maps a shape to `function`, compiled for this shape.
 
-    MLX keeps a trace for as long as the compiled function exists. Beyond `MAX_SHAPES`, the shape that was not used for
-    the longest time is dropped, and traced again on its next use.
+    A shape is any hashable key that identifies the shapes of all arguments.
+
+    MLX keeps a trace for as long as the compiled function exists. Beyond `MAX_SHAPES`, the least recently used shape
+    is dropped, and traced again on its next use.
     """
 
     @lru_cache(maxsize=MAX_SHAPES)
     def compiled(shape: Hashable) -> Callable[..., Any]:
-        return mx.compile(partial(function))  # MLX keeps traces by function object, and drops those of one together
+        return mx.compile(partial(function))  # a new object, because MLX keeps and drops traces by function object
 
     return compiled

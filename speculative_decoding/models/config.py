@@ -67,7 +67,7 @@ class LayerConfig:
 
 
 class EncoderDecoderConfig(Protocol):
-    """The configuration fields of any architecture that the rest of the package reads."""
+    """The configuration fields that every architecture provides to the rest of the package."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -99,7 +99,7 @@ class EncoderDecoderConfig(Protocol):
 
 
 def require(name: str, value: Value, found: object, file: str = "config.json") -> Any:
-    """Return the content of the field `name` of the file as `value` accepts it, or raise `CheckpointError`."""
+    """Return the validated content of a field of the file. Raises `CheckpointError` if `value` does not accept it."""
     try:
         return value.accept(found)
     except (ValueError, TypeError):
@@ -108,14 +108,14 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
 
 
 def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str = "") -> dict[str, Any]:
-    """Validate and return the fields of a configuration class, with the special token ids if it has `eos_token_ids`.
+    """Validate and return the fields of a configuration class, including special token ids if it has `eos_token_ids`.
 
     Unknown keys are ignored.
 
     Args:
-        config: A dataclass. Its other fields are annotated with a `Value`.
+        config: A dataclass. The fields to read from `raw` are annotated with a `Value`.
         raw: The fields of config.json.
-        defaults: For missing and null fields, before the defaults of the class.
+        defaults: Values for missing and null fields. They override the defaults of the class.
         path: The path of `raw` in config.json.
 
     Raises:

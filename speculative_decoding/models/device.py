@@ -1,4 +1,4 @@
-"""The device that computes: MLX's default device."""
+"""Properties of MLX's default device, which runs the models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def on_gpu() -> bool:
 
 
 def gpu_info() -> dict[str, Any]:
-    """Return MLX's description of the GPU that computes; empty on a CPU."""
+    """Return MLX's description of the GPU, or an empty dict if the default device is a CPU."""
     return mx.device_info() if on_gpu() else {}
 
 
 def gpu_generation() -> int | None:
-    """Return the generation of an Apple GPU: 13 for M1, 14 for M2, ..., 17 for M5. None: another GPU, or a CPU."""
+    """Return the generation of an Apple GPU: 13 for M1, 14 for M2, ..., 17 for M5. Returns None for other devices."""
     match = re.fullmatch(r"applegpu_g(\d\d)[a-z]", gpu_info().get("architecture", ""))
     return int(match[1]) if match else None
 
@@ -34,7 +34,7 @@ def emulates_bfloat16() -> bool:
 def uses_tf32() -> bool | None:
     """Return whether MLX computes float32 matmuls of several rows in TF32; None on systems other than macOS.
 
-    The conditions are those of `is_nax_available` and `enable_tf32` in MLX.
+    This follows `is_nax_available` and `enable_tf32` in MLX.
     """
     version = platform.mac_ver()[0]
     if not version:

@@ -1,12 +1,12 @@
 """Draft head: a small network that reads the target's hidden states and drafts tokens one by one.
 
 It has no encoder and no KV cache; its state is one vector. A step combines the last token with the state and attends
-over the target's cross-attention cache of the last layer. It ends with a feed-forward block and the only norm, because
-every additional operation slows down a step (docs/decisions/draft-head.md). The target's output head turns the state
-into logits.
+over the target's cross-attention cache of the last layer. It ends with a feed-forward block and a norm. There are no
+other norms, because every additional operation slows down a step (docs/decisions/draft-head.md). The target's output
+head converts the state to logits.
 
-After a verification, the state is computed from the target's hidden states of several layers ("features"; Li et al.
-2024, EAGLE, 2401.15077, which uses one layer).
+After a verification, the state is computed from the target's hidden states of several layers, called "features" as in
+EAGLE (Li et al. 2024, 2401.15077), which uses one layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DraftHeadConfig:
     d_model: the width of the target's decoder.
     heads, head_width: as in the target's cross-attention.
     d_ff: number of feed-forward units.
-    layers: the target's decoder layers whose states are the features; the last layer is one of them.
+    layers: the target's decoder layers whose states are the features, including the last layer.
     frequent: ids that the head may propose for any source, most frequent first; empty means all ids.
     by_source: for each source id, additional ids that the head may propose.
     acceptance: the acceptance rate by draft position on held-out text, given that the previous tokens were accepted;
@@ -55,7 +55,7 @@ class DraftHeadConfig:
 
 
 class DraftHead(nn.Module):
-    """Shapes: B rows, L independent positions in each.
+    """A draft head for one target. Shapes: B rows, L independent positions in each.
 
     residual_scale, softmax: the target's `residual_scale` and `source_softmax`, which are not stored with the head.
     """
@@ -83,7 +83,7 @@ class DraftHead(nn.Module):
 
     @classmethod
     def for_target(cls, target: EncoderDecoder, layers: Sequence[int], seed: int = 0) -> DraftHead:
-        """Return an untrained head for this target, which reads the states of these decoder layers."""
+        """Return an untrained head that reads the states of these decoder layers of the target."""
         width = target.config.d_model
         decoder = target.config.decoder
         config = DraftHeadConfig(
@@ -133,7 +133,7 @@ class DraftHead(nn.Module):
 
     @property
     def start_state(self) -> mx.array:
-        """The initial state (d,), before any token was verified."""
+        """The initial state (d,), before any token is verified."""
         return normed(self.start)
 
     def features(self, hidden: mx.array) -> mx.array:
@@ -193,7 +193,7 @@ class DraftHead(nn.Module):
         return head
 
     def features_at(self, hidden: Sequence[mx.array], positions: mx.array, is_first: mx.array) -> mx.array:
-        """`features` at one position of each row, (B, d), or `start_state` for rows without a verified token. Compiled.
+        """Return `features` at one position of each row, (B, d), or `start_state` for rows without a verified token.
 
         Args:
             hidden: The states after each of `config.layers`, (B, L, d) each.
@@ -208,7 +208,7 @@ class DraftHead(nn.Module):
         return mx.where(is_first, self._start_state, found[:, 0])
 
     def compiled_step(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        """`step` for one position of each row; both results are (B, d)."""
+        """Run the compiled `step` for one position of each row. Both results are (B, d)."""
         _, step = self._compiled or self.finalize()
         return step((len(arrays[0]), arrays[2].shape))(*arrays)
 
@@ -236,5 +236,5 @@ def root_mean_square(x: mx.array) -> float:
 
 
 def default_layers(decoder_layers: int) -> tuple[int, ...]:
-    """Return the layers that a head reads, from 0: at a third of the depth, at two thirds, and the last one."""
+    """Return the indices of the layers that a head reads: at one and two thirds of the depth, and the last layer."""
     return tuple(sorted({max(0, decoder_layers * part // 3 - 1) for part in (1, 2, 3)}))

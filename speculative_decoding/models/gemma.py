@@ -108,7 +108,7 @@ class Stack(nn.Module):
 
 
 class Gemma(EncoderDecoder):
-    """Base class of both models. `embedding` is the decoder's table, and also the head's if they are tied."""
+    """Base class of both models. `embedding` is the decoder's table, and also the head's table if they are tied."""
 
     config: GemmaConfig
 
@@ -160,7 +160,7 @@ class Gemma(EncoderDecoder):
 
 
 def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype: mx.Dtype) -> Masks:
-    """mask: (B, S), True for tokens."""
+    """Return the additive mask for each window. mask: (B, S), True for tokens."""
     masks = {}
     for window in config.windows:
         masked = window.masked(mx.array([0]), length, length)
@@ -186,7 +186,7 @@ FEED_FORWARD_NAMES = {
 
 
 def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
-    """Return the parameters of an attention block with its norms, and their tensors, for `named`."""
+    """Map the parameters of an attention block and its norms to their tensors, as a table for `named`."""
     return {
         f"{block}_norm": [f"pre_{tensor}_layernorm"],
         f"{block}_post_norm": [f"post_{tensor}_layernorm"],
@@ -197,7 +197,7 @@ def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
 
 
 def stack_sources(stack: str, prefix: str, depth: int, layer: Mapping[str, Sequence[str]]) -> Sources:
-    """Return the sources of a stack whose tensor names start with `prefix`. layer: as for `named`."""
+    """Return the sources of a stack whose tensor names start with `prefix`. layer: a table for `named`."""
     sources = named({"norm": ["norm"]}, f"{stack}.", f"{prefix}.")
     for i in range(depth):
         sources |= named(layer, f"{stack}.layers.{i}.", f"{prefix}.layers.{i}.")

@@ -109,7 +109,7 @@ def joined_config(
 ) -> GemmaConfig:
     """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section.
 
-    checkpoint: without duplicates; a head in it is not tied.
+    checkpoint: without duplicate tables, so that a head in it is not tied.
     """
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
@@ -124,7 +124,7 @@ def joined_config(
 
 
 def nested(raw: RawConfig, name: str) -> RawConfig:
-    """Return the object in the field `name`."""
+    """Return the object in the field `name`. Raises `CheckpointError` if there is none."""
     found = raw.get(name)
     if not isinstance(found, dict):
         raise CheckpointError(f"config.json: {name!r} must be an object, not {short_repr(found)}")

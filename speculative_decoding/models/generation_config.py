@@ -22,7 +22,7 @@ NUMBERS: Mapping[str, Value] = {
     "length_penalty": option_specs()["length_penalty"].type,
     "early_stopping": option_specs()["early_stopping"].type,
 }
-# Ignored fields that would change the output, with the option to use instead and what for.
+# Ignored fields that would change the output, each with the option to set instead and its purpose.
 IGNORED: Mapping[str, tuple[str, str]] = {
     "num_beams": ("num_beams", " to use beam search"),
     "do_sample": ("temperature", " to sample"),
@@ -41,7 +41,7 @@ OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Fields with their Hugging Face names.
+    """The fields that are applied, with their Hugging Face names.
 
     min_length includes the start token and the decoder prefix. ignored: the fields in `IGNORED` that the file sets.
     """
@@ -79,7 +79,7 @@ class GenerationConfig:
         for name in (name for name, value in checks.items() if isinstance(value, ListOf)):
             most = MAX_BAD_WORDS if name == "bad_words_ids" else vocab_size
             entries = known.get(name)
-            if isinstance(entries, list) and len(entries) > most:  # checked first, because each entry takes time
+            if isinstance(entries, list) and len(entries) > most:  # fail early, since each check takes time
                 raise CheckpointError(f"{file}: {name!r} has too many entries (got {len(entries)}, at most {most})")
         found = {name: require(name, value, known[name], file) for name, value in checks.items() if name in known}
         bad_words = found.get("bad_words_ids", ())
@@ -96,7 +96,7 @@ class GenerationConfig:
         return cls(**found, ignored={name: known[name] for name in IGNORED if known.get(name)})
 
     def note(self, given: Collection[str] = ()) -> Words:
-        """Return a note about the ignored fields, or "". given: options that were chosen, so that they need no note."""
+        """Return a note about the ignored fields, or "". given: options set by the caller, which need no note."""
         notes = []
         for name, value in self.ignored.items():
             option, purpose = IGNORED[name]
@@ -128,7 +128,7 @@ class GenerationConfig:
         """Return the constraints on one output.
 
         Args:
-            options: The options `with_defaults`.
+            options: The result of `with_defaults`.
             eos_token_ids: All ids that end the output.
             prefix_length: The number of tokens before the output, including the start token.
             first: The forced first token, if any.

@@ -1,6 +1,6 @@
 """Transformer layers (Vaswani et al. 2017, arXiv 1706.03762) for T5 and BART. Gemma's layers share some parts.
 
-The caller computes the masks and embeddings, which encode positions.
+Positions are encoded in the masks and embeddings, which the caller computes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Head = Callable[[mx.array], mx.array]
 class DerivedWeight(nn.Module):
     """A layer that uses a value derived from its weight; `finalize_layers` evaluates this value once for all passes.
 
-    After the weight is replaced, as in a training step, the layer derives the value in every pass again.
+    Once the weight has been replaced, as in a training step, every pass derives the value anew.
     """
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Linear(DerivedWeight, nn.Linear):
 
 
 def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> mx.array:
-    """Return layer(x), plus the residual if there is one. One matmul computes both unless `layer` is quantized."""
+    """Return layer(x) plus the residual, if given. For a `Linear` without bias, one operation computes both."""
     if residual is None:
         return layer(x)
     if isinstance(layer, Linear) and "bias" not in layer:

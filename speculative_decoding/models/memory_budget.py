@@ -1,4 +1,4 @@
-"""Estimates the memory that weights, a prompt and a batch slot need, and limits what MLX keeps."""
+"""Estimates the memory for weights, prompts and batch slots, and limits the memory that MLX keeps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def slots_within(
     max_tokens: int,
     num_beams: int = 1,
 ) -> int:
-    """Limit the slots to the memory that the weights leave, for the longest sources and outputs of `max_tokens` tokens.
+    """Return how many slots, at most `slots`, fit into memory together with the weights.
 
-    Raises `InputError` if not even one slot fits.
+    Assumes the longest sources, and outputs of `max_tokens` tokens. Raises `InputError` if not even one slot fits.
     """
     models = [model] if draft_model is None else [model, draft_model]
     longest = model.max_source_tokens or 512  # tokens
@@ -59,7 +59,7 @@ def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_b
 
 
 def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
-    """Raise `InputError` for a source that does not fit into memory; attention grows with the square of its length."""
+    """Raise `InputError` for a source that does not fit into memory, because attention needs quadratic memory."""
     if source_tokens <= MAX_BATCHED_SOURCE:
         return
     matrices = 5  # float32 attention matrices of one layer that exist at the same time (measured: 3.3 to 4.7)
@@ -93,10 +93,10 @@ def too_large(subject: str, weights: int, beside: int, way_out: Callable[[int], 
     """Return the error for weights that exceed the physical memory.
 
     Args:
-        subject: What the error names.
+        subject: The subject of the error message.
         weights: The size of the weights in bytes.
-        beside: The size of a target that is loaded with them.
-        way_out: Returns a way to need at most this many bytes.
+        beside: The size in bytes of a target that is loaded together with them.
+        way_out: Returns advice for using at most this many bytes.
     """
     physical = physical_memory()
     target = f" beside the target's {beside / GB:.2f} GB" if beside else ""
@@ -107,7 +107,7 @@ def too_large(subject: str, weights: int, beside: int, way_out: Callable[[int], 
 
 
 def note_slow(subject: str, weights: int, available: int) -> None:
-    """Note that weights fit into the physical memory, but not into the part that the device should use."""
+    """Print a note that the weights fit into physical memory, but exceed the `available` part of it."""
     note(
         f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
         "may be slow; free memory, or use a smaller precision"
@@ -115,17 +115,17 @@ def note_slow(subject: str, weights: int, available: int) -> None:
 
 
 def fits(weights: int, available: int) -> bool:
-    """Return whether weights fit with a reserve of 10 % for caches, and for a copy of the largest one while loading."""
+    """Return whether weights fit. A reserve of 10 % is for caches and a copy of the largest weight while loading."""
     return 1.1 * weights <= available
 
 
 @contextmanager
 def memory_limits() -> Iterator[None]:
-    """Keep weights in physical memory, and return freed buffers of more than 1 GB to macOS, until the context ends.
+    """Keep weights in physical memory, and keep at most 1 GB of freed buffers, until the context ends.
 
-    By default, macOS may page out weights that were not used for a while. MLX keeps freed buffers for later arrays,
-    and sources of many lengths would fill most of the memory with them. The command line and the server use these
-    limits. They have no effect without Metal, and the wired limit needs macOS 15.
+    By default, macOS may page out weights that have not been used for a while. MLX keeps freed buffers for later
+    arrays; with sources of many lengths, these buffers would fill most of the memory. The command line and the server
+    use these limits. They have no effect without Metal, and the wired limit needs macOS 15.
     """
     info = gpu_info()
     if not info or not mx.metal.is_available():
@@ -142,7 +142,7 @@ def memory_limits() -> Iterator[None]:
 
 
 def physical_memory() -> int:
-    """Return the size of the memory that the device computes in, in bytes."""
+    """Return the size of the device's memory in bytes."""
     info = gpu_info()
     return int(
         info.get("memory_size")  # Metal
@@ -154,8 +154,8 @@ def physical_memory() -> int:
 def available_memory() -> int:
     """Return how many bytes can still be allocated without slowing the device down.
 
-    This is the recommended working set less MLX's arrays with Metal, the free memory with CUDA, the available memory on
-    a Linux CPU, and the physical memory elsewhere.
+    With Metal, this is the recommended working set minus MLX's arrays. With CUDA, it is the free memory; on a Linux
+    CPU, the available memory; elsewhere, the physical memory.
     """
     info = gpu_info()
     if "max_recommended_working_set_size" in info:

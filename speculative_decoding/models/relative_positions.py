@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 class RelativePositionBias(nn.Module):
     """Learned biases for each distance bucket and head, for all layers of a stack.
 
-    The layers share one table, or each layer has its own. weight: (tables * num_buckets, H).
+    Either all layers share one table, or each layer has a separate table. weight: (tables * num_buckets, H).
     """
 
     def __init__(self, tables: int, num_buckets: int, heads: int, max_distance: int, *, causal: bool) -> None:
@@ -37,14 +37,14 @@ class RelativePositionBias(nn.Module):
         """
         capacity = windows.shape[1]
         tables_and_heads = np.arange(self.tables * self.heads)[:, None]
-        # Each table and head has 2T - 1 biases. The window of position 0 starts in their middle, at distance 0, and
-        # that of each later position starts one bias earlier.
+        # Each table and head has 2T - 1 biases. The window of position 0 starts in the middle, at distance 0. The
+        # window of each later position starts one bias earlier.
         starts = (2 * capacity - 1) * tables_and_heads + (capacity - 1) - np.arange(length)
         masks = mx.take(windows, mx.array(starts.astype(np.int32)) - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
     def windows(self, capacity: int) -> mx.array:
-        """Return the biases that a query adds to its scores, for each position: (windows, T), where T is `capacity`.
+        """Return the biases for the scores of a query at each position: (windows, T), where T is `capacity`.
 
         For each table and head, one line of memory holds the biases of all distances, from -(T - 1) to T - 1. The keys
         0 to T - 1 of a query at position p have the distances -p to T - 1 - p, which are T adjacent biases: a window
@@ -63,14 +63,14 @@ class RelativePositionBias(nn.Module):
 def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
     """Return the bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
 
-    Each short distance has a bucket; longer distances share buckets on a logarithmic scale. Past and future have half
-    of the buckets each. If causal, the past has all buckets, and the masked future has an extra one.
+    Each short distance has a separate bucket; longer distances share buckets on a logarithmic scale. Past and future
+    have half of the buckets each. If causal, the past has all buckets, and the masked future has one extra bucket.
     """
     signed = np.arange(-(length - 1), length)
     distance = np.abs(signed)
     past_buckets = num_buckets if causal else num_buckets // 2
     exact = past_buckets // 2
-    # float32 in this order of operations: the published models were trained with the same rounding.
+    # Keep float32 and this order of operations: the published models were trained with the same rounding.
     furthest = np.float32(np.log(max_distance / exact))
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / furthest
     far = exact + (ratio * np.float32(past_buckets - exact)).astype(np.int64)

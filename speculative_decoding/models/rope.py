@@ -1,6 +1,7 @@
 """Rotary positions (Su et al. 2021, "RoFormer", 2104.09864) and attention windows.
 
-A key is rotated once, by the position at which it is written. The cache holds rotated keys, so rollbacks move no data.
+A key is rotated once, according to the position at which it is written. The cache holds rotated keys, so rollbacks move
+no data.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class Window:
-    """Number of positions before and after its own that a query attends to; None: no limit."""
+    """How many positions before and after its own position a query attends to. None means no limit."""
 
     past: int | None = None
     future: int | None = None
 
     def masked(self, offsets: mx.array, length: int, capacity: int) -> mx.array | None:
-        """Return a mask of the keys j < capacity outside the window of token i of a row, at position offset + i.
+        """Return a mask of the keys outside the window of each query. Token i of a row has position offset + i.
 
         Args:
             offsets: (B,), or (1,) for all rows.

@@ -1,7 +1,7 @@
-"""Shares the target's encoder with a draft model that has the same one: one copy of the weights, one encoder pass.
+"""Shares the target's encoder with a draft model whose encoder is identical, to save memory and an encoder pass.
 
-Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and drafts with only the decoder
-distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
+Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and other draft models of which only
+the decoder was distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CODES = {name: code for code, name in NAMES.items()} | ALIASES
 def code_of_language(name: str) -> str:
     """Return the code of a language that is given by its name, an alias, its code or its token `<|code|>`.
 
-    The result of another text is no language of any model.
+    Other text is returned in lower case, and is not a language of any model.
     """
     name = name.strip().lower()
     if name.startswith("<|") and name.endswith("|>"):

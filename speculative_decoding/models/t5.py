@@ -1,8 +1,8 @@
 """T5: v1.0, v1.1, FLAN-T5, mT5, umT5, ByT5, MADLAD, CodeT5, Pile-T5.
 
 Raffel et al. 2020 (arXiv 1910.10683), section 2.1. Attention scores are not scaled, positions enter as a learned bias
-per distance bucket, and layer norms have no mean and no bias. Families differ in the feed-forward, in whether the head
-is tied to the embedding, and in whether layers share a position bias. The config determines all three.
+per distance bucket, and layer norms neither subtract the mean nor add a bias. Families differ in the feed-forward, in
+whether the head is tied to the embedding, and in whether layers share a position bias. The config determines all three.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ class T5Config:
     layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
     tie_word_embeddings: Annotated[bool, Bool()] = True
-    # Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the field above is true.
-    # transformers 5 writes this one, and always sets the other to true.
+    # Whether decoder outputs are multiplied by d_model^-0.5 before the head. Defaults to `tie_word_embeddings`.
+    # transformers 5 writes this field, and always sets `tie_word_embeddings` to true.
     scale_decoder_outputs: Annotated[bool | None, Bool()] = None
     # In folders rescaled for float16, the factors of the residual stream and of attention values.
     residual_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     value_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     model_type: Annotated[str, Text()] = "t5"
     n_positions: Annotated[int | None, Int(1, (1 << 31) - 1)] = None
-    has_source_embedding: bool = False  # whether sources have another embedding than outputs
+    has_source_embedding: bool = False  # whether sources and outputs have different embeddings
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones.
 
-        checkpoint: As `adapted` returned it. Its tensors decide what is tied.
+        checkpoint: A checkpoint from `adapted`. Its tensors determine which tables are tied.
         """
         defaults = SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {})
         config = cls(**checked_fields(cls, raw, defaults))
@@ -89,7 +89,7 @@ class T5Config:
         config = replace(config, scale_decoder_outputs=is_scaled and config.model_type != "mt5")
         if checkpoint is None:
             return config
-        # transformers 5 saves the flag as true for every T5, and uses a head that differs from the embedding anyway.
+        # transformers 5 saves `tie_word_embeddings` as true for every T5, but still uses a head that differs.
         return replace(config, tie_word_embeddings=HEAD not in checkpoint, has_source_embedding=SOURCE in checkpoint)
 
     @property
@@ -103,7 +103,7 @@ class T5Config:
     @property
     def encoder(self) -> LayerConfig:
         activation = self.feed_forward_proj.removeprefix("gated-")
-        if self.feed_forward_proj == "gated-gelu":  # Hugging Face uses the approximation here
+        if self.feed_forward_proj == "gated-gelu":  # Hugging Face uses the approximate GELU here
             activation = "gelu_new"
         return LayerConfig(
             d_model=self.d_model,
@@ -219,7 +219,7 @@ class T5(EncoderDecoder):
 
 
 def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
-    """Return the parameters of a layer and their tensors, for `named`."""
+    """Map the parameters of a layer to their tensors, as a table for `named`."""
     names = {
         "self_norm": ["0.layer_norm"],
         "self_attention.qkv": ["0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"],
@@ -242,8 +242,8 @@ def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, lis
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
-    has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # do not compare it in vain
+    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
+    has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # no need to compare the head
     return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)
 
 

@@ -2,9 +2,9 @@
 
 The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the size of the stream, so
 the whole stream can be scaled by 2^-k: the embeddings and the output of each sublayer by 2^-k, the norms' epsilon by
-4^-k. Scaling by a power of two does not round, so the logits are equal. The weights of the sublayers are scaled here,
-quantized ones by their quantization scales and biases. The model scales the embeddings, because the head may use their
-matrix.
+4^-k. Scaling by a power of two does not round, so the logits are equal. This module scales the weights of sublayers, or
+the quantization scales and biases of quantized weights. The model itself scales the embeddings, because the head may
+use the same matrix.
 
 k is computed from an upper bound on the stream, which follows from the weights and holds for every input.
 """
@@ -56,7 +56,7 @@ class RescaledCheckpoint(Checkpoint):
     """A checkpoint whose tensors are multiplied by powers of two.
 
     Args:
-        exponents: By tensor, e for a multiplication by 2^-e.
+        exponents: Maps the name of each rescaled tensor to e, where its factor is 2^-e.
     """
 
     def __init__(self, inner: Checkpoint, exponents: Mapping[str, int]) -> None:
@@ -85,7 +85,7 @@ def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[s
 class Sublayer(NamedTuple):
     """The tensor names of an attention or feed-forward sublayer.
 
-    inputs: matrices that multiply the normed input; with a gate, there are several, whose products are multiplied.
+    inputs: matrices that multiply the normed input. With a gate, there are two, and their results are multiplied.
     output: the matrix whose result is added to the residual stream.
     is_homogeneous: whether scaling the last input matrix scales the sublayer's output by the same factor.
     """
@@ -154,7 +154,7 @@ def embedding_name(config: T5Config, stack: str) -> str:
 
 
 def read_matrix(checkpoint: Checkpoint, name: str, columns: int) -> mx.array:
-    """Return a matrix in float32, dequantized if necessary. The sizes of its parts determine the format."""
+    """Return a matrix in float32, dequantized if necessary. Its shapes determine the quantization format."""
     weight = checkpoint[name]
     if part_name(name, "scales") not in checkpoint:
         return weight.astype(mx.float32)

@@ -1,6 +1,7 @@
 """T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder with Gemma 2's layers.
 
-Their widths may differ. Decoder layers have cross-attention without positions before the feed-forward block.
+The encoder and the decoder may have different widths. Decoder layers have cross-attention, without position encoding,
+before the feed-forward block.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class T5Gemma(Gemma):
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once."""
+    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, TABLES.without_duplicates(checkpoint, is_tied=is_tied)
 

@@ -1,7 +1,7 @@
 """T5Gemma 2 (Zhang et al. 2025, 2512.14856), for text: an encoder and a decoder with Gemma 3's layers.
 
-In the decoder, one attention covers the previous tokens and the encoder output. Image input is not supported, and the
-vision tower is not loaded.
+In the decoder, one attention block covers the previous tokens and the encoder output. Image input is not supported, and
+the vision tower is not loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULTS = Defaults(
     {"max_position_embeddings": 1 << 17}, {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 )
 IMAGE_TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
-TEXT_MODEL = "model.encoder.text_model"  # the encoder in transformers 5; files omit the last word
+TEXT_MODEL = "model.encoder.text_model"  # the encoder's name in transformers 5; files omit the last part
 ENCODERS = (TEXT_MODEL, "model.encoder")
 ENCODER_TABLES = [f"{encoder}.embed_tokens" for encoder in ENCODERS]
 DECODER_TABLE = "model.decoder.embed_tokens"
@@ -78,7 +78,7 @@ def t5gemma2_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> Gem
 
 
 class MergedAttention(SelfAttention):
-    """One softmax over the previous tokens, whose keys are rotated, and the encoder output, whose keys are not."""
+    """Attention over the previous tokens and the encoder output in one softmax. Only keys of tokens are rotated."""
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
         return self.keys_and_values(encoder_output.flatten(0, 1), encoder_output.shape[0])
@@ -111,7 +111,7 @@ class Keys(NamedTuple):
 
 
 def attend_together(queries: mx.array, parts: Sequence[Keys], scale: float) -> mx.array:
-    """`attend` with one softmax over the keys of several parts.
+    """Like `attend`, but with one softmax over the keys of several parts.
 
     Only the scores are concatenated; keys and values are not copied.
     """
@@ -199,18 +199,18 @@ def encoder_prefix(names: Set[str]) -> str:
 
 
 def token_tables(names: Set[str]) -> TokenTables:
-    """Return the names of the tables in a checkpoint that `adapted` returned. The encoder uses `shared`."""
+    """Return the names of the tables in a checkpoint that `adapted` returned. `shared` is the encoder's table."""
     return TokenTables(EMBEDDING, HEAD, shared=f"{encoder_prefix(names)}.embed_tokens.weight")
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table under the name in `parameter_sources`, stored once.
+    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`.
 
     Raises `CheckpointError` if encoder and decoder have different tables.
     """
     embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
     names = dict[str, str]()
-    for name in checkpoint:  # some versions write the other name of the encoder
+    for name in checkpoint:  # some versions of transformers use the other name of the encoder
         table, _, kind = name.rpartition(".")
         if table in (*ENCODER_TABLES, DECODER_TABLE) and kind == "eoi_embedding":
             names[f"{embedding}.{kind}"] = name

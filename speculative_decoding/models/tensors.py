@@ -35,8 +35,9 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Seq
 class TokenTables:
     """The names of a family's tables with one row per token, which files store once if they are equal.
 
-    Every table may be missing: then it equals `shared`, or the first of `stand_ins` if `shared` is missing, too. This
-    is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`). It compares tables, whatever config.json says.
+    Every table may be missing. It then equals `shared`, or the first existing table of `stand_ins` if `shared` is also
+    missing. This is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`), which compares the tables regardless
+    of config.json.
 
     decoder: The embedding of the decoder's tokens.
     head: The output head.
@@ -65,7 +66,7 @@ class TokenTables:
     ) -> CheckpointView:
         """Return the checkpoint with `embedding`, and `source` and `head` only if they differ from it.
 
-        is_tied: whether any table may stand in for a missing one. If false, only `shared` does, and not for the head.
+        is_tied: whether any table may stand in for a missing one. If false, only `shared` may, and not for the head.
         has_own_head: whether to keep the head without comparing it.
         """
         candidates = [self.shared, *(self.stand_ins if is_tied else ())]

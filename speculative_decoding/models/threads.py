@@ -18,19 +18,19 @@ class ThreadStreams:
 
 
 _of_thread = threading.local()
-_is_used = False  # in this process
+_is_used = False  # whether this process has computed with MLX
 _was_used_before_fork = False
 
 
 def use_mlx() -> None:
-    """Prepare the current thread to compute. Call it before the first computation; it costs next to nothing.
+    """Prepare the current thread to compute. Call this before the first computation; the cost is negligible.
 
     MLX (0.32.4) starts a worker for each thread that computes on a CPU. If the thread ends before its worker, the
-    process aborts at its end.
+    process aborts on exit.
 
     Raises:
-        InputError: This process is a fork of one that has computed. MLX's workers exist in the parent only, so a
-            computation would never end.
+        InputError: This process was forked from a process that has computed. MLX's workers exist only in the parent,
+            so a computation would never end.
     """
     global _is_used
     if _was_used_before_fork:

@@ -1,7 +1,7 @@
 """Whisper, a speech model (Radford et al. 2022, arXiv 2212.04356), and its distilled variants.
 
-Two convolutions turn log-mel frames into half as many positions, for BART's layers with the norm first. The key
-projections have no bias, and the output head is the decoder's embedding unless a fine-tune changed it.
+Two convolutions convert log-mel frames to half as many positions. The layers are BART's, with a norm before each block.
+The key projections have no bias, and the output head is the decoder's embedding unless fine-tuning changed it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WhisperConfig(TransformerConfig):
 
 
 class Convolution(DerivedWeight):
-    """A convolution over time as one matmul: (B, T, inputs) -> (B, T / stride, outputs), padded with a zero per end."""
+    """A convolution over time as one matmul: (B, T, inputs) -> (B, T / stride, outputs), zero-padded at both ends."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Whisper(EncoderDecoder):
     def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
         """Return the encoder output (1, S, d_model) of each window, computed once; see `AudioFrames`.
 
-        Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
+        Windows are encoded one by one, because a single window has enough positions for efficient matmuls.
         """
         windows = [source for source in sources if isinstance(source, AudioFrames)]
         return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
@@ -170,13 +170,13 @@ class Whisper(EncoderDecoder):
         """Run the decoder on a complete output.
 
         Args:
-            tokens: (1, L), the start token first.
+            tokens: (1, L), beginning with the start token.
             encoder_output: (1, S, d_model).
             heads: (layer, head) pairs.
 
         Returns:
-            The scores before the softmax with which the tokens attend to the window, (heads, L, S), and the input of
-            the output head, (1, L, d_model).
+            The cross-attention scores before the softmax, (heads, L, S), and the input of the output head,
+            (1, L, d_model).
         """
         length = tokens.shape[1]
         positions = mx.arange(length)[None]
@@ -198,8 +198,8 @@ class Whisper(EncoderDecoder):
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return the cross-attention and the strongest feed-forward units of the last layer.
 
-        The norms before them are folded into the weights, without their biases. The head's state is about twice as
-        large as the layer's.
+        The weights of the preceding norms are folded in; their biases are not. In magnitude, the state of the draft
+        head is about twice the state of the layer.
         """
         layer = self.decoder.layers[-1]
         attention = layer.cross_attention
@@ -237,7 +237,7 @@ class Whisper(EncoderDecoder):
 
 
 class NoiseFrames(AudioFrames):
-    """A window of noise with every number of mel bins, to measure models and to warm them up."""
+    """A window of noise for any number of mel bins, used to measure and warm up models."""
 
     def of(self, num_mel_bins: int) -> mx.array:
         return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
@@ -251,7 +251,7 @@ KEY_BIAS = ".k_proj.bias"
 
 
 class WithKeyBiases(Checkpoint):
-    """Adds biases of zero for the key projections, which Whisper lacks, so that one matmul gives keys and values."""
+    """Adds zero biases to Whisper's key projections, which have none, so that one matmul gives keys and values."""
 
     def __init__(self, inner: Checkpoint) -> None:
         self._inner = inner
@@ -268,9 +268,9 @@ class WithKeyBiases(Checkpoint):
 
 
 class MLXWhisperCheckpoint(Checkpoint):
-    """A checkpoint of mlx-whisper, under Hugging Face's names.
+    """A checkpoint of mlx-whisper with Hugging Face's tensor names.
 
-    Its names are OpenAI's, its convolutions are transposed, and the encoder's sinusoids are not stored.
+    mlx-whisper uses OpenAI's names, transposes the convolutions, and does not store the encoder's sinusoids.
     """
 
     def __init__(self, inner: Checkpoint, raw: RawConfig) -> None:
@@ -337,7 +337,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
-    """Return the config.json of mlx-whisper with Hugging Face's fields. Raises `CheckpointError` for missing sizes."""
+    """Return mlx-whisper's config.json with Hugging Face's field names. Raises `CheckpointError` for missing sizes."""
     sizes = {ours: require(theirs, Int(1, 1 << 24), raw.get(theirs)) for theirs, ours in OPENAI_SIZES.items()}
     widths = {f"{stack}_ffn_dim": 4 * sizes["d_model"] for stack in ("encoder", "decoder")}
     end = 50256 + (sizes["vocab_size"] >= MULTILINGUAL_SIZE)
@@ -346,7 +346,7 @@ def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json and checkpoint with every tensor that `parameter_sources` names, under that name."""
+    """Return config.json, and the checkpoint with every tensor under its name in `parameter_sources`."""
     if "encoder.ln_post.weight" in checkpoint:
         if (heads := "alignment_heads") in checkpoint:
             raw = {**raw, heads: checkpoint[heads].tolist()}
@@ -360,5 +360,5 @@ ARCHITECTURE = Architecture(
     WhisperConfig.from_dict,
     adapted,
     lambda _: TABLES,
-    fits_float16=lambda _: True,  # OpenAI publishes it in float16
+    fits_float16=lambda _: True,  # OpenAI publishes the weights in float16
 )

@@ -1,4 +1,4 @@
-"""The token ids with which a Whisper writes speech: by OpenAI's layout, its tokenizer and generation_config.json."""
+"""The special token ids of a Whisper model, from OpenAI's layout, the tokenizer and generation_config.json."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..sampling.values import Bool, Int, ListOf, Text, Value
 from .config import require
 from .speech_languages import code_of_language
 
-MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer, large-v3's one more
-ENGLISH_END = 50256  # the end of text of English-only models
+MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer, and large-v3 has one more
+ENGLISH_END = 50256  # the end-of-text token of English-only models
 NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 SPECIAL_PIECES = {
     "<|translate|>": "translate",
@@ -27,17 +27,17 @@ SPECIAL_PIECES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AudioConfig:
-    """Sizes of a speech model's source, the token ids with which it writes speech, and its defaults.
+    """The sizes of a speech model's source, its special token ids, and its defaults.
 
     window_frames: The longest source, in frames of 10 ms.
-    previous: Precedes the text before the window.
+    previous: The token that precedes the text before the window.
     timestamp_begin: The token of 0.00 s; the timestamp of position i is `timestamp_begin` + i.
     languages: Language code -> token. Empty for English-only models.
-    alignment_heads: (layer, head) of the cross-attention heads that follow the speech.
-    alignment_note: Why they are not those of generation_config.json, or "".
+    alignment_heads: (layer, head) of the cross-attention heads that align tokens with the speech.
+    alignment_note: Why `alignment_heads` differs from generation_config.json, or "".
     max_initial_timestamp_index: The largest first timestamp, in encoder positions.
-    unused: Ids after the timestamps that are no tokens; they pad the vocabulary.
-    suppressed, begin_suppressed: Tokens that never occur, or not at the start; None means those of openai-whisper.
+    unused: Ids after the timestamps that are not tokens, but pad the vocabulary.
+    suppressed, begin_suppressed: Tokens that never occur, or not at the start. None means openai-whisper's.
     language, task: The model's defaults, or None.
     """
 
@@ -71,12 +71,12 @@ class AudioConfig:
         return self.timestamp_begin <= token < self.timestamp_end
 
     def is_text(self, token: int) -> bool:
-        """Return whether a token is text: one before the special tokens, or an added one after the timestamps."""
+        """Return whether a token is text. Text precedes the special tokens, or was added after the timestamps."""
         return token < self.end or token >= self.timestamp_end
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of a transcription that the model determines unless they are given."""
+        """The model's defaults for the options of a transcription."""
         return {name: value for name in ("language", "task") if (value := getattr(self, name)) is not None}
 
     def start_tokens(self, language: str, task: str = "transcribe") -> list[int]:
@@ -87,7 +87,7 @@ class AudioConfig:
 
 
 def config_by_layout(vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:
-    """Return the config of a vocabulary that ends with one timestamp for each encoder position and one more."""
+    """Return the config of a vocabulary that ends with the timestamps, one more than there are encoder positions."""
     return AudioConfig(
         **ids_by_layout(vocab_size - window_positions - 2),
         is_multilingual=vocab_size >= MULTILINGUAL_SIZE and known["end"] != ENGLISH_END,
@@ -107,12 +107,12 @@ def resolved(
     """Return the config with the tokens of a tokenizer and the fields of generation_config.json.
 
     Args:
-        audio: By layout.
+        audio: The result of `config_by_layout`.
         pieces: The tokenizer's piece for each id.
         generation_config: The parsed file.
-        decoder: The number of decoder layers, and of heads in each.
+        decoder: The number of decoder layers, and the number of heads per layer.
         vocab_size: The number of rows of the embedding.
-        file: The name of that file.
+        file: The name of that file, for errors.
 
     Raises:
         InputError: The tokenizer belongs to another vocabulary.
@@ -170,10 +170,10 @@ def resolved(
 
 
 def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
-    """Return the special ids: those of generation_config.json, else the tokenizer's, else those of the layout.
+    """Return the special ids that generation_config.json or the tokenizer gives. Without any, the layout applies.
 
-    A vocabulary that is as large as one of OpenAI's has its layout, unless the tokenizer names every token. So the
-    tokenizer of another Whisper is recognized.
+    A vocabulary with the size of one of OpenAI's keeps that layout unless the tokenizer names every token. This makes
+    it possible to detect the tokenizer of a different Whisper model.
     """
     stated = fields.ids()
     by_piece = {name: special[piece] for piece, name in SPECIAL_PIECES.items() if piece in special}
@@ -188,9 +188,9 @@ def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> d
 
 
 def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
-    """Return the ids of the special tokens around this one.
+    """Return the ids of the special tokens around notimestamps.
 
-    Whisper's vocabularies have the same ones in the same order: startoftranscript, languages, translate, transcribe,
+    Whisper's vocabularies have the same tokens in the same order: startoftranscript, languages, translate, transcribe,
     startoflm, startofprev, nospeech, notimestamps, timestamps.
     """
     names = ("translate", "transcribe", "startoflm", "previous", "no_speech", "no_timestamps", "timestamp_begin")
@@ -211,7 +211,7 @@ class Fields:
         return require(name, value, self._raw[name], self._file) if name in self._raw else default
 
     def ids(self) -> dict[str, int]:
-        """Return the ids that the file states, by the names of `AudioConfig`."""
+        """Return the ids that the file states, by their names in `AudioConfig`."""
         tasks = self._mapping("task_to_id")
         stated = {name: tasks.get(name) for name in ("translate", "transcribe")}
         stated["no_timestamps"] = self.read("no_timestamps_token_id", self.token)
@@ -231,17 +231,17 @@ class Fields:
 
 
 def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Return all heads of the upper half of the layers, which OpenAI uses for models without known heads."""
+    """Return all heads of the upper half of the layers, which OpenAI uses for models without known alignment heads."""
     return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
 
 
 def alignment_heads(
     pairs: Sequence[Sequence[int]] | None, layers: int, heads: int, file: str
 ) -> tuple[list[tuple[int, int]], str]:
-    """Check the alignment heads of generation_config.json. Returns them, or nothing and a note why.
+    """Check the alignment heads of generation_config.json. Returns them, or an empty list and a note with the reason.
 
-    Heads of missing layers are those of the model that this one was distilled from, where other heads have the same
-    numbers.
+    If a layer or a head does not exist, the list was copied from the model that this one was distilled from. Its
+    numbers then refer to different heads.
     """
     if pairs is None:
         return [], ""
