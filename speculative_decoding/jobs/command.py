@@ -1,4 +1,4 @@
-"""`batch`: decodes a file of prompts to a file of records."""
+"""`batch`: decodes a file of prompts into a file of records."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
 
 
 def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> bool:
-    """Return whether several processes share the lines, not the target. Raises `InputError` for wrong flags."""
+    """Return whether several processes share the lines rather than the target. Raises `InputError` for wrong flags."""
     share = flags_from(BatchFlags, chosen).parallel
     if processes is None:
         if share is not None:
@@ -151,19 +151,22 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
 
 
 def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None = None) -> int:
-    """Decode the file and return the exit status. processes: share the lines, if there are several."""
+    """Decode the file and return the exit status.
+
+    processes: The processes that share the lines; None if the lines are not shared.
+    """
     totals = JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
         is_utf16 = file.peek()[:2] in ENCODINGS
-        size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # lines are counted in UTF-8
+        size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # progress counts UTF-8 bytes
         pair = config.open()
         if pair.target.model.audio is not None:
             require_recordings(config.options, files, processes)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         config = with_recorded_rule(config, files)
-        if config.options.draft_tokens == 0:  # as with --num-draft 0: a line cannot turn drafts on
+        if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
             config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, files, pair, file_format)
 
@@ -184,9 +187,9 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
 
-        if totals.lines and processes is None:  # other processes wait for the end of the rows
+        if totals.lines and processes is None:  # with several processes, the others wait for the end of the job
             first = next(lines, None)
-            if first is None:  # no model is needed
+            if first is None:  # nothing is left to decode, so no model is needed
                 with running:
                     return finish(totals, config, pair.folders | settings, files)
             lines = chain([first], lines)
@@ -220,7 +223,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
 
 
 def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], files: BatchFlags) -> int:
-    """Print and write what the job has done, and return the exit status."""
+    """Print a summary, write the statistics, and return the exit status."""
     say(job_summary(totals, config.options))
     if files.stats_json is not None:
         write_stats(files.stats_json, dict(settings) | {"slots": files.slots} | totals.as_dict())
@@ -228,9 +231,9 @@ def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], fi
 
 
 def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
-    """Decide whether passes are exact, unless the job's journal says so: a job must not change that when it is resumed.
+    """Decide whether passes are exact, unless the journal records the decision. Resuming a job must not change it.
 
-    recorded: settings for the journal; "exact" is added.
+    recorded: The settings for the journal. "exact" is added to them.
     """
     options = session.options_with({})
     if options.strict is not None or options.num_beams > 1:
@@ -251,7 +254,7 @@ def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line
 
 
 def row_scheduler(session: Session, files: BatchFlags) -> RowScheduler:
-    """Decodes the prompts of a job, or transcribes its recordings, whose paths are relative to the job's file."""
+    """Return a scheduler that decodes prompts, or transcribes recordings whose paths are relative to the input file."""
     if session.model.audio is None:
         return session.prompt_scheduler(files.slots, files.max_memory)
     require_room("speech", "input")
@@ -324,9 +327,9 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
 
 
 def with_recorded_rule(config: RunConfig, files: BatchFlags) -> RunConfig:
-    """Return the configuration with the acceptance rule of an unfinished output, if no rule was chosen for either.
+    """Return the configuration with the acceptance rule of an unfinished output, if no rule was chosen.
 
-    The default of earlier versions, which they recorded, was rejection.
+    Earlier versions used rejection by default, and recorded it.
     """
     if files.output is None or not files.resume or config.options.acceptance is not None:
         return config
@@ -346,7 +349,7 @@ def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
 
 
 def job_summary(totals: JobTotals, options: GenerationOptions) -> str:
-    """Summarize a file of prompts."""
+    """Summarize a finished job."""
     stats = totals.stats
     errors = ""
     if totals.errors:

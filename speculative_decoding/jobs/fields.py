@@ -1,4 +1,4 @@
-"""Which fields a line of a job may have, and which its record has. A user's own fields are copied to the record."""
+"""The fields of a job's lines and of their records. Other fields of a line are copied to its record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RECORD_FIELDS = {
     "sequences",
     *DRAFT_COUNTS,
 }
-MISSPELT = 0.87  # similarity of names: two letters of eight are swapped; "drafted" and "drafter" have 0.86
+MISSPELT = 0.87  # similarity of a name with two of eight letters swapped; "drafted" and "drafter" have 0.86
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class LineFields:
     """The fields of one kind of line.
 
     Args:
-        own: That such a line may have: its input, and options.
-        record: That its record has.
-        similar: For names that look like an option, by `similarity_key`: the `Words` that name the options to use.
+        own: The fields that such a line may have: its input and options.
+        record: The fields that its record has.
+        similar: Maps the `similarity_key` of a name that looks like an option to the `Words` for the right options.
     """
 
     own: Collection[str]
@@ -53,12 +53,12 @@ class LineFields:
     similar: Mapping[str, tuple[str, ...]]
 
     def carried(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that neither the line nor its record defines, for the record."""
+        """Return the fields to copy to the record: all fields except those in `own` and `record`."""
         reserved = {*self.own, *self.record}
         return {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The line's own fields. Raises `InputError` for a field that the record has, or that looks like an option."""
+        """Return the `own` fields. Raises `InputError` for a name in `record`, or a name that looks like an option."""
         for name, value in given.items():
             if not is_json_value([name, value]):
                 raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
@@ -70,7 +70,7 @@ class LineFields:
         return {name: value for name, value in given.items() if name in self.own}
 
     def _refuse_similar(self, name: str) -> None:
-        """Raise `InputError` if the name of a user's field looks like that of an option."""
+        """Raise `InputError` if the name of a user's field looks like an option."""
         option = self._meant_option(name)
         if option in [(each,) for each in JOB_OPTIONS]:
             raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
@@ -79,7 +79,7 @@ class LineFields:
             raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
 
     def _meant_option(self, name: str) -> tuple[str, ...] | None:
-        """The options to use instead of a name that looks like one, with a letter wrong if it is long."""
+        """Return the options to use instead of a name that looks like an option. Long names may contain a typo."""
         key = similarity_key(name)
         if key in self.similar:
             return self.similar[key]
@@ -89,7 +89,7 @@ class LineFields:
 
 
 def similarity_key(name: str) -> str:
-    """One key for names that differ only in case, separators or a plural: maxTokens, max-token, max_tokens."""
+    """Return the same key for names that differ only in case, separators or a plural s: maxTokens and max-token."""
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 

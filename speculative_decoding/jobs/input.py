@@ -1,4 +1,4 @@
-"""Reads and parses the lines of a job. Knows nothing of models and output."""
+"""Parses the lines of a job. Knows nothing about models or output."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ParsedLine:
 
     line: InputLine
     fields: Mapping[str, Any] | None = None  # the prompt or the recording, and its options
-    seed: int | None = None  # if the line samples
-    carried: Mapping[str, Any] = field(default_factory=dict)  # fields of the user, copied to the record
+    seed: int | None = None  # set if the line is sampled
+    carried: Mapping[str, Any] = field(default_factory=dict)  # the user's own fields, copied to the record
     error: str | None = None
 
 
@@ -94,8 +94,8 @@ def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
 
 
 def line_seed(seed: int, number: int) -> int:
-    """Return the seed of a line that has none, from --seed and the line's number, so that resuming changes nothing.
+    """Return the default seed of a line. It depends only on --seed and the line's number, so resuming changes nothing.
 
-    It is hashed, so that neighbouring seeds do not give the same seeds to neighbouring lines.
+    Without the hash, neighbouring values of --seed would give the same seeds to neighbouring lines.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

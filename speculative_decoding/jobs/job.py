@@ -1,7 +1,7 @@
-"""A job: lines in, records out, in the same order and in bounded memory. Knows nothing of models, files and screens.
+"""Decodes lines into records, in the same order and in bounded memory. Knows nothing about models, files or screens.
 
-Lines are finished in any order, and wait for their turn. If one line takes so long that a whole window waits for it, no
-more lines are read. So the lines read ahead and the results that wait never exceed a window.
+Lines finish in any order, and their results wait until all earlier records are written. If a whole window of lines
+waits for one slow line, no more lines are read. So the lines read ahead and the waiting results never exceed a window.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WINDOW_BYTES = 2**26
 
 @dataclass
 class JobTotals:
-    """What a job has done so far. Times are wall-clock seconds.
+    """The totals of a job so far. Times are wall-clock seconds.
 
-    `lines`, `errors` and `input_bytes` include earlier runs of a resumed job. All other fields are of this run only.
+    `lines`, `errors` and `input_bytes` include earlier runs of a resumed job. All other fields cover this run only.
     """
 
     lines: int = 0
     errors: int = 0
-    error_lines: list[int] = field(default_factory=list)  # the first five
+    error_lines: list[int] = field(default_factory=list)  # numbers of the first five
     input_bytes: int = 0  # size of the finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class JobTotals:
 
     @property
     def decode_tps(self) -> float:
-        """Generated tokens per second of decoding, all slots together."""
+        """Generated tokens per second of decoding, over all slots."""
         return ratio(self.stats.generated_tokens, self.decode_seconds)
 
     @property
@@ -71,7 +71,7 @@ class JobTotals:
 
     @property
     def _overlap_factor(self) -> float:
-        """Scales the summed times of rows, which overlap when they share a batch, to the time of the job."""
+        """The ratio of the job's time to the summed times of its rows, which overlap when they share a batch."""
         return min(1.0, ratio(self.seconds, self.stats.encode_seconds + self.stats.decode_seconds))
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,15 +93,15 @@ def ratio(part: float, whole: float) -> float:
 class Job:
     """Decodes the lines of a file and writes one record for each.
 
-    It is a `rows.Scheduler` of numbered lines, which passes those with something to decode on to another scheduler.
+    It is a `rows.Scheduler` of numbered lines. Lines with something to decode are passed to another scheduler.
 
     Args:
         lines: The remaining lines; the first is number `totals.lines + 1`.
-        parse: Makes a prompt with options of a line.
-        scheduler: Decodes numbered mappings from "prompt" or "audio" and option names to values.
-        write: Takes each record and its line, in the order of the lines.
+        parse: Parses a line into its prompt and options.
+        scheduler: Decodes numbered mappings with "prompt" or "audio", and options.
+        write: Receives each record and its line, in the order of the lines.
         slots: How many rows the scheduler decodes at once.
-        with_draft_counts: Whether records contain draft counts. They may if the counts are the same in each run.
+        with_draft_counts: Whether records contain draft counts. Set it only if the counts are the same in each run.
         totals: Totals of earlier runs, updated in place.
     """
 
@@ -116,11 +116,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self._window = max(256, 64 * self.slots)  # lines
-        self._unwritten: deque[ParsedLine] = deque()  # all that have been read, in order
+        self._unwritten: deque[ParsedLine] = deque()  # lines that have been read, in order
         self._unwritten_bytes = 0
 
     def run(self) -> Iterator[JobTotals]:
-        """Run the job. Yields the totals after each record; it is the same object each time."""
+        """Run the job. Yields the totals after each record, as the same object each time."""
         started = time.perf_counter()
         for answer in in_order(drive(self, enumerate(self.lines)), attrgetter("index")):
             self._write(self._unwritten.popleft(), answer)
@@ -165,7 +165,7 @@ class Job:
 
 
 def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts: bool = True) -> bytes:
-    """Return the output of a line. It depends only on the line and its decoding: no times, nothing of other rows.
+    """Return the record of a line. It depends only on the line and its output, so it contains no times.
 
     result: a `GenerationResult` or a `Transcription`; None for an error or a blank prompt.
     """

@@ -1,4 +1,4 @@
-"""Results of rows as JSON, as one rank sends them to another."""
+"""Parses the results of rows, which one rank sends to another as JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..rows import BatchResult
 
 
 def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult[GenerationResult]:
-    """A `BatchResult` from its fields."""
+    """Create a `BatchResult` from its fields."""
     result = fields["result"]
     return BatchResult(fields["index"], None if result is None else parse_result(result), fields["error"])
 
 
 def parse_result(fields: Mapping[str, Any]) -> GenerationResult:
-    """A `GenerationResult` from its fields."""
+    """Create a `GenerationResult` from its fields."""
     stats = GenerationStats(**fields["stats"])
     stats.accepted_histogram = Counter({int(length): count for length, count in stats.accepted_histogram.items()})
     sequences = tuple(parse_result(each) for each in fields["sequences"])

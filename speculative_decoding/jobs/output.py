@@ -3,8 +3,8 @@
 A journal file next to the output holds the number of finished lines, the size of their records, a digest of these lines
 and the settings. Each record is written as soon as it is ready. Once a second the output is synchronized to disk,
 and only *then* a new journal replaces the old one by renaming. So the journal never claims more than the disk has, even
-after a power failure. Resuming truncates the output to the journal, which removes any torn record; at most the last
-second of work is repeated.
+after a power failure. Resuming truncates the output to the records in the journal, which removes any partial record.
+At most the last second of work is repeated.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WAY_OUT = ("the records written so far are kept; continue with ", Name("resume")
 class ResumePoint:
     """The position that a journal records."""
 
-    lines: int = 0  # finished
+    lines: int = 0  # number of finished lines
     size: int = 0  # bytes of their records
-    input_sha256: str = ""  # InputLine.digest of the last one
+    input_sha256: str = ""  # InputLine.digest of the last finished line
 
     def checked(self) -> ResumePoint:
-        """Return this point. Raises `InputError` if it cannot be one, because its file is damaged."""
+        """Return this point. Raises `InputError` if its values are invalid because the journal is damaged."""
         for name, type_ in (
             ("lines", Int(0, sys.maxsize)),
             ("size", Int(0)),
@@ -59,8 +59,8 @@ class ResumableOutput:
     """An output file with its journal. `open` it, iterate over `remaining` lines, and `write` within `running`.
 
     Attributes:
-        settings: Recorded in the journal. A resumed job keeps the journal's "exact" if its settings leave that out.
-        written: Position after the last complete record.
+        settings: The settings recorded in the journal. If they lack "exact", a resumed job keeps the journal's value.
+        written: The position after the last complete record.
         errors: How many records of earlier runs are errors.
     """
 
@@ -171,7 +171,7 @@ class ResumableOutput:
                 self._commit()
 
     def write(self, record: bytes, line: InputLine) -> None:
-        """Append the record of a line, which ends with a newline."""
+        """Append the record of a line. The record ends with a newline."""
         with writing(Name("output"), self.path, WAY_OUT):
             if self._failure is not None:
                 raise self._failure
@@ -181,7 +181,7 @@ class ResumableOutput:
         self.written = ResumePoint(line.number, self.written.size + len(record), line.digest.hex())
 
     def _keep_committing(self, stop: Event) -> None:
-        """Run in a thread, so that records are on disk a second later even if the next record takes long."""
+        """Commit in a thread, so that records are on disk after a second even if the next record takes long."""
         while not stop.wait(COMMIT_SECONDS) and self._failure is None:
             try:
                 self._commit()
@@ -203,7 +203,7 @@ class ResumableOutput:
         self._file.seek(self.written.size)
 
     def _read(self) -> None:
-        """Read the journal of an earlier run, and the records that it lists and that still exist."""
+        """Read the journal of an earlier run, and check the listed records that still exist."""
         journaled = read_journal(self.path, self.settings)
         exact = recorded_setting(self.path, "exact")
         if exact is not None:
@@ -236,7 +236,7 @@ def journal_path(output: Path) -> Path:
 
 
 def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """Read the journal of an output. Raises `InputError` if it is missing, damaged or of a job with other settings."""
+    """Read the journal of an output. Raises `InputError` if it is missing, damaged, or from other settings."""
     path = journal_path(output)
     if not path.exists():
         raise cannot_resume(f"{output} has no journal ({path.name})", ("name another ", Name("output")))
@@ -245,7 +245,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         version = content.pop("version")
         previous = content.pop("settings")
         point = ResumePoint(**content).checked() if version == VERSION else None
-        settings = {"exact": previous.get("exact"), **settings}  # the first run may decide it
+        settings = {"exact": previous.get("exact"), **settings}  # the first run may have decided it
         previous.setdefault("exact", settings["exact"])  # earlier versions did not record it
         changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
@@ -262,7 +262,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
 
 
 def recorded_setting(output: Path, name: str) -> Any:
-    """Return a setting in the journal of an output; None without a readable journal, which `read_journal` reports."""
+    """Return a setting from the journal of an output. None if the journal is unreadable; see `read_journal`."""
     with suppress(InputError, OSError, TypeError, KeyError, AttributeError):
         return read_json_object(journal_path(output))["settings"].get(name)
     return None

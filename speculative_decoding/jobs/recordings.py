@@ -1,6 +1,6 @@
-"""Lines with recordings: their fields, how they are transcribed, and what their records say.
+"""Lines with recordings: their fields, their transcription and their records.
 
-Imported only for a line with "audio", or a speech model.
+This module is imported only for a line with "audio" or for a speech model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORDING = LineFields(
 
 
 def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line with a recording, which has the options of `Session.transcribe`. Raises `InputError`."""
+    """Check the fields of a line with a recording. The options are as in `Session.transcribe`. Raises `InputError`."""
     validate("audio", Text(), given["audio"])
     fields = RECORDING.check(given)
     own = {name: value for name, value in fields.items() if name != "audio"}
@@ -49,9 +49,9 @@ class RecordingScheduler:
     """Transcribes numbered lines with recordings; a `rows.Scheduler`.
 
     Args:
-        session: With a speech model.
+        session: A session with a speech model.
         slots: How many recordings are transcribed together.
-        folder: Where relative paths begin.
+        folder: The folder that relative paths start from.
     """
 
     def __init__(self, session: Session, slots: int, folder: Path) -> None:
@@ -82,13 +82,13 @@ def results(events: Iterable[TranscriptionEvent]) -> Iterator[BatchResult[Transc
 
 
 def transcript_fields(result: Transcription) -> dict[str, Any]:
-    """What a record says about a recording, except for counts."""
+    """Return the fields of a recording's record, except for counts."""
     segments = [segment_fields(each) for each in result.segments]
     return {"text": result.text, "language": result.language, "seconds": result.seconds, "segments": segments}
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
-    """Text and times. Probabilities are left out, because their last digits depend on other rows."""
+    """Return text and times. Probabilities are left out, because their last digits depend on other rows."""
     words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
     fields = {"start": segment.start, "end": segment.end, "text": segment.text}
     return fields | ({"words": words} if words else {})

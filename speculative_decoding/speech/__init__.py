@@ -1,1 +1,1 @@
-"""Audio to text: audio files, log-mel frames, the windows of long recordings, and output formats."""
+"""Transcribes audio: audio files, log-mel frames, the windows of long recordings, and output formats."""

@@ -1,4 +1,4 @@
-"""Transcribes recordings with the speech model of a session. `Session` has these functions as methods."""
+"""Transcribes recordings with the speech model of a session. `Session` has the `transcribe*` functions as methods."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def transcribe(session: Session, audio: Audio | Recording, **options: Unpack[Tra
     """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
 
     Args:
-        session: Has a speech model as its target.
-        audio: A file: its path, its content as bytes, or an open binary file. Or samples of one channel at 16 kHz in an
-            array of NumPy or MLX or a tensor of PyTorch: float from -1 to 1, or integers.
+        session: A session whose target is a speech model.
+        audio: An audio file, given as a path, as bytes or as an open binary file; or mono samples at 16 kHz in a NumPy
+            array, MLX array or PyTorch tensor. Samples are floats from -1 to 1, or integers.
         options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
 
     Raises:
@@ -47,7 +47,7 @@ def transcribe(session: Session, audio: Audio | Recording, **options: Unpack[Tra
 def transcribe_stream(
     session: Session, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
-    """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
+    """Like `transcribe`, but yield segments as soon as they are finished. Options are checked when this is called."""
     return map(raise_error, transcribe_batch(session, [audio], slots=1, **options))
 
 
@@ -59,18 +59,18 @@ def transcribe_batch(
     slots: int | None = None,
     **options: Unpack[TranscriptionKeywords],
 ) -> Iterator[TranscriptionEvent]:
-    """Transcribe several recordings together: yield the segments of each as soon as they are finished.
+    """Transcribe several recordings together, and yield the segments of each as soon as they are finished.
 
-    Each result equals that of `transcribe` for the same recording.
+    Each result equals the result of `transcribe` for the same recording.
 
     Args:
         session: See `transcribe`.
-        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for this recording.
-        slots: How many recordings are transcribed together (default: the session's).
+        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for that recording.
+        slots: How many recordings are transcribed together (default: the slots of the session).
         options: See `transcribe`.
 
     Raises:
-        InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
+        InputError: An argument cannot be used. If a recording cannot be transcribed, its last event has an `error`.
     """
     scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
     return scheduler.run(partial(scheduler.open, each) for each in recordings)
@@ -80,12 +80,12 @@ def transcribe_batch(
 def transcribe_chunks(
     session: Session, audio: Audio | Recording, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
-    """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
+    """Transcribe fixed windows of one recording together. The text differs from the text of `transcribe`.
 
     Args:
         session: See `transcribe`.
         audio: See `transcribe`.
-        slots: How many windows are transcribed together (default: the session's).
+        slots: How many windows are transcribed together (default: the slots of the session).
         options: See `transcribe`.
 
     Raises:
@@ -104,19 +104,19 @@ def transcribe_chunks(
 def new_scheduler(
     session: Session, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
 ) -> Scheduler:
-    """A scheduler of recordings with its own engines.
+    """Return a scheduler for recordings. It creates its own engines.
 
     Args:
-        session: Has a speech model as its target.
+        session: A session whose target is a speech model.
         options: How to transcribe.
-        decoding: Options of decoding that differ from the session's.
-        slots: How many recordings are transcribed together (default: the session's).
+        decoding: Decoding options that differ from the session's.
+        slots: How many recordings are transcribed together (default: the slots of the session).
 
     Raises:
         InputError: This model cannot transcribe with these options.
     """
     if (hottest := max(options.temperatures)) and decoding.get("num_beams", session.options.num_beams) == 1:
-        decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
+        decoding = {**decoding, "temperature": hottest}  # so that sampling options have an effect
     return Scheduler(
         session.model,
         session.tokenizer,
@@ -130,7 +130,7 @@ def new_scheduler(
 
 
 def mel_bins(session: Session) -> list[int]:
-    """The number of mel bins of the target, and that of a draft model if it differs."""
+    """Return the number of mel bins of the target, and of the draft model if it differs."""
     draft = session.draft_model
     models = [session.model, draft] if isinstance(draft, EncoderDecoder) else [session.model]
     return list(dict.fromkeys(model.audio.num_mel_bins for model in models if model.audio is not None))

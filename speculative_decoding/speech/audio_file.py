@@ -1,6 +1,6 @@
 """Reads audio as 16 kHz mono samples in blocks: any format with PyAV, plain WAV without it, or samples in memory.
 
-The samples of a file equal those of `ffmpeg -ac 1 -ar 16000 -f s16le`, which openai-whisper runs.
+A file gives the same samples as `ffmpeg -ac 1 -ar 16000 -f s16le`, the command that openai-whisper runs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 SAMPLE_RATE = 16000
 BLOCK_SAMPLES = 10 * SAMPLE_RATE
-MAX_SAMPLE = 8.0  # loud sound may exceed 1; larger samples were not scaled
+MAX_SAMPLE = 8.0  # loud audio may exceed 1; a sample above this limit means that the input was not scaled
 RATES = range(1000, 384_001)  # Hz
-MAX_SAMPLE_RATE = 192_000 * 8  # samples per second of all channels, which bounds the time to decode a second
-MAX_FRAME_SECONDS = 60.0  # decoded at once, and held in memory
-MAX_FRAME_SAMPLES = 1 << 22  # of all channels
-MAX_DECODED_SAMPLES = 1 << 25  # of a channel; the decoder allocates no larger frame
+MAX_SAMPLE_RATE = 192_000 * 8  # samples per second over all channels; limits the time to decode one second
+MAX_FRAME_SECONDS = 60.0  # a frame is decoded at once and held in memory
+MAX_FRAME_SAMPLES = 1 << 22  # over all channels
+MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder allocates no larger frame
 FREE_PACKETS = 10_000
-MAX_PACKETS_PER_SECOND = 4000  # packets and frames, each of which takes time however short it is
-CHANGE_COST = 20  # a change of the format needs a new resampler, which takes the time of so many packets
-FORMATS = (  # FFmpeg's names; no playlists, subtitles, pictures and scripts, and no raw samples, whose rate is unknown
+MAX_PACKETS_PER_SECOND = 4000  # counts packets and frames; even a very short one takes time
+CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
+FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts, and raw samples of unknown rate
     *("3g2", "3gp", "aac", "ac3", "ac4", "act", "adx", "aea", "aiff", "amr", "ape", "aptx", "asf", "ast", "au"),
     *("avi", "avr", "bonk", "brstm", "caf", "dsf", "dss", "dts", "dtshd", "dv", "eac3", "epaf", "flac", "flv", "g722"),
     *("g726", "g729", "gsm", "gxf", "iff", "ilbc", "ircam", "kux", "live_flv", "loas", "m4a", "matroska", "mlp", "mov"),
@@ -64,7 +64,7 @@ FORMATS = (  # FFmpeg's names; no playlists, subtitles, pictures and scripts, an
     ),
     *("voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
 )
-PROBED_BYTES = 1 << 20  # FFmpeg holds their packets, which take 70 times as much memory if they are tiny
+PROBED_BYTES = 1 << 20  # FFmpeg keeps the probed packets in memory; tiny packets take 70 times their size
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
 INSTALL = 'pip install "speculative-decoding[speech]"'
@@ -73,7 +73,7 @@ Samples = NDArray[np.float32]
 
 
 class Tensor(Protocol):
-    """A tensor of PyTorch."""
+    """A PyTorch tensor."""
 
     def detach(self) -> Any: ...
 
@@ -81,14 +81,14 @@ class Tensor(Protocol):
 
 
 class AudioSource(Protocol):
-    """A recording, which is read once."""
+    """A recording that yields its samples in blocks. It may be readable only once."""
 
     @property
     def name(self) -> str:
-        """The recording in messages."""
+        """The name of the recording in messages."""
 
     def blocks(self) -> Iterator[Samples]:
-        """Yield the samples, between -1 and 1, in blocks of BLOCK_SAMPLES. The last one is shorter."""
+        """Yield the samples, between -1 and 1, in blocks of BLOCK_SAMPLES. The last block may be shorter."""
 
 
 Audio = (
@@ -98,9 +98,9 @@ Audio = (
 
 @dataclass(frozen=True, eq=False)
 class AudioArray:
-    """Samples in memory at 16 kHz: float, from -1 to 1, or integers of their type's whole range.
+    """Samples in memory at 16 kHz: floats from -1 to 1, or integers that use the full range of their type.
 
-    One dimension; others may have the length 1.
+    All dimensions but one must have length 1.
     """
 
     samples: NDArray[Any]
@@ -130,7 +130,7 @@ class AudioArray:
 
 
 def scaled(samples: NDArray[Any]) -> Samples:
-    """Return float samples as they are, and integers divided by the end of their range; unsigned ones have a middle."""
+    """Convert samples to float32. Integers are scaled to the range -1 to 1; unsigned integers are first centered."""
     if samples.dtype.kind == "f":
         return samples.astype(np.float32)
     half = 2.0 ** (8 * samples.dtype.itemsize - 1)
@@ -140,7 +140,7 @@ def scaled(samples: NDArray[Any]) -> Samples:
 
 @dataclass(frozen=True)
 class AudioFile:
-    """A file with an audio stream, of any format that PyAV reads. Without PyAV, 16 kHz WAV."""
+    """A file with an audio stream, in any format that PyAV reads. Without PyAV, it must be a 16 kHz WAV file."""
 
     path: Path
 
@@ -165,7 +165,7 @@ class AudioBytes:
 
 
 class BegunSource:
-    """A recording whose first block has been read. Raises `InputError` if there is none."""
+    """A recording whose first block has been read. Raises `InputError` if the recording is empty."""
 
     def __init__(self, source: AudioSource) -> None:
         self.name = source.name
@@ -189,10 +189,10 @@ def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
 
 
 def open_source(audio: Audio) -> AudioSource:
-    """Return a recording as a source. Raises `InputError`.
+    """Return an `AudioSource` for a recording. Raises `InputError`.
 
-    audio: The path of a file; its content, as bytes or an open binary file; samples at 16 kHz in an array of NumPy or
-        MLX or a tensor of PyTorch; or a source.
+    audio: An audio file, given as a path, as bytes or as an open binary file; samples at 16 kHz in a NumPy array, MLX
+        array or PyTorch tensor; or an `AudioSource`.
     """
     if isinstance(audio, AudioArray | AudioFile | AudioBytes | BegunSource):
         return audio
@@ -211,16 +211,16 @@ def open_source(audio: Audio) -> AudioSource:
 
 
 def is_open_pipe(path: Path) -> bool:
-    """Whether a path names what the shell has opened, as in `<(command)`, which can be read once only."""
+    """Whether a path is standard input or a pipe from the shell, as in `<(command)`, which can be read only once."""
     return path.parts[:3] == ("/", "dev", "fd") or path == Path("/dev/stdin")
 
 
 def array_of(audio: Any) -> NDArray[Any] | None:
-    """Return samples as an array of NumPy, or None for other objects. PyTorch is not imported."""
+    """Return samples as a NumPy array, or None for other objects. Does not import PyTorch."""
     if isinstance(audio, np.ndarray):
         return audio
     if isinstance(audio, mx.array):
-        is_small = audio.dtype == mx.bfloat16  # which NumPy lacks
+        is_small = audio.dtype == mx.bfloat16  # NumPy has no such type
         return np.array(audio.astype(mx.float32) if is_small else audio)
     if callable(getattr(audio, "detach", None)) and callable(getattr(audio, "is_floating_point", None)):
         tensor = audio.detach().cpu()
@@ -229,7 +229,7 @@ def array_of(audio: Any) -> NDArray[Any] | None:
 
 
 def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
-    """Join small pieces to blocks of BLOCK_SAMPLES. The last block is shorter."""
+    """Join small pieces into blocks of BLOCK_SAMPLES. The last block may be shorter."""
     held: list[NDArray[np.int16]] = []
     size = 0
     for piece in pieces:
@@ -245,14 +245,14 @@ def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
 
 
 def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
-    """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as ffmpeg does."""
+    """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as in ffmpeg."""
     import av
 
     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
     setup = None
     try:
-        # A playlist could otherwise open other files and addresses, subtitles of 25 MB take 1 GB, and a picture of a
-        # video 600 MB
+        # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB
+        # of memory, and a picture in a video 600 MB.
         options = {
             "protocol_whitelist": "none",
             "format_whitelist": ",".join(FORMATS),
@@ -262,7 +262,7 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
         with av.open(file, "r", metadata_errors="replace", container_options=options) as container:
             for frame in chain(decoded_frames(container, name), [None]):
                 before, setup = setup, frame and setup_of(frame)
-                if before not in (None, setup):  # a change, or the end
+                if before not in (None, setup):  # the format changes, or the stream ends
                     yield from (each.to_ndarray()[0] for each in resampler.resample(None) if each is not None)
                     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
                 if frame is not None:
@@ -275,7 +275,7 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
 
 @cache
 def audio_decoders() -> str:
-    """Return the names of all audio decoders, with commas."""
+    """Return the names of all audio decoders, separated by commas."""
     import av
 
     readable = [name for name in sorted(av.codecs_available) if can_decode_audio(name)]
@@ -287,7 +287,7 @@ def can_decode_audio(name: str) -> bool:
 
     try:
         return av.Codec(name, "r").type == "audio"
-    except ValueError:  # an encoder
+    except ValueError:  # the name of an encoder
         return False
 
 
@@ -309,7 +309,7 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
         for packet in container.demux(stream):
             packets += 1
             try:
-                frames: Sequence[Any] = packet.decode()  # of an audio stream
+                frames: Sequence[Any] = packet.decode()  # audio frames
             except av.FFmpegError as error:
                 damage = error
                 frames = ()
@@ -334,12 +334,12 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
 
 
 def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
-    """What a resampler is made for."""
+    """Return the format, layout and sample rate. A resampler accepts only frames that share them."""
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
 def require_usual(frame: AudioFrame, name: str) -> None:
-    """Refuse a frame that is costly to resample. Each is checked, because rate and channels may change in a file."""
+    """Reject a frame that is costly to resample. Each frame is checked, because the format can change within a file."""
     rate, channels = frame.sample_rate, frame.layout.nb_channels
     if rate not in RATES:
         problem = f"sampled at {rate} Hz (expected {RATES[0]} to {RATES[-1]} Hz)"
@@ -353,7 +353,7 @@ def require_usual(frame: AudioFrame, name: str) -> None:
 
 
 def decode_wav(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
-    """Decode WAV with Python's own module: 16 kHz, integers of 8 to 32 bits, channels mixed by their mean."""
+    """Decode WAV with Python's `wave` module: 16 kHz, integers of 8 to 32 bits. Channels are averaged."""
     try:
         with wave.open(file) as wav:
             width, channels = wav.getsampwidth(), wav.getnchannels()
@@ -371,18 +371,18 @@ def decode_wav(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
 
 
 def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
-    """Return the channels' mean of little-endian samples of `width` bytes; single bytes are unsigned."""
+    """Return the mean over channels of little-endian samples of `width` bytes. One-byte samples are unsigned."""
     raw = np.frombuffer(data, np.uint8)
     raw = raw[: len(raw) // (width * channels) * (width * channels)].reshape(-1, channels, width)
     if width == 1:
         samples = (raw[..., 0].astype(np.int16) - 128) << 8
     else:
-        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # the two highest bytes
+        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # the two most significant bytes
     return ((samples.sum(axis=1, dtype=np.int32) + channels // 2) // channels).astype(np.int16)
 
 
 def is_cut_off(file: BinaryIO) -> bool:
-    """Whether a RIFF file ends before the size in its header. Programs that write to a pipe store a huge size."""
+    """Whether a RIFF file is shorter than its header says. Ignores huge sizes, which programs write to pipes."""
     file.seek(0)
     header = file.read(8)
     size = 8 + int.from_bytes(header[4:], "little")

@@ -1,7 +1,7 @@
-"""Transcribes fixed windows of one recording together, each as if it were a recording.
+"""Transcribes fixed windows of one recording together, each as if it were a separate recording.
 
-This is faster where many rows cost little more than one, but the text differs: borders cut words, and no window
-continues the text before it.
+This is faster on devices where a batch costs little more than a single row. But the text differs: words are cut at the
+borders, and no window continues the text before it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def chunk_events(
     """Yield the progress of one recording.
 
     Args:
-        recording: Its frames.
-        chunk_frames: The length of a chunk.
-        new_scheduler: Makes a scheduler for this language; None for the language of the options.
+        recording: The recording.
+        chunk_frames: The length of a chunk, in frames.
+        new_scheduler: Creates a scheduler for a language. None means the language of the options.
     """
     total = recording.num_frames
     starts = range(0, total, chunk_frames)
@@ -72,14 +72,14 @@ def chunk_events(
             yield event._replace(number=0, segments=new, position=position, seconds=recording.seconds, result=result)
 
     language = None
-    for event in merged(decoded(None, starts[:1]), 0):  # first, to find the language
+    for event in merged(decoded(None, starts[:1]), 0):  # transcribed alone, to detect the language
         yield event
         language = event.language
     yield from merged(decoded(language, starts[1:]), 1)
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:
-    """Return a segment of a chunk that starts after `frames` frames, with its times in the recording."""
+    """Convert the times of a segment from its chunk, which starts at frame `frames`, to the recording."""
     seconds = frames / FRAMES_PER_SECOND
     words = segment.words
     if words is not None:

@@ -52,7 +52,7 @@ BASIC = (
 
 @dataclass(frozen=True)
 class TranscribeFlags(RunFlags):
-    """The flags of `transcribe`, besides the options of a transcription and of decoding."""
+    """The flags of `transcribe`, except for transcription options and decoding options."""
 
     audio: A[Sequence[str], Text(), FILES] = ()
     output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "text"
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def transcribe(chosen: argparse.Namespace) -> int:
-    """Transcribe the files, and return the exit status: 1 if some of several could not be transcribed."""
+    """Transcribe the files and return the exit status: 1 if some of several files could not be transcribed."""
     require_one_process()
     given = vars(chosen)
     flags = flags_from(TranscribeFlags, chosen)
@@ -137,9 +137,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
 
 
 def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a transcription that were given, by name. Raises `InputError` for those without effect."""
+    """Return the given transcription options, by name. Raises `InputError` for options without effect."""
     options = {name: given[name] for name in transcription_specs() if name in given}
-    if options.get("language") == "none":  # detect it, whatever the model's default is
+    if options.get("language") == "none":  # detect the language, even if the model has a default
         options["language"] = None
     if "temperature" in given and "compression_ratio_threshold" in given:
         raise InputError(
@@ -172,7 +172,7 @@ def open_recording(name: str) -> AudioSource:
 
 
 def begin_to_read(recordings: list[AudioSource]) -> None:
-    """Read the first block of a recording before models load. Raises `InputError` if none of the files is one."""
+    """Read the first block of the first readable recording before models load. Raises `InputError` if all fail."""
     for number, recording in enumerate(recordings):
         try:
             recordings[number] = BegunSource(recording)
@@ -188,7 +188,7 @@ class Output:
     """Prints recordings one after the other, although several are transcribed together.
 
     Args:
-        names: Of the files.
+        names: The names of the files.
         format: One of `FORMATS`.
         shows_language: Whether to print the language of each recording.
     """
@@ -197,7 +197,7 @@ class Output:
     format: str
     shows_language: bool
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
-    durations: dict[int, float] = field(init=False, default_factory=dict)  # of the recordings so far, in seconds
+    durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
     has_errors: bool = field(init=False, default=False)
 
     @property
@@ -222,7 +222,7 @@ class Output:
             write("]\n")
 
     def _separator(self, index: int, first: str, others: str, heading: str = "") -> str:
-        """Return what precedes a recording, if there are several."""
+        """Return the text to print before a recording. It is empty for a single recording."""
         return "" if len(self.names) == 1 else (others if index else first) + heading
 
     def _watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
@@ -259,5 +259,5 @@ def write(text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return minutes and seconds, such as 2:05."""
+    """Format a duration as minutes and seconds, such as 2:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

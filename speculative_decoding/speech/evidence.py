@@ -1,4 +1,4 @@
-"""Observes a request for two values that a transcription needs: no speech, and how likely the output is."""
+"""Observes a request for the no-speech probability and the log-probability of the output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Evidence:
     """An `Observer` of a request.
 
     Args:
-        position: Measure the probability of `token` after this many decoder tokens, which belong to the prefix.
-        token: Its id.
+        position: Measure the probability of `token` after this many decoder tokens, all of which belong to the prefix.
+        token: The token whose probability is measured.
 
     Attributes:
-        probability: Of `token`, (1,); lazy.
+        probability: The probability of `token`, (1,); lazy.
         sum_logprob: The log-probability of the output, with constraints and at temperature 1; 0 with beams.
     """
 
@@ -33,7 +33,9 @@ class Evidence:
         self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
 
     def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        """Computed on the host, because only the positions of committed tokens count, which the device does not know.
+        """Add the log-probabilities of the committed tokens.
+
+        This runs on the host, because the device does not know which tokens are committed.
 
         scores: (N, V) float32.
         """

@@ -1,6 +1,6 @@
-"""Transcripts as text and subtitles, the same as openai-whisper writes them (utils.py, with its default options).
+"""Formats transcripts as text and subtitles, exactly as openai-whisper does (utils.py, with its default options).
 
-Each function yields text for one segment after the other, so that it can be printed before the recording ends.
+Each function yields text segment by segment, so that it can be printed before the recording ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import count
 
 from .segments import Segment
 
-LINE_CHARACTERS = 1000  # of a cue with words
+LINE_CHARACTERS = 1000  # maximum length of a line in a cue with words
 
 
 def text(segments: Iterable[Segment]) -> Iterator[str]:
@@ -44,7 +44,7 @@ FORMATS = (*STREAMED, "json")
 
 
 def cue(segment: Segment) -> tuple[float, float, str]:
-    """Return start, end and text of a segment; those of its words if it has any."""
+    """Return start, end and text of a segment, taken from its words if it has any."""
     if not segment.words:
         return segment.start, segment.end, segment.text.strip().replace("-->", "->")
     content = ""
@@ -60,7 +60,7 @@ def cue(segment: Segment) -> tuple[float, float, str]:
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:
-    """Return hours, minutes, seconds and milliseconds: 01:02:03.456."""
+    """Format seconds as hours, minutes, seconds and milliseconds, such as 01:02:03.456."""
     total, milliseconds = divmod(round(seconds * 1000.0), 1000)
     minutes, seconds = divmod(total, 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}{decimal_mark}{milliseconds:03d}"

@@ -1,4 +1,4 @@
-"""Finds text that was probably not spoken, between silence (openai-whisper 20250625, transcribe.py)."""
+"""Finds text that was probably not spoken and is surrounded by silence (openai-whisper 20250625, transcribe.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BORDER = 2.0  # seconds at the start and end of a window that count as silence
 
 
 def anomaly(word: Word) -> float:
-    """0 for an ordinary word; higher for an unlikely, very short or very long one."""
+    """Return 0 for an ordinary word, and more for a word that is improbable, very short or very long."""
     duration = word.end - word.start
     score = 1.0 if word.probability < 0.15 else 0.0
     if duration < 0.133:
@@ -31,12 +31,12 @@ def is_suspicious(segment: Segment | None) -> bool:
 
 
 def with_words(segments: Sequence[Segment]) -> Segment | None:
-    """The first segment with words."""
+    """Return the first segment that has words."""
     return next((segment for segment in segments if segment.words), None)
 
 
 def leading_silence(segments: Sequence[Segment], window: Window, threshold: float) -> float | None:
-    """The seconds of silence before a suspicious first segment, if they exceed the threshold."""
+    """Return the seconds of silence before a suspicious first segment if they exceed the threshold, else None."""
     first = with_words(segments)
     if first is not None and is_suspicious(first) and (gap := first.start - window.start) > threshold:
         return gap
@@ -49,11 +49,11 @@ def cut_hallucinations(
     """Remove the first suspicious segment with silence around it, and all later ones.
 
     Args:
-        segments: Of one window, with words.
+        segments: The segments of one window, with words.
         window: The window.
-        threshold: The seconds of silence.
-        last_speech: When the speech before this window ended.
-        num_frames: Of the recording.
+        threshold: The shortest silence that counts, in seconds.
+        last_speech: When the speech before this window ended, in seconds.
+        num_frames: The number of frames of the recording.
 
     Returns:
         The first frame of the next window, or None if nothing was removed.

@@ -1,4 +1,4 @@
-"""Options of a transcription as keywords of functions: its own, and those of decoding."""
+"""Transcription options and decoding options as keyword arguments of functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import FOR_SPEECH, option_specs, shows_options, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
-# The fields of `GenerationOptions` that a transcription has, too; it determines all others
+# The fields of `GenerationOptions` that can be set for a transcription; it determines all other fields itself
 DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
 P = ParamSpec("P")
@@ -60,19 +60,19 @@ class TranscriptionKeywords(TypedDict, total=False):
 def split_options(
     options: Mapping[str, Any], audio: AudioConfig | None = None
 ) -> tuple[TranscriptionOptions, dict[str, Any]]:
-    """The options of the transcription, and those of decoding.
+    """Split options into transcription options and decoding options.
 
-    audio: of a model, whose defaults hold for options that are not given.
+    audio: The audio config of a model. Its defaults apply to options that are not given.
 
     Raises:
-        InputError: There is no such option, or it does not accept the value.
+        InputError: An option does not exist, or does not accept its value.
     """
     own, decoding = split_names(options)
     return TranscriptionOptions(**(own if audio is None else audio.defaults | own)), decoding
 
 
 def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same as two mappings, whose values are not checked. Raises `InputError` for an unknown name."""
+    """Like `split_options`, but return two mappings with unchecked values. Raises `InputError` for an unknown name."""
     own: dict[str, Any] = {}
     decoding: dict[str, Any] = {}
     for name, value in options.items():

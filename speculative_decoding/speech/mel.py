@@ -1,6 +1,6 @@
 """Whisper's front end: log-mel frames as openai-whisper computes them (audio.py, `log_mel_spectrogram`).
 
-A frame depends on 25 ms of sound only. Whisper scales them by the largest value of the whole recording: see
+A frame depends on only 25 ms of audio. Whisper then scales all frames by the largest value of the whole recording; see
 `normalized`.
 """
 
@@ -16,30 +16,30 @@ from .audio_file import SAMPLE_RATE, Samples
 FFT_SAMPLES = 400
 HOP_SAMPLES = 160  # between frames: 100 frames per second
 SILENCE = -10.0  # log10 of the smallest power
-RANGE = 8.0  # smaller powers are raised to this many powers of ten below the largest one
+RANGE = 8.0  # powers are clipped to this many orders of magnitude below the largest one
 
 Frames = NDArray[np.float32]  # (frames, mel bins)
 
 
 class LogMel:
-    """Turns a signal that arrives in pieces into the logarithms of its mel powers.
+    """Computes the log-mel powers of a signal that arrives in pieces.
 
-    Frame t is centered at sample 160 t. The samples before the first one are its mirror image, as in torch.stft.
+    Frame t is centered at sample 160 t. The start of the signal is padded with its mirror image, as in torch.stft.
 
-    num_mel_bins: 80, or 128 for large-v3; several give the bins of each, side by side.
+    num_mel_bins: 80, or 128 for large-v3. With several numbers, frames contain the bins of each, side by side.
     """
 
     def __init__(self, num_mel_bins: Sequence[int]) -> None:
         self._filters = np.concatenate([mel_filters(bins) for bins in num_mel_bins], axis=1)
-        # rounded as torch.hann_window rounds it, which changes the weakest bins
+        # rounded as in torch.hann_window; other rounding changes the weakest bins
         self._window = np.float32(0.5) - np.float32(0.5) * np.cos(
             np.arange(FFT_SAMPLES, dtype=np.float32) * np.float32(2 * np.pi / FFT_SAMPLES)
         )
-        self._pending = np.empty(0, np.float32)  # samples of the next frame and later ones
+        self._pending = np.empty(0, np.float32)  # samples of frames that are not complete yet
         self._has_mirror = False
 
     def append(self, samples: Samples) -> Frames:
-        """The frames that these samples complete, (frames, bins)."""
+        """Add samples, and return the frames that they complete, (frames, bins)."""
         self._pending = np.concatenate([self._pending, samples])
         half = FFT_SAMPLES // 2
         if not self._has_mirror and len(self._pending) > half:
@@ -56,19 +56,19 @@ class LogMel:
         return frames
 
     def finish(self) -> Frames:
-        """The frames that the signal reaches and has not completed: silence follows it."""
+        """Return the last frames, which contain the end of the signal and silence after it."""
         return self.append(np.zeros(FFT_SAMPLES, np.float32))
 
 
 def normalized(frames: Frames, largest: float) -> Frames:
-    """Log-mel frames as Whisper reads them. largest: the largest value of the whole recording."""
+    """Scale log-mel frames as Whisper does. largest: the largest value of the whole recording."""
     return (np.maximum(frames, np.float32(largest - RANGE)) + np.float32(4)) / np.float32(4)
 
 
 def mel_filters(num_mel_bins: int) -> Frames:
     """Return the triangular filters (201, bands) on Slaney's mel scale, each with the same area.
 
-    librosa.filters.mel(sr=16000, n_fft=400, n_mels=num_mel_bins) in numpy.
+    This is librosa.filters.mel(sr=16000, n_fft=400, n_mels=num_mel_bins), implemented with NumPy.
     """
     linear_hz, hz_per_mel, mels_per_log = 1000.0, 200 / 3, 27 / np.log(6.4)  # linear below 1 kHz, then logarithmic
     linear_mels = linear_hz / hz_per_mel

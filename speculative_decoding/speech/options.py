@@ -1,4 +1,4 @@
-"""The options of a transcription: names, types, defaults and help, with the names and defaults of openai-whisper."""
+"""The options of a transcription: names, types, defaults and help. Names and defaults are openai-whisper's."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TranscriptionOptions:
         return [self.temperature] if isinstance(self.temperature, float) else self.temperature
 
     def clips(self, num_frames: int) -> list[tuple[int, int]]:
-        """The first frame and the end of each clip, for a recording of `num_frames` frames."""
+        """Return the start and end of each clip in frames, for a recording of `num_frames` frames."""
         seconds = self.clip_timestamps
         if isinstance(seconds, str):
             try:
@@ -135,5 +135,5 @@ class TranscriptionOptions:
 
 
 def transcription_specs() -> Mapping[str, OptionSpec]:
-    """The options by name, in order."""
+    """Return the options by name, in the order of the fields."""
     return specs_of(TranscriptionOptions)

@@ -1,7 +1,7 @@
-"""A recording, read once: the frames of all of it are kept, and windows are cut from them.
+"""A recording, which is read once. All of its frames are kept, and windows are cut from them.
 
-Frames are kept as the front end computes them, which does not need the end of the recording. Whisper scales them by the
-largest value of the whole recording, so windows are scaled when they are cut.
+Frames are kept unscaled, so they can be computed before the recording ends. Whisper scales them by the largest value of
+the whole recording, so each window is scaled when it is cut.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .audio_file import SAMPLE_RATE, Audio, AudioSource, Samples, open_source
 from .mel import HOP_SAMPLES, SILENCE, Frames, LogMel, normalized
 
 ITEM = np.dtype(np.float32)
-IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; those of a longer recording are in a temporary file
+IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; a longer recording uses a temporary file
 
 
 class Recording:
-    """The frames of a recording, followed by silence. `open_audio` and `opening` make one from a file or samples.
+    """The frames of a recording, followed by silence. `open_audio` and `opening` create one from a file or samples.
 
-    Samples can also be appended while someone speaks. Until `finish`, windows are scaled by the largest value so far.
+    Samples of live speech can also be appended. Until `finish`, windows are scaled by the largest value so far.
 
     Args:
-        num_mel_bins: Of the target, then of other models that read the recording.
-        name: In messages.
-        file: Keeps the frames; by default memory, and for a long recording a temporary file without a name.
+        num_mel_bins: The number of mel bins of the target, then of other models that read the recording.
+        name: The name of the recording in messages.
+        file: Stores the frames (default: memory, or an unnamed temporary file for a long recording).
     """
 
     def __init__(self, num_mel_bins: Sequence[int], name: str = "audio", file: BinaryIO | None = None) -> None:
@@ -40,13 +40,13 @@ class Recording:
         self.num_samples = 0
         self._bins = num_mel_bins
         self._log_mel = LogMel(num_mel_bins)
-        self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # value of each bin
+        self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # largest value of each bin
 
     def __del__(self) -> None:
         self._file.close()
 
     def append(self, samples: Samples) -> None:
-        """Continue with samples at 16 kHz."""
+        """Append samples at 16 kHz."""
         self.num_samples += len(samples)
         self._keep(self._log_mel.append(samples))
 
@@ -70,7 +70,7 @@ class Recording:
 
     @property
     def num_frames(self) -> int:
-        """Frames of the recording, without the silence."""
+        """The number of frames, without the silence after the recording."""
         return self.num_samples // HOP_SAMPLES
 
     @property
@@ -78,17 +78,17 @@ class Recording:
         return self.num_samples / SAMPLE_RATE
 
     def frames(self, start: int, count: int) -> Frames:
-        """Frames `start` to `start + count` for the target, (count, mel bins)."""
+        """Return frames `start` to `start + count` for the target, (count, mel bins)."""
         return self._scaled(start, count)[0]
 
     def window(self, start: int, count: int, length: int) -> AudioFrames:
-        """Frames `start` to `start + count` for all models, then zeros up to `length` frames."""
+        """Return frames `start` to `start + count` for all models, then zeros up to `length` frames."""
         padding = [(0, length - count), (0, 0)]
         target, *others = (mx.array(np.pad(frames, padding)) for frames in self._scaled(start, count))
         return AudioFrames(target, others)
 
     def _scaled(self, start: int, count: int) -> list[Frames]:
-        """The frames with the bins of each model."""
+        """Return the scaled frames for each model."""
         width = sum(self._bins)  # the bins of all models are kept side by side
         self._file.seek(start * width * ITEM.itemsize)
         kept = np.frombuffer(self._file.read(count * width * ITEM.itemsize), ITEM).reshape(-1, width)
@@ -108,7 +108,7 @@ def opening(
     max_seconds: float | None = None,
     file: BinaryIO | None = None,
 ) -> Generator[None, None, Recording]:
-    """Read a recording. Yields after each block, and returns it.
+    """Read a recording and return it. Yields after each block.
 
     Args:
         source: The samples, which are read once.
@@ -129,7 +129,7 @@ def opening(
 
 
 def open_audio(audio: Audio | Recording, num_mel_bins: Sequence[int], max_seconds: float | None = None) -> Recording:
-    """Read a recording. audio: see `open_source`, or one that has been read. Raises `InputError`."""
+    """Read a recording. audio: see `open_source`; a `Recording` is returned as it is. Raises `InputError`."""
     if isinstance(audio, Recording):
         return audio
     steps = opening(open_source(audio), num_mel_bins, max_seconds)

@@ -1,4 +1,4 @@
-"""Transcribes several recordings together: each decodes one window at a time, as one request of the engine."""
+"""Transcribes several recordings together. The engine decodes one window of each at a time, as a request."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TranscriptionEvent(NamedTuple):
     """The progress of one recording.
 
     Args:
-        number: The position of the recording.
-        segments: Those that are finished since its last event.
-        position: The seconds that have been transcribed.
+        number: The number of the recording.
+        segments: The segments finished since the last event of the recording.
+        position: How many seconds have been transcribed.
         seconds: The duration of the recording.
-        language: Of the speech; None if the recording could not be opened.
+        language: The language of the speech; None if the recording could not be opened.
         result: Set in the last event, unless there is an error.
         error: Why the recording cannot be transcribed: an `InputError` about the file, or an `ArithmeticError` about
             logits that are not finite.
@@ -59,7 +59,7 @@ class TranscriptionEvent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A recording, and how to transcribe it. first_frame: where it begins in a longer one, of which it is a part."""
+    """A recording, and how to transcribe it. first_frame: where it begins, if it is part of a longer recording."""
 
     recording: WindowSource
     options: TranscriptionOptions
@@ -71,7 +71,7 @@ class Task:
 class Running:
     """A recording that is being transcribed.
 
-    attempt: The next one, if it is not being decoded.
+    attempt: The next attempt, until its decoding starts.
     """
 
     number: int
@@ -79,7 +79,7 @@ class Running:
     requests: WindowRequests
     attempts: Generator[Attempt, DecodedWindow, None]
     attempt: Attempt | None = None
-    reported: int = 0  # segments
+    reported: int = 0  # number of segments in the events so far
 
     def event(self, *, is_last: bool = False) -> TranscriptionEvent:
         found = self.transcriber
@@ -95,18 +95,18 @@ class Running:
 class Scheduler:
     """Decodes the windows of several recordings side by side; a `rows.Scheduler`.
 
-    A caller that shares slots between clients uses `start`, `decode_round` and `resume` in place of `submit` and
-    `step`: a recording that is `paused` between two outputs has no slot until it is resumed. What it needs to continue
-    is its own, so its text does not depend on when that happens.
+    A caller that shares slots between clients uses `start`, `decode_round` and `resume` instead of `submit` and `step`.
+    A recording that is `paused` between two outputs has no slot until it is resumed. Each recording has separate state,
+    so its text does not depend on when it is resumed.
 
     Args:
         model: A speech model.
-        tokenizer: The model's.
+        tokenizer: The tokenizer of the model.
         options: How to transcribe recordings that have no options of their own.
-        decoding: How to decode them: drafts, sampling, beams.
+        decoding: How to decode these recordings: drafts, sampling, beams.
         slots: How many recordings are transcribed together.
-        new_engine: Makes an engine for requests with these options.
-        draft_length: Chooses the draft lengths of a request with these options.
+        new_engine: Creates an engine for requests with these options.
+        draft_length: Creates the `DraftLength` of a request with these options.
         num_mel_bins: See `Recording`.
     """
 
@@ -119,7 +119,7 @@ class Scheduler:
     draft_length: Callable[[GenerationOptions, int], DraftLength]
     num_mel_bins: Sequence[int]
     _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
-    _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
+    _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for the current window
     _paused: dict[int, Running] = field(init=False, default_factory=dict)  # by number
 
     def __post_init__(self) -> None:
@@ -129,25 +129,25 @@ class Scheduler:
         self._text = SpeechText(self.tokenizer, self.audio)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
-        """Open a file or samples, or a mapping with "audio" and its own options. Raises `InputError`."""
+        """Open a file, samples, or a mapping with an "audio" entry and options. Raises `InputError`."""
         own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
         return self.task(open_audio(own.pop("audio"), self.num_mel_bins), own)
 
     def task(self, recording: WindowSource, overrides: Mapping[str, Any]) -> Task:
-        """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
+        """Return the task for a recording with its own options. Raises `InputError` naming an unusable option."""
         own, decoding = split_names(overrides)
         return Task(recording, replace(self.options, **own), self.decoding.override_for_row(decoding))
 
     @property
     def running(self) -> int:
-        """The number of recordings with a slot."""
+        """The number of recordings that have a slot."""
         return len(self._decoding)
 
     @property
     def paused(self) -> list[int]:
-        """The recordings that wait for `resume`."""
+        """The numbers of the recordings that wait for `resume`."""
         return [*self._paused]
 
     @property
@@ -159,7 +159,7 @@ class Scheduler:
         return not self._decoding
 
     def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
-        """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
+        """Transcribe recordings, opening each when a slot is free. Events of different recordings are interleaved."""
         return drive(self, enumerate(recordings))
 
     def submit(self, item: tuple[int, Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
@@ -172,7 +172,7 @@ class Scheduler:
         yield from self._resume_all()
 
     def step(self) -> Iterator[TranscriptionEvent]:
-        """Run a round, and let every recording continue with its next output."""
+        """Run a round, then resume every paused recording."""
         yield from self.decode_round()
         yield from self._resume_all()
 
@@ -197,7 +197,7 @@ class Scheduler:
         yield from self._advance(one, None)
 
     def decode_round(self) -> Iterator[TranscriptionEvent]:
-        """Run a round of every recording with a slot. One whose output is complete is paused before the next."""
+        """Run a round of every recording that has a slot. A recording is paused when its output is complete."""
         for engine in [*self._engines.values()]:
             for event in engine.step():
                 request = event.request
@@ -224,7 +224,7 @@ class Scheduler:
         self._decoding[request] = one
 
     def cancel(self, number: int) -> None:
-        """Drop a recording and free its slot. A finished one is ignored."""
+        """Drop a recording and free its slot. Does nothing if the recording is finished."""
         self._paused.pop(number, None)
         for request, one in [*self._decoding.items()]:
             if one.number == number:
@@ -232,14 +232,14 @@ class Scheduler:
                 del self._decoding[request]
 
     def _detect(self, recording: WindowSource) -> tuple[str, AudioFrames]:
-        """The language of the first 30 seconds, and their frames."""
+        """Return the language of the first 30 seconds, and their frames."""
         length = self.audio.window_frames
         opening = recording.window(0, length, length)
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
     def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
-        """Give a recording an output, and pause it before its next attempt."""
+        """Pass an output to a recording, and pause the recording before its next attempt."""
         seek = one.transcriber.seek
         try:
             one.attempt = next(one.attempts) if output is None else one.attempts.send(output)
@@ -257,9 +257,9 @@ class Scheduler:
 
 
 def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> str | None:
-    """The code of the language; None to detect it.
+    """Return the code of the language, or None if it must be detected.
 
-    audio: of a model, None if it reads text.
+    audio: The audio config of a model; None if the model reads text.
 
     Raises:
         InputError: The model cannot transcribe with these options.

@@ -1,4 +1,4 @@
-"""Segments of a transcript, and how the tokens of a window are split (openai-whisper 20250625, transcribe.py)."""
+"""Segments of a transcript, split from the tokens of a window (openai-whisper 20250625, transcribe.py)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..models.audio import AudioFrames
 from .speech_text import SpeechText
 
 FRAMES_PER_SECOND = 100
-FRAMES_PER_POSITION = 2  # of the encoder output, and between timestamps
+FRAMES_PER_POSITION = 2  # frames per position of the encoder output; timestamps have the same spacing
 SECONDS_PER_POSITION = 0.02
 
 
 @dataclass
 class Word:
-    """A word with its time in the recording, in seconds. probability: the mean of its tokens'."""
+    """A word with its time in the recording, in seconds. probability: the mean over its tokens."""
 
     word: str
     start: float
@@ -33,15 +33,15 @@ class Segment:
     Args:
         id: The index in the transcript.
         seek: The first frame of its window.
-        start: In seconds.
-        end: In seconds.
+        start: The start in seconds.
+        end: The end in seconds.
         text: Empty if the segment has no duration.
-        tokens: With timestamps.
-        temperature: Of its window, as the three values below.
+        tokens: The token ids, including timestamps.
+        temperature: The temperature of its window.
         avg_logprob: The mean log-probability of the window's tokens and the end token.
-        compression_ratio: Of the window's text.
+        compression_ratio: The compression ratio of the window's text.
         no_speech_prob: The probability that the window contains no speech.
-        words: None unless requested.
+        words: The words; None unless requested.
     """
 
     id: int
@@ -57,7 +57,7 @@ class Segment:
     words: list[Word] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields for JSON; without `words` if they were not requested."""
+        """Return the fields for JSON, without `words` if they were not requested."""
         values = asdict(self)
         if self.words is None:
             del values["words"]
@@ -69,7 +69,7 @@ class Window:
     """Up to 30 seconds of a recording.
 
     seek: The first frame.
-    size: The number of frames of the recording; zeros follow.
+    size: The number of frames from the recording. Zeros follow them.
     """
 
     seek: int
@@ -86,13 +86,13 @@ class Window:
 
     @property
     def end(self) -> float:
-        """The end of the window, with the zeros, in seconds."""
+        """The end of the window, including the zeros, in seconds."""
         return (self.seek + len(self.audio) * FRAMES_PER_POSITION) / FRAMES_PER_SECOND
 
 
 @dataclass(frozen=True)
 class DecodedWindow:
-    """The output for a window; see `Segment`. tokens: without the end token."""
+    """The output for a window; see `Segment`. tokens: the token ids without the end token."""
 
     tokens: list[int]
     text: str
@@ -102,7 +102,7 @@ class DecodedWindow:
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the text / bytes that zlib needs for it. Repetitions give large values."""
+        """The size of the text divided by its size after zlib compression. Repetitive text has a large ratio."""
         text = self.text.encode()
         return len(text) / len(zlib.compress(text))
 
@@ -110,7 +110,7 @@ class DecodedWindow:
 class Split(NamedTuple):
     """The segments of a window, and the first frame of the next window.
 
-    is_complete: The output ends with a single timestamp: no speech follows it in the window.
+    is_complete: Whether the output ends with a single timestamp, so that no speech follows it in the window.
     """
 
     segments: list[Segment]
@@ -119,7 +119,7 @@ class Split(NamedTuple):
 
 
 def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
-    """Split an output where two timestamps follow each other. An unfinished last segment is left to the next window."""
+    """Split an output between consecutive timestamps. An unfinished last segment is left to the next window."""
     zero = text.audio.timestamp_begin
     tokens = decoded.tokens
     is_timestamp = [text.audio.is_timestamp(token) for token in tokens]
@@ -158,7 +158,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
 
 
 def end_of(segments: Sequence[Segment]) -> float | None:
-    """The end of the last word, or of the last segment if there are no words."""
+    """Return the end of the last word, or of the last segment if there are no words."""
     words = [word for segment in segments for word in segment.words or ()]
     if words:
         return words[-1].end

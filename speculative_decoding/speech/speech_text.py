@@ -1,4 +1,4 @@
-"""Text to token ids of a speech model and back, words, and the tokens that never occur in a transcript."""
+"""The text tokens of a speech model: encoding, decoding, words, and tokens that never occur in a transcript."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SYMBOLS = [
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}"),
     *("♪♪", "♪♪♪"),
 ]
-NOTES = "♩♪♫♬♭♮♯"  # if one has several tokens, the first one is suppressed, which these share
+NOTES = "♩♪♫♬♭♮♯"  # a note of several tokens is suppressed by its first token, which all notes share
 
 
 class SpeechText:
-    """The tokens of one speech model as openai-whisper's tokenizer reads and writes them.
+    """Encodes and decodes the text of a speech model as openai-whisper's tokenizer does.
 
-    Text tokens have ids below `audio.end`, or were added after the timestamps.
+    Text tokens have ids below `audio.end`, or above the timestamps if they were added to the vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, audio: AudioConfig) -> None:
@@ -31,8 +31,8 @@ class SpeechText:
         self.audio = audio
 
     def encode(self, text: str, name: str = "text") -> list[int]:
-        """The text tokens. Raises `InputError` that names the argument for a text with special tokens."""
-        if "<|" in text:  # the search takes longer than encoding
+        """Return the text tokens. Raises `InputError` naming the argument if the text contains special tokens."""
+        if "<|" in text:  # checked first, because searching for each token takes longer than encoding
             for token, piece in self._tokenizer.vocabulary.pieces.items():
                 if not self.audio.is_text(token) and piece in text:
                     raise InputError(f"contains the special token {piece}", name, "remove it")
@@ -42,7 +42,7 @@ class SpeechText:
         return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens without timestamps. Special tokens are written as their pieces."""
+        """Return the text of tokens, leaving out timestamps. Special tokens are written as their pieces."""
         audio = self.audio
         pieces = self._tokenizer.vocabulary.pieces
         shown = [token for token in tokens if not audio.is_timestamp(token)]
@@ -54,7 +54,7 @@ class SpeechText:
         )
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
-        """Split text tokens to words with their tokens. A last token `audio.end` is the last word."""
+        """Split text tokens into words, each with its tokens. A final `audio.end` token is a word of its own."""
         pieces = list(self._characters(tokens))
         if language in WITHOUT_SPACES:
             return pieces
@@ -82,8 +82,10 @@ class SpeechText:
 
     @cached_property
     def suppressed(self) -> list[int]:
-        """Tokens that never occur: those of the model's files, else symbols and descriptions of sounds as in
-        openai-whisper; special tokens but the end; and ids without a token, which pad the vocabulary.
+        """Tokens that never occur in an output.
+
+        These are the tokens that the model's files list, or else openai-whisper's symbols and sound descriptions; all
+        special tokens except the end token; and unused ids that pad the vocabulary.
         """
         audio = self.audio
         special = {audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech}
@@ -101,7 +103,7 @@ class SpeechText:
 
     @cached_property
     def blank(self) -> list[int]:
-        """Tokens that an output never begins with."""
+        """Tokens that never begin an output."""
         if self.audio.begin_suppressed is not None:
             return [*self.audio.begin_suppressed]
         return [*self._tokens_of(" "), self.audio.end]

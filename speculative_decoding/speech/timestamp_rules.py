@@ -17,20 +17,21 @@ from ..sampling.masking import PADDING
 
 @dataclass(frozen=True)
 class TimestampRules:
-    """Timestamps frame the segments of a transcript; a `LogitsProcessor`.
+    """A `LogitsProcessor` that requires timestamps around the segments of a transcript.
 
-    - After a text and its timestamp, the output ends or the next segment starts with a timestamp; text follows it.
-    - Timestamps do not decrease, and a segment does not end when it starts.
+    - After the timestamp that ends a segment, the output ends or the next segment starts with a timestamp. Text follows
+      a timestamp that starts a segment.
+    - Timestamps do not decrease, and a segment ends later than it starts.
     - The first token is a timestamp, at most `max_initial`.
-    - If all timestamps together are more likely than every other token, a timestamp follows. This compares
-      probabilities after all other constraints, at temperature 1.
+    - If all timestamps together are more likely than any other token, a timestamp follows. This compares probabilities
+      after all other constraints, at temperature 1.
 
     Args:
         begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
-        text_end: Ids below are text.
+        text_end: Ids below this one are text.
         zero: The id of timestamp 0. This id and the following ones are timestamps, in order.
         max_initial: The highest id of the first timestamp; None allows all.
-        added_from: The first id after the timestamps. It and all higher ones are text, too. None: there are none.
+        added_from: The first id after the timestamps. It and all higher ids are text, too. None if no ids follow.
     """
 
     begin: int
@@ -40,7 +41,7 @@ class TimestampRules:
     added_from: int | None = None
 
     def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-        """See `LogitsProcessor`. All rows with rules have the same ids."""
+        """See `LogitsProcessor`. All rows with rules share the ids of text and timestamps."""
         found = [own.processor for own in history.constraints]
         rows = [own if isinstance(own, TimestampRules) else None for own in found]
         stop = logits.shape[-1] if self.added_from is None else self.added_from
@@ -53,7 +54,7 @@ class TimestampRules:
         highest = mx.where(is_first, mx.array(highest_first)[:, None], stop)
         timestamps = within(logits[..., self.zero : stop], lowest - self.zero, highest - self.zero)
 
-        # No other token comes first, and no text after the timestamp that ends a segment
+        # The first token is a timestamp, and no text follows the timestamp that ends a segment
         no_text = is_first | ends_segment
         others = [(logits[..., : self.text_end], no_text), (logits[..., self.text_end : self.zero], is_first)]
         if stop < logits.shape[-1]:
@@ -61,7 +62,7 @@ class TimestampRules:
         likeliest = mx.stack([mx.where(is_forbidden, -mx.inf, part.max(axis=-1)) for part, is_forbidden in others])
         likeliest = likeliest.max(axis=0)
 
-        # A timestamp follows if all of them together are more likely than every other token
+        # A timestamp follows if all of them together are more likely than any other token
         is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
         only_timestamps = mx.array([[own is not None] for own in rows]) & is_likelier
         text, special, *added = (
@@ -73,7 +74,7 @@ class TimestampRules:
     def _preceding(
         self, rows: Sequence[TimestampRules | None], history: History, length: int, stop: int
     ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """What is before each position, (B, L) each. Before a position without rules, there are two tokens of text.
+        """Describe the tokens before each position, (B, L) each. In rows without rules, they are treated as text.
 
         Returns:
             Whether no token has been generated; whether the last one is a timestamp; whether the one before it is a
@@ -103,13 +104,13 @@ class TimestampRules:
 
 
 def within(logits: mx.array, lowest: mx.array, highest: mx.array) -> mx.array:
-    """(B, L, N) logits, with -inf outside of the places from `lowest` to `highest`, (B, L)."""
+    """Set (B, L, N) logits to -inf outside the indices from `lowest` to `highest`, (B, L)."""
     places = mx.arange(logits.shape[-1])
     return mx.where((places >= lowest[..., None]) & (places <= highest[..., None]), logits, -mx.inf)
 
 
 def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
-    """The last generated timestamp and the last two ids, or PADDING in their places."""
+    """Return the last generated timestamp and the last two ids. PADDING replaces missing ones."""
     if rules is None:
         return [PADDING] * 3
     output = tokens[rules.begin :]
@@ -119,15 +120,15 @@ def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
 
 
 class DraftChoice:
-    """Chooses the most likely ids under two of the rules; all would take longer than a step of a draft.
+    """Chooses the most likely ids under two of the rules. Applying all rules would take longer than a draft step.
 
-    A timestamp follows if all timestamps together are more likely than every other id. Where one ends a segment, the
-    next segment usually starts with the same one.
+    A timestamp follows if all timestamps together are more likely than any other id. After a timestamp that ends a
+    segment, the same timestamp follows, because the next segment usually starts with it.
 
     Args:
-        rules: Of all rows.
-        ids: (N,) that may be proposed.
-        first_timestamp: The index of the first timestamp among them.
+        rules: The rules; their ids are the same in all rows.
+        ids: (N,) ids that may be proposed.
+        first_timestamp: The index of the first timestamp in `ids`.
         tokens: The committed tokens of each row.
     """
 
@@ -137,7 +138,7 @@ class DraftChoice:
         self._rules = rules
         self._ids = ids
         self._first_timestamp = first_timestamp
-        self._last = mx.array([[0, *own][-2:] for own in tokens], mx.uint32)  # English-only models: one token
+        self._last = mx.array([[0, *own][-2:] for own in tokens], mx.uint32)  # 0 pads a single token (English models)
 
     def __call__(self, logits: mx.array) -> mx.array:
         """(B, N) -> (B, 1)."""

@@ -1,4 +1,4 @@
-"""openai-whisper's beam search. It needs the folder beam_search/, and is imported only if beams are asked for."""
+"""openai-whisper's beam search. It requires the folder beam_search/, and is imported only if `num_beams` is above 1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..beam_search.search import BeamSearch, Continuation, Hypothesis, in_parent
 class TranscriptBeamSearch(BeamSearch):
     """Beam search as in openai-whisper 20250625 (`BeamSearchDecoder` and `MaximumLikelihoodRanker` in decoding.py).
 
-    The first N outputs that end are kept, and the search stops. Scores are log-probabilities per token; the end token
-    counts in the log-probability, but not in the length.
+    The search stops when N outputs have ended. Scores are log-probabilities per token. The end token counts in the
+    log-probability, but not in the length.
     """
 
     normalizes_after_constraints = True
@@ -35,7 +35,7 @@ class TranscriptBeamSearch(BeamSearch):
         return [each.beam for each in followed]
 
     def best(self, count: int) -> list[Hypothesis]:
-        """Best first; of equal scores the earlier one."""
+        """Return the best outputs, best first. Of two outputs with equal scores, the earlier one comes first."""
         return sorted(self.finished, key=lambda each: -each.score)[:count]
 
     def _finish(self, score: float, tokens: Sequence[int]) -> None:

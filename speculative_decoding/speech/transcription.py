@@ -1,7 +1,7 @@
 """The transcription of one recording, window by window (openai-whisper 20250625, `transcribe`).
 
-`Transcriber.attempts` asks for one output at a time and receives it, so that the windows of several recordings can be
-decoded together. Knows neither the engine nor the model.
+`Transcriber.attempts` yields one window at a time and is sent its output, so that the windows of several recordings can
+be decoded together. This module knows neither the engine nor the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of,
 from .speech_text import SpeechText
 from .word_timestamps import TimedWord, add_words
 
-HIGH_TEMPERATURE = 0.5  # the next window does not continue text that was sampled above it
+HIGH_TEMPERATURE = 0.5  # text sampled above this temperature is not continued by the next window
 
 
 class WindowSource(Protocol):
@@ -28,7 +28,7 @@ class WindowSource(Protocol):
     def num_frames(self) -> int: ...
 
     def window(self, start: int, count: int, length: int) -> AudioFrames:
-        """Frames `start` to `start + count`, silence if the recording ends before; then zeros up to `length` frames."""
+        """Return frames `start` to `start + count`, with silence after the end, then zeros up to `length` frames."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Transcription:
     """A transcript.
 
     Args:
-        text: All of it.
-        segments: In order.
-        language: Of the speech, such as "en".
+        text: The whole text.
+        segments: The segments, in order.
+        language: The language of the speech, such as "en".
         seconds: The duration of the recording.
         stats: Counts and times of all windows.
     """
@@ -62,7 +62,7 @@ class Transcription:
     stats: GenerationStats
 
     def as_dict(self) -> dict[str, Any]:
-        """The result of openai-whisper's `transcribe`, for JSON."""
+        """Return the fields of openai-whisper's `transcribe`, for JSON."""
         return {
             "text": self.text,
             "segments": [segment.as_dict() for segment in self.segments],
@@ -75,12 +75,12 @@ class Transcriber:
     """Transcribes one recording.
 
     Args:
-        recording: Its frames.
-        text_tokens: Reads and writes tokens.
-        language: Of the speech.
+        recording: The recording.
+        text_tokens: Encodes and decodes text.
+        language: The language of the speech.
         options: How to transcribe.
         align: Finds the times of words.
-        max_previous: The most tokens of text before a window.
+        max_previous: The maximum number of tokens of text before a window.
         opening: The frames of the first 30 seconds, if they have been encoded to detect the language.
 
     Attributes:
@@ -103,7 +103,7 @@ class Transcriber:
     def __post_init__(self) -> None:
         prompt = self.options.initial_prompt
         self._initial = [] if prompt is None else self.text_tokens.encode(" " + prompt.strip(), "initial_prompt")
-        self._tokens = [*self._initial]  # of all segments
+        self._tokens = [*self._initial]  # of the initial prompt and all segments
         self._previous_from = 0  # the index of the first token to put before later windows
         self._last_speech = 0.0  # when the last word ended, in seconds
 
@@ -113,7 +113,7 @@ class Transcriber:
         return Transcription(text, self.segments, self.language, seconds, self.stats)
 
     def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
-        """Yield what to decode, and receive the output."""
+        """Yield each attempt, and receive its output."""
         for start, end in self.options.clips(self.recording.num_frames):
             self.seek = start
             while self.seek < end:
@@ -178,7 +178,7 @@ class Transcriber:
             self._previous_from = len(self._tokens)
 
     def _add_words(self, segments: list[Segment], window: Window, is_complete: bool) -> bool:
-        """Add words, and move `seek` to the end of the last one. Returns False to drop the window."""
+        """Add words, and move `seek` to the end of the last one. Returns False if the window is dropped."""
         is_text = self.text_tokens.audio.is_text
         words = self.align(window, [token for segment in segments for token in segment.tokens if is_text(token)])
         add_words(segments, words, window, self.text_tokens, self.options, self._last_speech)

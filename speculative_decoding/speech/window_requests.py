@@ -1,4 +1,4 @@
-"""Makes the engine's request for a window, and reads its output; finds languages and the times of words."""
+"""Creates the engine's request for a window, and reads its output. Also detects languages and aligns words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .timestamp_rules import TimestampRules
 from .transcription import Attempt
 from .word_timestamps import TimedWord, align
 
-MAX_POSITIONS = 448  # of every published Whisper
+MAX_POSITIONS = 448  # of every published Whisper model
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class WindowRequests:
 
     Args:
         model: A speech model.
-        text: Its tokens.
-        language: Of the speech.
+        text: Encodes and decodes the model's text.
+        language: The language of the speech.
         options: How to transcribe.
         decoding: How to decode: drafts, sampling, beams.
-        first_frame: Where the recording begins in a longer one, of which it is a part.
+        first_frame: Where the recording begins, if it is part of a longer recording.
     """
 
     model: EncoderDecoder
@@ -56,11 +56,11 @@ class WindowRequests:
 
     @property
     def max_positions(self) -> int:
-        """The most tokens of an output with previous text. Half of them are for each."""
+        """The maximum number of tokens of previous text and output. Each of the two may take half of them."""
         return self.model.max_positions or MAX_POSITIONS
 
     def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
-        """How the output begins, and what may follow."""
+        """Return the prefix, the constraints and the options for decoding an attempt."""
         audio = self.audio
         previous = [audio.previous, *attempt.previous] if attempt.previous else []
         tokens = [*previous, *self.start]
@@ -81,9 +81,9 @@ class WindowRequests:
             processor=rules,
         )
         positions = self.max_positions
-        length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not read
+        length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not fed back
         temperature = attempt.temperature
-        # A sample depends on the place of its window and the temperature, not on what else is decoded, or when.
+        # A sample depends on the position of its window and the temperature, not on other requests or their order.
         number = 1 + (self.first_frame + attempt.window.seek) * 1000 + round(100 * temperature)
         options = self.decoding.with_values(
             temperature=temperature,
@@ -104,7 +104,7 @@ class WindowRequests:
         return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence, search)
 
     def decoded(self, request: Request) -> DecodedWindow:
-        """The output of a finished request."""
+        """Return the output of a finished request."""
         evidence = request.observer
         assert isinstance(evidence, Evidence) and evidence.probability is not None
         sum_logprob = evidence.sum_logprob if request.search is None else request.search.sum_logprob
@@ -120,7 +120,7 @@ class WindowRequests:
         )
 
     def align(self, window: Window, tokens: list[int]) -> list[TimedWord]:
-        """The times of the words of text tokens in a window."""
+        """Return the words of text tokens, with their times in the window."""
         if not tokens:
             return []
         audio = self.audio
@@ -129,7 +129,7 @@ class WindowRequests:
         scores, states = self.model.cross_attention_weights(mx.array([read]), encoder_output, audio.alignment_heads)
         first = len(self.start)
         logits = self.model.logits(states[0, first : first + len(tokens)]).astype(mx.float32)
-        logits = mx.concatenate([logits[:, : audio.end], logits[:, audio.timestamp_end :]], axis=-1)  # of text
+        logits = mx.concatenate([logits[:, : audio.end], logits[:, audio.timestamp_end :]], axis=-1)  # of text tokens
         columns = [token if token < audio.end else token - audio.timestamp_end + audio.end for token in tokens]
         likely = mx.take_along_axis(mx.softmax(logits, axis=-1), mx.array(columns)[:, None], axis=-1)[:, 0]
         own = np.array(scores[..., : window.size // FRAMES_PER_POSITION].astype(mx.float32))
@@ -137,7 +137,7 @@ class WindowRequests:
 
 
 def language_probabilities(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> dict[str, float]:
-    """The probability of each language, by the token after startoftranscript. Runs one pass."""
+    """Return the probability of each language as the token after startoftranscript. Runs one forward pass."""
     cache = model.make_cache(model.encode_rows([frames])[0])
     logits = model.decode(mx.array([[audio.start]]), cache)[0, -1].astype(mx.float32)
     ids = mx.array([*audio.languages.values()])

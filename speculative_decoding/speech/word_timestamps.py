@@ -37,9 +37,9 @@ def align(
 
     Args:
         words: The words of a window and, last, the end token.
-        scores: (heads, L, S), of the cross-attention before its softmax.
-        first: The position that writes the first token of the words. The last position reads the end token.
-        probabilities: One for each token, without the end token.
+        scores: (heads, L, S) cross-attention scores before the softmax.
+        first: The position that predicts the first token of the words. The input at the last position is the end token.
+        probabilities: One for each token except the end token.
     """
     if len(words) <= 1:
         return []
@@ -69,15 +69,15 @@ def attention(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def cheapest_path(costs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Dynamic time warping: the rows and columns of the cheapest path from the first to the last entry of (N, M).
+    """Return the rows and columns of the cheapest path through (N, M) costs, found by dynamic time warping.
 
-    A step goes to the next row, the next column, or both; of equal sums, the next column wins. Sums are float32. All
-    entries of an anti-diagonal are computed at once.
+    The path leads from the first to the last entry. A step goes to the next row, the next column, or both. With equal
+    sums, the next column wins. Sums are float32. All entries of an anti-diagonal are computed at once.
     """
     rows, columns = costs.shape
     steps = np.full((rows + 1, columns + 1), 2, np.int8)
     steps[:, 0] = 1
-    before, last = np.full((2, rows + 1), np.inf, np.float32)  # by row, on the last two anti-diagonals
+    before, last = np.full((2, rows + 1), np.inf, np.float32)  # sums by row, on the last two anti-diagonals
     before[0] = 0
     for diagonal in range(2, rows + columns + 1):
         low, high = max(1, diagonal - columns), min(rows, diagonal - 1)
@@ -107,15 +107,15 @@ def add_words(
     options: TranscriptionOptions,
     last_speech: float,
 ) -> None:
-    """Give each segment its words, and move its start and end to them.
+    """Set the words of each segment, and adjust its start and end to them.
 
     Args:
-        segments: Of one window.
-        words: Of these segments, in order. They are changed.
+        segments: The segments of one window.
+        words: The words of these segments, in order. They are modified.
         window: The window.
-        text: Tells text tokens.
-        options: Name the punctuation.
-        last_speech: When the speech before this window ended.
+        text: Identifies text tokens.
+        options: The options, which list the punctuation.
+        last_speech: When the speech before this window ended, in seconds.
     """
     durations = np.array([word.end - word.start for word in words])
     durations = durations[durations.nonzero()]
@@ -134,7 +134,7 @@ def add_words(
 
 
 def segment_words(waiting: Iterator[TimedWord], num_tokens: int, offset: float) -> list[Word]:
-    """Take words with this many tokens."""
+    """Take the next words until they have `num_tokens` tokens, and add `offset` seconds to their times."""
     found = []
     while num_tokens > 0 and (timed := next(waiting, None)) is not None:
         num_tokens -= len(timed.tokens)
@@ -166,7 +166,7 @@ def shorten_after_pause(words: Sequence[Word], last_speech: float, median: float
 
 
 def fit(segment: Segment, words: Sequence[Word], median: float) -> None:
-    """Move a segment to its words, or a first or last word that is too long to the segment."""
+    """Adjust a segment to its words. If the first or last word is too long, adjust that word to the segment instead."""
     first, last = words[0], words[-1]
     if segment.start < first.end and segment.start - 0.5 > first.start:
         first.start = max(0, min(first.end - median, segment.start))
@@ -179,7 +179,7 @@ def fit(segment: Segment, words: Sequence[Word], median: float) -> None:
 
 
 def merge_punctuation(words: Sequence[TimedWord], prepended: str, appended: str) -> None:
-    """Move punctuation to the word that it belongs to, which leaves empty words."""
+    """Merge punctuation into the word that it belongs to. The merged words become empty."""
     if not words:
         return
     following = words[-1]

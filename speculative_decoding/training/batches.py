@@ -21,7 +21,7 @@ from .outputs import Example
 from .teacher import TeacherTargets
 
 DRAFT_STEPS = 5  # tokens that a head drafts after each anchor
-FREQUENT_CANDIDATES = 1536  # the most frequent ids, in every step
+FREQUENT_CANDIDATES = 1536  # the most frequent ids, which are candidates in every step
 LIKELY_CANDIDATES = 768  # further ids with the highest probability in the labels
 RANDOM_CANDIDATES = 512  # further random ids
 
@@ -58,7 +58,7 @@ class HeadBatch(NamedTuple):
         tokens: (DRAFT_STEPS, B, A) input tokens of each draft step.
         encoder_output: (B, S, d).
         mask: (B, S) whether a source position is real.
-        labels: For the DRAFT_STEPS * B * A positions of `tokens`, flattened.
+        labels: Labels for the DRAFT_STEPS * B * A positions of `tokens`, flattened.
     """
 
     hidden: mx.array
@@ -92,7 +92,7 @@ class SequenceBatch(NamedTuple):
         source: (B, S) source tokens.
         mask: (B, S) whether a source position is real.
         tokens: (B, L) decoder input.
-        labels: For the B * L positions of `tokens`, flattened.
+        labels: Labels for the B * L positions of `tokens`, flattened.
     """
 
     source: mx.array
@@ -101,7 +101,7 @@ class SequenceBatch(NamedTuple):
     labels: Labels
 
     def part(self, rank: int, size: int) -> SequenceBatch:
-        """Return every size-th example, starting at this rank, as `HeadBatch.part` does."""
+        """Return every size-th example, starting at this rank, as in `HeadBatch.part`."""
         rows, factor = rows_of_rank(len(self.mask), rank, size)
         positions = mx.arange(self.tokens.size).reshape(self.tokens.shape)[rows]
         labels = self.labels.select(positions, factor)
@@ -109,13 +109,13 @@ class SequenceBatch(NamedTuple):
 
 
 def rows_of_rank(count: int, rank: int, size: int) -> tuple[mx.array, int]:
-    """Return a rank's examples and the factor for their weights. A rank without examples gets one of weight 0."""
+    """Return a rank's examples and the factor for their weights. Without examples, a rank gets one of weight 0."""
     return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Chooses the examples of each step: similar lengths together, every example once per epoch."""
+    """Chooses the examples of each step. They have similar lengths, and each example is used once per epoch."""
 
     examples: Sequence[Example]
     seed: int
@@ -148,7 +148,7 @@ def make_labels(
     vocab_size: int,
     rng: np.random.Generator,
 ) -> Labels:
-    """Choose the candidates of a step and express the labels in them.
+    """Choose the candidates of a step, and express the labels as indices into them.
 
     Candidates are the frequent ids, the ids that the labels make most likely, and random ids. Without random ids, the
     draft would never learn to avoid tokens that no label contains.
@@ -157,7 +157,7 @@ def make_labels(
         ids: (N, 16) the target's most likely ids.
         probs: (N, 16) their probabilities.
         written: (N,) ids in the target's outputs.
-        weights: (N,) 0 for padding.
+        weights: (N,) weight of each position; 0 for padding.
         frequent: Ids that are candidates in every step.
         vocab_size: The number of ids.
         rng: Chooses the random ids.
@@ -168,7 +168,7 @@ def make_labels(
     is_real = weights > 0
     weighted = (probs[is_real] * weights[is_real, None]).ravel()
     mass = np.bincount(ids[is_real].ravel(), weighted, minlength=vocab_size).astype(np.float64)
-    mass[written[is_real]] += 1.0  # written ids come first
+    mass[written[is_real]] += 1.0  # rank written ids first
 
     rest = rng.permutation(np.flatnonzero(candidate_index < 0))
     likely = min(LIKELY_CANDIDATES, len(rest))

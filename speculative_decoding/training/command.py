@@ -193,7 +193,7 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
         "steps": run.trainer.step,
         "positions": run.trainer.positions,
         "minutes": round(run.trainer.seconds / 60, 1),
-        "tokens_per_call": {Path(name).name: tokens for name, tokens in tokens_per_call.items()},  # no private paths
+        "tokens_per_call": {Path(name).name: tokens for name, tokens in tokens_per_call.items()},  # omit private paths
     }
     run.finish(output, lambda partial: plot_curves(partial / "curves.png", run.trainer.history), **facts)
     say(f"written to {output}; train longer with --resume and more --minutes, or delete {run.work}")

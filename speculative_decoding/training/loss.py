@@ -12,7 +12,7 @@ from ..models.attention import capped
 from ..models.backend import replaced_on_cpu
 from .batches import Labels
 
-CE_SHARE = 0.1  # of the loss: the cross-entropy of the target's output
+CE_SHARE = 0.1  # share of the cross-entropy of the target's output in the loss
 MIN_PROB = 1e-9
 
 
@@ -35,8 +35,8 @@ def training_loss(
         output_matrix: (d, C), for `labels.candidates`.
         labels: The target's distributions.
         total_variation: Use TV instead of KL.
-        soft_cap: Of the logits (Gemma).
-        trains_output_matrix: Whether the gradient with respect to `output_matrix` is needed. MLX computes no other.
+        soft_cap: The soft cap of the logits (Gemma).
+        trains_output_matrix: Whether the CPU computes the gradient of `output_matrix`. MLX skips unused gradients.
     """
     logits = states @ output_matrix
     if soft_cap is not None:

@@ -41,7 +41,7 @@ class Example:
 
     Args:
         source: Token ids, or a window of a recording.
-        output: Without the start token and other given ids.
+        output: The ids of the output, without the start token and other given ids.
         prefix: The given ids before the output, if they are more than the start token.
     """
 
@@ -50,13 +50,13 @@ class Example:
     prefix: Sequence[int] = ()
 
     def read_source(self) -> Source:
-        """Return the source for the model. Audio frames are new, because they keep their encoder output."""
+        """Return the source for the model. `AudioFrames` are not reused, because they keep their encoder output."""
         if isinstance(self.source, SpeechWindow):
             return AudioFrames(mx.array(self.source.frames.astype(np.float32)))
         return self.source
 
     def decoder_input(self, start_token: int) -> list[int]:
-        """Return the ids before each id of the output, and the prefix before them."""
+        """Return the decoder input that predicts the output: the prefix and all output ids but the last."""
         return [*(self.prefix or [start_token]), *self.output[:-1]]
 
 
@@ -129,7 +129,7 @@ def read_outputs(path: Path, vocab_size: int) -> dict[int, Example | None]:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Read the lines of a file, and cut off an incomplete last line. Returns none if there is no file."""
+    """Read the lines of a file, and cut off an incomplete last line. Returns an empty list if there is no file."""
     content = path.read_bytes() if path.exists() else b""
     complete = content[: content.rfind(b"\n") + 1]
     if len(complete) < len(content):

@@ -1,7 +1,7 @@
-"""Windows of transcribed recordings, which train the draft of a speech model.
+"""Windows of transcribed recordings, for training the draft of a speech model.
 
-The transcripts are the outputs; the target decodes nothing. They may come from this package, or be texts that were read
-aloud: the labels are the target's distributions in both cases.
+The transcripts serve as outputs, so the target decodes nothing. They may come from this package, or be texts that were
+read aloud. In both cases, the labels are the target's distributions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..speech.window_requests import MAX_POSITIONS
 from .outputs import Example, SpeechWindow, checked_ids, complete_lines
 
 TIMED = 0.85  # share of outputs with timestamps
-PROMPTED = 0.5  # share of windows with the text before them
-ROW = np.dtype("<f2")  # of stored frames
+PROMPTED = 0.5  # share of windows that have previous text in their prefix
+ROW = np.dtype("<f2")  # type of stored frames
 
 
 class Spoken(NamedTuple):
@@ -40,7 +40,7 @@ class Spoken(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording with its transcript, in order."""
+    """A recording with the segments of its transcript, in order."""
 
     audio: Path
     language: str
@@ -73,29 +73,29 @@ def read_manifest(path: Path) -> list[Recording]:
     return recordings
 
 
-Prompt = str | Recording  # what a draft is trained or measured on
+Prompt = str | Recording  # an item that a draft is trained or measured on
 
 
 @dataclass(frozen=True)
 class WindowMaker:
-    """Cuts recordings to windows of up to 30 s, with as many whole segments as fit.
+    """Cuts recordings into windows of up to 30 s, with as many whole segments as fit.
 
-    Windows that are at least half full are padded to 30 s, as when transcribing. Shorter ones are not, because encoding
-    takes most of the time.
+    Windows that are at least half full are padded to 30 s, as for a transcription. Shorter windows are not padded,
+    because encoding takes most of the time.
     """
 
     model: EncoderDecoder
     text: SpeechText
 
     def windows(self, recording: Recording, previous: Sequence[int], rng: np.random.Generator) -> Iterator[Example]:
-        """Yield the windows of a recording. previous: output ids before it."""
+        """Yield the windows of a recording. previous: the output ids of earlier recordings."""
         audio = self.text.audio
         longest = audio.window_frames
         mel = open_audio(recording.audio, [audio.num_mel_bins])
         rest = list(recording.segments)
         start = 0
         while rest:
-            if frame(rest[0].end) > start + longest:  # after a pause
+            if frame(rest[0].end) > start + longest:  # skip a pause
                 start = frame(rest[0].start)
             inside = [each for each in rest if frame(each.end) <= start + longest]
             rest = rest[max(1, len(inside)) :]  # a segment that is longer than a window is left out
@@ -150,9 +150,9 @@ def write_windows(
     seed: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Example]:
-    """Cut the recordings that the folder lacks to windows. Returns the windows of all recordings.
+    """Cut the recordings that the folder lacks into windows. Returns the windows of all recordings.
 
-    Frames are appended to frames.bin, and a line for each recording to windows.jsonl, from which a killed run resumes.
+    Frames are appended to frames.bin, and one line per recording to windows.jsonl. A killed run resumes from both.
     `progress` receives the number of finished recordings.
     """
     audio = session.model.audio

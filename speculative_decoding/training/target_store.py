@@ -1,4 +1,4 @@
-"""Teacher targets of all examples: kept in files, which a resumed run reads again, or computed on demand."""
+"""The teacher targets of all examples, stored in files that a resumed run reuses or computed on demand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TargetStore:
                 if number % 16 == 0 or done == len(self.examples):
                     for file in files.values():
                         file.flush()
-                        os.fsync(file.fileno())  # before the state file counts them
+                        os.fsync(file.fileno())  # must be on disk before the state file counts it
                     atomic_write(state_file, json.dumps(facts | {"done": done}))
                 progress(done)
 

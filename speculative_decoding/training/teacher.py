@@ -38,7 +38,7 @@ class TeacherTargets(NamedTuple):
 
 
 class Teacher:
-    """The target as a teacher.
+    """Computes teacher targets with the target model.
 
     Args:
         target: The model.
@@ -48,7 +48,7 @@ class Teacher:
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:
         self.target = target
         self.layers = tuple(layers)
-        self._label_ids = min(16, target.config.vocab_size)  # of the most likely ids
+        self._label_ids = min(16, target.config.vocab_size)  # number of most likely ids per position
 
     def widths(self) -> dict[str, tuple[int, str]]:
         """Return the row width and numpy type of each field of `TeacherTargets`."""
@@ -68,7 +68,7 @@ class Teacher:
         lengths = [len(example.output) for example in examples]
         places = [slice(len(each) - length, len(each)) for each, length in zip(inputs, lengths, strict=True)]
         numbers = np.arange(tokens.size).reshape(tokens.shape)
-        rows = np.concatenate([numbers[i, place] for i, place in enumerate(places)])  # that predict the outputs
+        rows = np.concatenate([numbers[i, place] for i, place in enumerate(places)])  # rows that predict the outputs
         final = self.target.final_states(hidden[-1]).flatten(0, 1)[mx.array(rows)]
         ids, probs = most_likely(self.target.logits(final), self._label_ids)
         states = [normed(hidden[layer]) for layer in self.layers]
@@ -113,7 +113,7 @@ def exp_sums(x: mx.array) -> mx.array:
 
 
 def largest(values: mx.array, k: int) -> mx.array:
-    """Return the places of the k largest values in each row, or of all if there are fewer: (N, M) -> (N, k)."""
+    """Return the indices of the k largest values in each row, or of all values if there are fewer: (N, M) -> (N, k)."""
     return mx.argpartition(-values, min(k, values.shape[-1]) - 1, axis=-1)[:, :k]
 
 

@@ -32,7 +32,7 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length of measurements
 MEASUREMENTS = 8  # on held-out prompts, during a run
-MEASURED_PROMPTS = 60  # about this many in each measurement; all of them in the last one
+MEASURED_PROMPTS = 60  # approximate number per measurement; the last one uses all held-out prompts
 SAVE_SECONDS = 60.0
 HISTORY = ("step", "progress", "loss", "agreement", "tokens_per_call")
 
@@ -63,10 +63,10 @@ class Report:
 
     Args:
         step: Number of steps taken.
-        progress: From 0 to 1.
-        seconds: Spent in steps.
+        progress: Progress from 0 to 1.
+        seconds: Time spent in steps.
         positions: Output tokens trained on.
-        loss: Of the last step.
+        loss: Loss of the last step.
         agreement: Share of positions where the draft's most likely token is the target's.
         tokens_per_call: Tokens per target call on held-out prompts, if this report measured it.
     """
@@ -86,7 +86,7 @@ class Trainer:
 
     Args:
         student: The network.
-        store: Its examples and their targets.
+        store: The examples and their targets.
         sampler: Chooses the examples of each step.
         schedule: Learning rate and length.
         session: Decodes the held-out prompts.
@@ -95,7 +95,7 @@ class Trainer:
         processes: The ranks of this run.
 
     Attributes:
-        final_stats: What `measure` found at the end. Empty before that, after resuming, and on ranks other than 0.
+        final_stats: The result of `measure` at the end. Empty before that, after resuming, and on ranks other than 0.
     """
 
     student: Student
@@ -154,7 +154,7 @@ class Trainer:
             yield Report(self.step, self._progress, self.seconds, self.positions, loss, agreement, tokens_per_call)
 
     def measure(self) -> dict[str, GenerationStats]:
-        """Decode all held-out prompts with the current draft. Returns the statistics of each file that has some."""
+        """Decode all held-out prompts with the current draft. Returns the statistics of each file."""
         held_out = {name: prompts for name, prompts in self.held_out.items() if prompts}
         return {name: measure_draft(self.session, self.student, prompts) for name, prompts in held_out.items()}
 
@@ -177,7 +177,7 @@ class Trainer:
                 student.states(batch),
                 student.output_matrix(batch),
                 batch.labels,
-                total_variation=progress >= 0.6,  # before that, KL
+                total_variation=progress >= 0.6,  # KL before that
                 soft_cap=student.output_model.logit_cap,
                 trains_output_matrix=student.trains_output_matrix,
             )
@@ -212,7 +212,7 @@ class Trainer:
                 partial.unlink(missing_ok=True)
 
     def resume(self) -> None:
-        """Read the checkpoint, if there is one. Raises `CheckpointError` if it does not fit this training run."""
+        """Read the checkpoint if it exists. Raises `CheckpointError` if it does not fit this training run."""
         if not self.checkpoint.exists():
             return
         saved = read_npz(self.checkpoint)

@@ -1,6 +1,6 @@
 """A training run from prompts to the folder of a draft: outputs, teacher targets, steps, measurements.
 
-Unfinished work lies in a folder next to the output folder, from which a killed run resumes.
+Unfinished work is kept in a folder next to the output folder. A killed run resumes from it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
-FORMAT = 4  # of the work folder
+FORMAT = 4  # version of the work folder
 WAY_OUT = ("free disk space, or name another ", Name("output"))
 FREQUENT = 512  # ids that a head may propose for any source
-FREQUENT_SPEECH = 3072  # audio suggests no other ids
+FREQUENT_SPEECH = 3072  # more, because audio does not suggest further ids
 Progress = Callable[[int], None]
 
 
@@ -59,8 +59,8 @@ class TrainingRun:
     """Trains a draft. Call `begin`, `write_outputs`, `keep_targets`, `train` and `finish` in this order.
 
     Args:
-        session: The target.
-        prompts: By the name of their file: texts, or transcribed recordings for a speech model.
+        session: A session with the target.
+        prompts: Texts, or transcribed recordings for a speech model, by the name of their file.
         work: The folder for unfinished work.
         schedule: Learning rate and length.
         options: See `TrainingOptions`.
@@ -119,7 +119,7 @@ class TrainingRun:
                 )
 
     def write_outputs(self, progress: Progress) -> None:
-        """Decode the training prompts with the target, or cut the training recordings to windows."""
+        """Decode the training prompts with the target, or cut the training recordings into windows."""
         texts = [prompt for prompt in self.training_prompts if isinstance(prompt, str)]
         recordings = [prompt for prompt in self.training_prompts if isinstance(prompt, Recording)]
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
@@ -154,7 +154,7 @@ class TrainingRun:
 
     @cached_property
     def keeps_targets(self) -> bool:
-        """Whether teacher targets are stored: they need at most half of the free disk, or storing has begun."""
+        """Whether to store teacher targets: they fit in `max_disk_gb` and, before storing, in half of the free disk."""
         has_begun = (self.work / "features").exists()
         fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
         return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))
@@ -186,7 +186,7 @@ class TrainingRun:
 
     @property
     def frequent(self) -> int:
-        """The number of frequent ids that a head may propose. The source of a speech model suggests no others."""
+        """The number of frequent ids that a head may propose. Audio does not suggest further ids."""
         default = FREQUENT if self.session.model.audio is None else FREQUENT_SPEECH
         return default if self.options.frequent is None else self.options.frequent
 
@@ -214,7 +214,7 @@ class TrainingRun:
         return self.trainer.final_stats or self.trainer.measure()
 
     def expected_speedup(self, tokens_per_call: float) -> float:
-        """Return the speedup over baseline decoding that the measured costs of this machine predict."""
+        """Return the speedup over baseline decoding, predicted from the measured costs of this machine."""
         round_cost = self._costs.round_cost(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
         return tokens_per_call * self._costs.baseline / round_cost
 
@@ -225,7 +225,7 @@ class TrainingRun:
 
     @property
     def memory_needed(self) -> int:
-        """Estimated bytes: the target, the student with gradients and two moments, the logits of a step."""
+        """Estimated bytes: the target, the student with its gradients and two moments, and the logits of a step."""
         width = self.session.model.config.d_model
         candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
         student = nbytes(self.draft.model) if isinstance(self.draft, ModelHandle) else 12 * width * width * 4
@@ -238,8 +238,8 @@ class TrainingRun:
 
         Args:
             output: The folder.
-            draw: Adds files to it.
-            facts: Entries of its manifest.
+            draw: Adds files to the folder.
+            facts: Entries of the folder's manifest.
         """
         student = self.student
         dtype = DTYPES[self.options.dtype]
@@ -253,7 +253,7 @@ class TrainingRun:
 
 
 def require_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Compare the settings of an unfinished training run with those of this command. Raises `InputError`."""
+    """Compare the settings of an unfinished training run with this command's. Raises `InputError` if they differ."""
     try:
         saved = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -277,9 +277,9 @@ def write_model(
     Args:
         output: The folder.
         opened: The model, with the folder and checkpoint that it was loaded from.
-        dtype: Of the stored weights.
+        dtype: The type of the stored weights.
         also: Adds files to the folder.
-        facts: Entries of its manifest.
+        facts: Entries of the folder's manifest.
     """
     model = opened.model
     parameters: Any = dict(tree_flatten(model.parameters()))
