@@ -1,4 +1,4 @@
-"""Drafters: where proposed tokens come from. `sampling.drafters` lists them."""
+"""Drafters, which propose the draft tokens. `sampling.drafters` lists them by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .separate import SeparateDrafters
     from .text_store import TextStore
 
-LAZY = {  # imported when they are used
+LAZY = {  # class -> module, imported on first use
     "AutoDrafter": "auto",
     "BatchHeadDrafter": "head",
     "BatchModelDrafter": "model",
@@ -61,9 +61,9 @@ def __getattr__(name: str) -> Any:
 
 
 def with_default_drafter(options: GenerationOptions, draft: object | None) -> GenerationOptions:
-    """The options with the name of a drafter, if they have none: the only place that decides the default.
+    """Return the options, with the default drafter if they name none. Only this function decides the default.
 
-    draft: The draft model or head, or its name, if there is one.
+    draft: The draft model or head, or its name; None without one.
     """
     if options.drafter is not None:
         return options
@@ -73,7 +73,7 @@ def with_default_drafter(options: GenerationOptions, draft: object | None) -> Ge
 
 
 def check_drafter(drafter: object, draft: object | None) -> None:
-    """Raise `InputError` unless the drafter can be built with this draft model or head, if there is one."""
+    """Raise `InputError` if the drafter cannot be built with `draft`: a draft model or head, or None."""
     if isinstance(drafter, str):
         facts = DRAFTERS[drafter]
         if draft is None and facts.uses_model and not facts.uses_ngrams:
@@ -90,16 +90,16 @@ def choose_drafter(
     make_model_drafter: Callable[[], BatchDrafter] | None = None,
     ngram: NgramDrafter | None = None,
 ) -> BatchDrafter:
-    """Build the drafter of `with_default_drafter`; without a draft model, "auto" is "ngram". Raises `InputError`.
+    """Build the drafter that the options name, or the default drafter. Raises `InputError`.
 
-    The function `build` of the drafter's module receives what `DRAFTERS` says that it uses, or None, and the target's
-    number of tokens.
+    Without a draft model, "auto" means "ngram". `build` in the drafter's module receives the n-gram drafter, the model
+    drafter and the target's vocabulary size. A drafter that `DRAFTERS` does not list for it is None.
 
     Args:
         options: The options of all requests.
         target: The target.
-        make_model_drafter: Builds the drafter of the draft model or head, if there is one: a `model_drafter`.
-        ngram: Drafts copies; a new one by default.
+        make_model_drafter: Builds the drafter for the draft model or head (see `model_drafter`); None without one.
+        ngram: The n-gram drafter to use; a new one by default.
     """
     choice = with_default_drafter(options, make_model_drafter).drafter
     check_drafter(choice, make_model_drafter)
@@ -120,12 +120,12 @@ def choose_drafter(
 def model_drafter(
     draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
 ) -> BatchDrafter:
-    """Build the drafter of a draft model or head.
+    """Build the drafter for a draft model or head.
 
     Args:
-        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        draft_model: A draft model or head with the target's tokens (see `loading.pair.require_same_tokens`).
         target: The target.
-        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+        shares_encoder: Whether the draft model uses the target's encoder (`models.shared_encoder`) and its output.
     """
     if isinstance(draft_model, DraftHead):
         from .head import BatchHeadDrafter

@@ -1,7 +1,7 @@
 """Aligns an output with a source that it mostly copies, to find the next source token to copy.
 
 This is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al. 2022, arXiv
-2205.10350). The module knows token ids and pieces, but no model.
+2205.10350). This module works on token ids and pieces, without a model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Alignment:
 
     Args:
         source: Ids of the source.
-        pieces: Of the vocabulary, by id. Without them, ids are compared as they are.
-        max_size: The most output tokens that are looked up in the source.
+        pieces: The vocabulary's pieces by id. Without them, the ids themselves are compared.
+        max_size: The maximum number of output tokens to look up in the source.
     """
 
     def __init__(self, source: Sequence[int], pieces: Mapping[int, str], max_size: int) -> None:
@@ -29,14 +29,14 @@ class Alignment:
         self._classes: dict[str, int] = {}  # see `_class_of`
         self._index = SuffixIndex(max_size, map(self._class_of, source))
         self._output: list[int] = []  # classes of the output tokens
-        # The source position that follows the output; at first the one after the task prefix ("grammar: "), which ends
-        # with a colon among the first tokens.
+        # The source position that is expected next. It starts after the task prefix ("grammar: "), if one of the first
+        # tokens ends with a colon.
         first_pieces = [pieces.get(token, "") for token in source[:12]]
         self._expected = next((i + 1 for i, piece in enumerate(first_pieces) if piece.endswith(":")), 0)
         self._mismatches = 0  # output tokens since the last one that agreed with the source
 
     def append(self, token: int) -> None:
-        """Follow one more output token; the start token is not part of the output."""
+        """Add an output token. The start token is not part of the output."""
         token_class = self._class_of(token)
         if self._index.tokens[self._expected : self._expected + 1] == [token_class]:
             self._expected += 1
@@ -48,9 +48,9 @@ class Alignment:
     def find(self) -> tuple[int, int] | None:
         """Return the source position to copy from, and how many of the last output tokens precede it in the source.
 
-        The longest match wins, and among equally long ones the first that the output has not passed. Without a match
-        the length is 0, and the position is the expected one, or the next word after a single mismatch. Returns
-        None after more mismatches.
+        The longest match wins; among equally long matches, the first one that the output has not passed. Without a
+        match, the length is 0 and the position is the expected one, or the next word after a single mismatch. After
+        more mismatches, the result is None.
         """
         found = self._index.find(self._output)
         if found:
@@ -66,7 +66,7 @@ class Alignment:
         return None
 
     def _class_of(self, token: int) -> int:
-        """The first token seen that differs only in case or in a leading space: the same word, elsewhere in a text."""
+        """Return the first token seen that is the same word, regardless of case and a leading space."""
         piece = self._pieces.get(token)
         if piece is None:
             return token
@@ -74,7 +74,7 @@ class Alignment:
         return self._classes.setdefault((bare or piece).casefold(), token)
 
     def _after_expected_word(self) -> int:
-        """The position after the word (without pieces: after the token) at the expected position."""
+        """Return the position after the word at the expected position; without pieces, after the token."""
         pieces, source = self._pieces, self._source
         position = self._expected + 1
         while pieces and position < len(source) and not pieces.get(source[position], "").startswith(SPACES):

@@ -1,4 +1,4 @@
-"""Copies text where it repeats, and uses the draft model elsewhere, if there is one."""
+"""Drafts copies where text repeats, and drafts with the draft model, if any, elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .ngram import NgramDrafter
 class AutoDrafter(BatchDrafter):
     """Drafts a copy if its chance per token is at least `min_chance` and close to the draft model's acceptance rate.
 
-    SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter uses the
-    acceptance observed for matches of that length and origin, and for the model's drafts.
+    SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter instead
+    uses the acceptance rates observed for matches of similar length and origin, and for the model's drafts.
 
     Args:
-        ngram: Makes a drafter for each request (`fresh`).
-        model: Drafts where no copy is likely; None always copies.
-        vocab_size: The target's. A text store may contain other ids, which are not proposed.
-        min_chance: Of a copied token, if there is a model.
+        ngram: The n-gram drafter; its `fresh` makes one for each request.
+        model: Drafts where a copy is unlikely to be right. With None, all drafts are copies.
+        vocab_size: The target's vocabulary size. Larger ids, which a text store may contain, are not proposed.
+        min_chance: The minimum chance that a copied token is right; used only with a model.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The interface of drafters: requests as they see them, drafts, and the base classes."""
+"""The interface of drafters: views of requests, drafts, and the base classes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RequestView:
     """The part of a request that drafters and acceptance rules read.
 
     Args:
-        options: Its options, with the model's defaults filled in.
-        source: What the encoder reads.
-        decoder_tokens: The committed decoder ids: the start token, a forced prefix, the output so far.
-        slot: Its place in the batch.
-        constraints: Which tokens are allowed; drafts respect them too.
+        options: The request's options, with the model's defaults filled in.
+        source: The encoder's input.
+        decoder_tokens: The committed decoder ids: the start token, a forced prefix, and the output so far.
+        slot: The row of the batch that the request occupies.
+        constraints: The constraints on the output; they apply to drafts, too.
     """
 
     options: GenerationOptions
@@ -40,7 +40,7 @@ class RequestView:
 
     @property
     def source_tokens(self) -> Sequence[int]:
-        """The ids of the source; none for audio."""
+        """The ids of the source; empty for audio."""
         return token_ids(self.source)
 
 
@@ -53,12 +53,12 @@ def history_of(requests: Sequence[RequestView], drafted: mx.array | None = None)
 
 @dataclass(frozen=True)
 class Draft:
-    """Up to K draft tokens for each slot of a batch; lazy.
+    """Up to K draft tokens for each slot of a batch, as lazy arrays.
 
     Args:
         tokens: (B, K) ids.
         probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token
-            had probability 1. Any other value would bias the output.
+            had probability 1. Wrong probabilities would bias the output.
         lengths: The number of draft tokens in each row; None means K in every row.
     """
 
@@ -91,7 +91,7 @@ class Draft:
         return self.num_tokens if self.lengths is None else self.lengths[slot]
 
     def ids(self) -> list[list[int]]:
-        """The draft tokens of each row. A host sync, unless they have been evaluated."""
+        """Return the draft tokens of each row. Waits for the device, unless they have been evaluated."""
         rows: list[list[int]] = self.tokens.tolist()  # type: ignore[assignment]
         return rows if self.lengths is None else [row[:end] for row, end in zip(rows, self.lengths, strict=True)]
 
@@ -114,43 +114,43 @@ class Draft:
 class BatchDrafter(ABC):
     """Proposes tokens for all rows of a batch.
 
-    A drafter sees a request's committed tokens in every `propose` and synchronizes its own state with them, so it needs
-    no rollback call. It may stop a draft after any token, but must not withdraw a token that it sampled: that would
-    bias the output.
+    Every `propose` passes the committed tokens of each request. The drafter synchronizes its state with them, so no
+    rollback call is needed. It may stop a draft after any token, but must not withdraw a token that it sampled: that
+    would bias the output.
     """
 
     def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
-        """Receive the target's cache, before any other call. Read only, except for `kept_layers`."""
+        """Receive the target's cache before any other call. The drafter may change only its `kept_layers`."""
 
     @abstractmethod
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
-        """A new request takes `request.slot`.
+        """Start a new request in `request.slot`.
 
         Args:
             request: The new request.
-            encoder_output: (1, S, d_model), the target's encoder output for it; None if unknown.
+            encoder_output: (1, S, d_model), the target's encoder output for the request; None if not available.
         """
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
-        """The kind of the request's next draft, and an upper limit for its length if it is known before drafting.
+        """Return the kind of the request's next draft, and its maximum length if that is known before drafting.
 
-        Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately. `propose` follows with
-        the chosen lengths, unless no draft is worthwhile.
+        Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately. `propose` is then
+        called with the chosen lengths, unless no draft is worthwhile.
         """
         return "", sys.maxsize
 
     @abstractmethod
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
-        """Return a draft with `slots` rows, for the slots of these requests; all other rows stay empty.
+        """Return a draft with `slots` rows. Rows without one of these requests stay empty.
 
-        counts: Up to how many tokens, at least 1, to draft for each request.
+        counts: The maximum number of tokens to draft for each request, at least 1.
         """
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:  # noqa: B027
-        """The target's last pass committed `counts[i]` tokens of `requests[i]`; no other pass has run since."""
+        """Called after the target has committed `counts[i]` tokens of `requests[i]`, before its next pass."""
 
     def end(self, request: RequestView) -> None:  # noqa: B027
-        """The request is finished; `request.decoder_tokens` is complete. Not called for cancelled requests."""
+        """Called when `request.decoder_tokens` is complete; not called for cancelled requests."""
 
     @abstractmethod
     def select(self, slots: Sequence[int]) -> None:
@@ -158,13 +158,13 @@ class BatchDrafter(ABC):
 
 
 class Drafter(ABC):
-    """Proposes tokens for one request and sees only its ids; see `BatchDrafter`."""
+    """Proposes tokens for one request from its token ids alone; see `BatchDrafter`."""
 
     kind = ""
 
     @abstractmethod
     def begin(self, input_tokens: Sequence[int]) -> None:
-        """A new request with these source tokens."""
+        """Start a new request with these source tokens."""
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft | Sequence[int]:
@@ -179,15 +179,15 @@ class Drafter(ABC):
         """
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """An upper limit for the length of the next draft, if it is known before drafting."""
+        """Return the maximum length of the next draft, if it is known before drafting."""
         return sys.maxsize
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
-        """The request is finished; `tokens` are its decoder ids. Not called for cancelled requests."""
+        """Called with all decoder ids of a finished request; not called for cancelled requests."""
 
 
 def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:
-    """The values after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
+    """Return the values by their slots after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
     return {i: by_slot[slot] for i, slot in enumerate(slots) if slot in by_slot}
 
 
@@ -224,7 +224,7 @@ def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int 
 
 
 def draft_probs(draft: Draft, vocab_size: int | None) -> mx.array:
-    """q, (B, K, V) float32, as a full array even if it is a point mass."""
+    """Return q, (B, K, V) float32, as a full array even for point masses."""
     if draft.probs is not None:
         return draft.probs
     assert vocab_size is not None

@@ -1,4 +1,4 @@
-"""A draft model with the tokens that it may propose, and the check that they are the target's tokens."""
+"""A draft model, and the part of the vocabulary that it may propose."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..models.base import EncoderDecoder
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens that a draft may propose. A head over the whole vocabulary takes most of a small draft's time.
+    """The tokens that a draft may propose. Logits of the whole vocabulary take most of a small draft model's time.
 
-    Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2: the draft's logits over a frequency-ranked part of the
-    vocabulary, q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3: likely ids for each word of a source. The
-    choice of tokens changes the acceptance rate, not the output.
+    Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2, compute the draft's logits over a frequency-ranked part of
+    the vocabulary, with q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3, add likely ids for each word of a
+    source. The choice of tokens changes the acceptance rate, not the output.
 
     Args:
-        ids: The most frequent first, with the end-of-sequence ids. The ids of a request's source are added to them.
-        by_source: Additional ids for requests whose source contains an id.
+        ids: The end-of-sequence ids, then the most frequent ids. The ids of a request's source are added to them.
+        by_source: Source id -> additional ids for requests whose source contains it.
     """
 
     ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class DraftVocabulary:
     def most_frequent(
         cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
-        """The `size` most frequent ids of `outputs`, which are token ids of a target's outputs or of similar text."""
+        """Take the `size` most frequent ids of `outputs`: token ids of a target's outputs or of similar text."""
         if size < 1:
             raise InputError(f"must be >= 1, not {size}", "draft_vocab")
         counts = Counter(token for tokens in outputs for token in tokens)
@@ -46,8 +46,8 @@ class DraftVocabulary:
     ) -> DraftVocabulary:
         """Learn a vocabulary from pairs of source and output ids.
 
-        An output id that is neither frequent nor in its source is assigned to the source id with the strongest
-        co-occurrence, if that happens in at least two pairs.
+        An output id that is neither frequent nor in its source is assigned to the source id with which it
+        co-occurs most strongly, if this is the same source id in at least two pairs.
         """
         least_pairs = 2
         frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids
@@ -77,7 +77,7 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A model, and the tokens that it may propose; None means all."""
+    """A draft model, and the tokens that it may propose; None means all tokens."""
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None

@@ -1,4 +1,4 @@
-"""Chooses the tokens of a draft: the output head over those that it may propose, and the sampler."""
+"""Chooses draft tokens: an output head over the ids that a draft may propose, and a sampler."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .base import Draft, RequestView, history_of
 class OutputHead:
     """(B, d) -> logits (B, N) of the ids that a draft may propose for the sources of a batch.
 
-    Frequent ids and those of the sources share one matrix: copying the frequent rows once costs less than a second
+    Frequent ids and source ids share one matrix, because copying the frequent rows once costs less than a second
     matmul for each token.
 
     Args:
         model: The model whose output matrix is used.
         vocab_size: V of the target; padding may make it larger or smaller than the draft's.
-        frequent: As `DraftVocabulary.ids`; none: all ids may be proposed.
+        frequent: As `DraftVocabulary.ids`. If empty, all ids may be proposed.
         by_source: As in `DraftVocabulary`.
 
     Attributes:
-        ids: (N,), or None for all ids. The frequent ones, ascending, then those of the sources.
+        ids: (N,), the frequent ids in ascending order, then the source ids; None for all ids.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OutputHead:
         self._allowed: mx.array | None = None  # (B, N), if the rows have different ids
 
     def use_sources(self, sources: Sequence[Sequence[int]]) -> None:
-        """Add the ids of these sources, one for each row, unless the last call did. Windows of audio add none."""
+        """Add the ids of these sources, one source per row, unless the last call had the same. Audio adds none."""
         frequent = self._frequent
         if not frequent or sources == self._sources:
             return
@@ -66,7 +66,7 @@ class OutputHead:
         self._sources = sources
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(B, d) -> (B, N), with -inf for ids of other rows, so that rows do not depend on each other."""
+        """(B, d) -> (B, N), with -inf for ids that only other rows may propose, so that rows stay independent."""
         logits = self._head(x)
         return logits if self._allowed is None else mx.where(self._allowed, logits, -mx.inf)
 
@@ -90,22 +90,22 @@ class OutputHead:
 class DraftSampler:
     """Chooses the tokens of one draft, one position at a time for all rows, with each row's options and noise.
 
-    Above temperature 0, tokens are sampled from the draft's own distribution, with the noise that the target uses at
-    the same position; such a token has probability 1. With another acceptance rule, the noise is independent.
+    Above temperature 0, tokens are sampled from the draft model's distribution. With the acceptance rule "coupled", the
+    noise is the target's at the same position, and the draft is a point mass. Other rules use independent noise.
 
     Args:
         counts: As in `BatchDrafter.propose`.
         slots: B.
-        head: Uses the sources of the batch.
+        head: The output head, which already uses the sources of the batch.
 
     Attributes:
-        longest: The number of calls of `choose` that complete the draft.
+        longest: How many calls of `choose` complete the draft.
     """
 
     def __init__(self, counts: Mapping[RequestView, int], slots: int, head: OutputHead) -> None:
         self._head = head
         by_slot = {request.slot: request for request in counts}
-        any_request = next(iter(counts))  # idle rows repeat it
+        any_request = next(iter(counts))  # stands in for idle rows
         self._requests = [by_slot.get(slot, any_request) for slot in range(slots)]
         self._options: list[GenerationOptions] = [request.options for request in self._requests]
         self._lengths = [counts[by_slot[slot]] if slot in by_slot else 0 for slot in range(slots)]
@@ -128,7 +128,7 @@ class DraftSampler:
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self.longest)
 
     def draft(self) -> Draft:
-        """The chosen tokens."""
+        """Return the chosen tokens."""
         probs = mx.concatenate(self._probs, axis=1) if self._probs else None
         return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
 

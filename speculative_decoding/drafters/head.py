@@ -15,7 +15,7 @@ from .draft_sampler import DraftSampler, OutputHead
 
 
 class BatchHeadDrafter(BatchDrafter):
-    """Drafts for all rows in one pass, starting from the hidden states of the target's last pass. It has no cache."""
+    """Drafts for all rows at once, from the hidden states of the target's last pass and without a draft cache."""
 
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head = head
@@ -26,7 +26,7 @@ class BatchHeadDrafter(BatchDrafter):
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
         self._sources: dict[int, Sequence[int]] = {}
-        self._last_verified: dict[int, int] = {}  # the position in that pass of the last verified token
+        self._last_verified: dict[int, int] = {}  # the position of the last verified token in that pass
 
     def use_cache(self, cache: DecoderCache) -> None:
         self._cache = cache

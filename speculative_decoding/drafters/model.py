@@ -18,9 +18,9 @@ class BatchModelDrafter(BatchDrafter):
     """Decodes ahead with a draft model, sampling each row with its own options. Lazy: it never waits for the device.
 
     Args:
-        draft_model: The model, perhaps with a reduced vocabulary.
-        vocab_size: The target's; it may be padded further than the draft model's.
-        shares_encoder: The draft model's encoder is the target's, so the target's encoder output is reused.
+        draft_model: The model, optionally with a reduced vocabulary.
+        vocab_size: The target's vocabulary size, which may be padded further than the draft model's.
+        shares_encoder: Whether the draft model uses the target's encoder, and so its encoder output.
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
@@ -34,7 +34,7 @@ class BatchModelDrafter(BatchDrafter):
         self._cache: DecoderCache | None = None
         # By slot:
         self._sources: dict[int, Source] = {}
-        self._encoder_outputs: dict[int, mx.array] = {}  # the target's, until the cache is filled from them
+        self._encoder_outputs: dict[int, mx.array] = {}  # from the target, kept until the cache is filled
         self._held: dict[int, list[int]] = {}  # the ids in the cache, once the source has been encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # slots and (B, K) ids of the last draft
 
@@ -80,12 +80,12 @@ class BatchModelDrafter(BatchDrafter):
         return draft
 
     def _read_drafted(self) -> None:
-        """Append the last draft to `_held`. No host sync: the draft was evaluated with its round."""
+        """Append the last draft to `_held`. This does not wait: the draft was evaluated with its round."""
         if self._drafted is not None:
             slots, tokens = self._drafted
             ids: list[list[int]] = tokens.tolist()  # type: ignore[assignment]
             for slot in slots:
-                self._held[slot] += ids[slot][:-1]  # the last draft token was not fed
+                self._held[slot] += ids[slot][:-1]  # the last draft token was not fed to the model
             self._drafted = None
 
     def _read_sources(self, drafting: Sequence[int], slots: int) -> None:
@@ -132,7 +132,7 @@ class BatchModelDrafter(BatchDrafter):
 
 
 def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """The length of the common prefix."""
+    """Return the length of the common prefix."""
     shortest = min(len(held), len(tokens))
     return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
 

@@ -2,10 +2,10 @@
 
 A copy is chosen in three steps:
 
-1. Each text is searched for the last tokens of the output: the last n tokens, for the largest n that occurs in the
-   text. The tokens that follow them in the text are a `Match` of length n.
-2. `CopyChances` estimates how likely each copied token is right, from earlier matches of this text and of similar
-   length. The match with the highest chance is copied.
+1. Each text is searched for the last n tokens of the output, with the largest n for which they occur in it. The
+   tokens that follow them in the text are a `Match` of length n.
+2. `CopyChances` estimates how likely it is that a copied token is right, from earlier matches of similar length in
+   the same text. The match with the highest chance is copied.
 3. The copy is cut where the chance that all its tokens are right falls below `min_chance`.
 
 This is prompt lookup, extended to the encoder's input: in an encoder-decoder, most of the text to copy is there.
@@ -28,18 +28,18 @@ from .suffix_index import SuffixIndex
 if TYPE_CHECKING:
     from .text_store import TextStore
 
-LOOKAHEAD = 16  # tokens of a match; also if fewer are drafted, because all of them are compared with the output later
-PRIOR_WEIGHT = 5.0  # in observed tokens
+LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
+PRIOR_WEIGHT = 5.0  # the prior counts as much as this many observed tokens
 
 
 @dataclass(frozen=True)
 class Match:
-    """The tokens that follow the output's last tokens in some text.
+    """The tokens that follow the output's last tokens in one of the texts.
 
     Args:
         origin: The text: "source", "output" or "store"; "" if no text matches.
-        length: How many of the output's last tokens precede `continuation` in the text. Length 0 is a guess: the
-            source at the position that the output is expected to have reached.
+        length: How many of the output's last tokens precede `continuation` in the text. With length 0,
+            `continuation` is a guess: the source from the position that the output is expected to have reached.
         continuation: Up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
         chance: The estimated probability that a token of `continuation` is right if all tokens before it are.
     """
@@ -53,21 +53,21 @@ class Match:
 class NgramDrafter(Drafter):
     """Copies the tokens that follow the output's last tokens in the source, in the output itself, or in a store.
 
-    In each text the longest match wins. Among equally long ones, the source prefers the next position that the output
-    has not reached yet, the output the earliest position (its continuation is the longest), and the store the latest.
-    If matches of several texts have the same chance, the source comes first, then the output.
+    In each text, the longest match wins. Equally long matches are ranked by position: in the source, the next position
+    that the output has not reached yet; in the output, the earliest, whose continuation is the longest; in the store,
+    the latest. If matches of several texts have the same chance, the source comes first, then the output.
 
-    The drafter is deterministic. It learns from request to request how often its copies are right; keep one for a
-    session.
+    The drafter is deterministic. It learns across requests how often its copies are right, so use one drafter for a
+    whole session.
 
     Args:
-        pieces: `tokenizer.vocabulary.pieces`. With them a word matches regardless of case and of a leading space,
-            copying starts after a task prefix, and it resumes after a replaced word instead of a replaced token.
+        pieces: `tokenizer.vocabulary.pieces`. With them, words match regardless of case and a leading space, copying
+            starts after a task prefix, and it resumes after a replaced word rather than a replaced token.
         search_input: Search the source.
         search_output: Search the output. Hugging Face's prompt lookup searches only the output.
         store: A text store to search; it learns every request and may be shared between drafters.
-        max_ngram_size: The most tokens of the output that are looked up.
-        min_chance: The least probability that all tokens of a draft are right; 0 always drafts the full length.
+        max_ngram_size: The maximum number of output tokens to look up.
+        min_chance: The minimum probability that all tokens of a draft are right. With 0, drafts have full length.
 
     Raises:
         InputError: An argument is out of range, or there is no text to search.
@@ -113,7 +113,7 @@ class NgramDrafter(Drafter):
         self._source = list(input_tokens)
         self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
         self._output = SuffixIndex(self._max_size)
-        self._match: Match | None = None  # for the current tokens; compared with the next ones
+        self._match: Match | None = None  # for the current tokens; later compared with the next tokens
         self._num_stored = 0  # tokens of the output that the store has learned
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
@@ -138,9 +138,9 @@ class NgramDrafter(Drafter):
         return self._match
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Add the tokens that the store has not learned yet."""
+        """Add to the store the tokens that it does not contain yet."""
         self._synchronize(tokens)
-        if self.store is not None and len(tokens) > max(self._num_stored, 1):  # there is more than a start token
+        if self.store is not None and len(tokens) > max(self._num_stored, 1):  # more than the start token
             start = len(self._source) + self._num_stored if self._num_stored else 0
             self.store.learn([*self._source, *tokens], start)
             self._num_stored = len(tokens)
@@ -184,11 +184,11 @@ class CopyChances:
     """The chance that a copied token is right if all copied tokens before it are, by origin and length of the match.
 
     Lengths are grouped as in `prior`. A match is observed even if it was not drafted, so a text whose copies became
-    reliable again is copied again. `AutoDrafter` keeps the draft model's tokens here too, under a separate origin.
+    reliable again is copied again. `AutoDrafter` also counts the draft model's tokens here, under a separate origin.
 
     Args:
         prior: Initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
-            The default has chances of matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
+            The default covers matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
     """
 
     def __init__(self, prior: Sequence[float] = (0.5, 0.5, 0.7, 0.8, 0.9)) -> None:
@@ -216,7 +216,7 @@ class CopyChances:
 
 
 def likely_length(chance: float, min_chance: float, max_length: int) -> int:
-    """The longest draft whose tokens are all right with a probability of at least `min_chance`."""
+    """Return the length of the longest draft that is entirely right with probability `min_chance` or more."""
     length = 0
     all_right = chance
     while length < max_length and all_right >= min_chance:

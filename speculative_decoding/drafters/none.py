@@ -1,4 +1,4 @@
-"""Proposes nothing: baseline decoding with the same loop."""
+"""A drafter that proposes nothing, for baseline decoding in the same loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import BatchDrafter, Draft, RequestView
 
 
 class NoDrafter(BatchDrafter):
-    """Its drafts have no tokens."""
+    """Returns drafts without tokens."""
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         pass

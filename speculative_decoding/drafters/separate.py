@@ -1,4 +1,4 @@
-"""Drafters of single requests, which callers write, run next to each other for the rows of a batch."""
+"""Runs one drafter per row of a batch. Callers can write such drafters, which handle a single request each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OneDrafter = TypeVar("OneDrafter", bound=Drafter)
 
 
 class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
-    """Gives every request a drafter.
+    """Creates a separate drafter for each request.
 
     Args:
         make: Returns a drafter for a new request.
-        vocab_size: V; drafters with distributions require it, and ids beyond it are cut off.
+        vocab_size: V, required for drafters that return distributions. A draft ends before the first larger id.
     """
 
     def __init__(self, make: Callable[[], OneDrafter], vocab_size: int | None = None) -> None:
@@ -79,7 +79,7 @@ class CustomDrafter(Drafter):
 
 
 def custom_drafter(drafter: Any, vocab_size: int) -> BatchDrafter:
-    """For a drafter of the caller, which serves a single request."""
+    """Wrap a caller's drafter, which handles one request at a time. A `BatchDrafter` is returned unchanged."""
     if isinstance(drafter, BatchDrafter):
         return drafter
     one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)

@@ -1,9 +1,9 @@
 """Finds earlier occurrences of a text's last tokens in a growing text.
 
-The index is a trie of all contexts, read backwards. A context is split only when a search passes through it: the lazy
-construction of Giegerich, Kurtz and Stoye (2003), for reversed suffixes. A suffix automaton answers the same question,
-but this trie is cheaper to build, because most of a source is never searched for. It also knows every occurrence of a
-context, not only the first.
+The index is a trie of all contexts, read backwards. A context is split only when a search passes through it. This is
+the lazy construction of Giegerich, Kurtz and Stoye (2003), applied to reversed suffixes. A suffix automaton answers the
+same queries, but this trie is cheaper to build, because most of a source is never searched for. It also lists every
+occurrence of a context, not only the first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ BOUNDARY = -1  # separates two texts in one index: no context or continuation cr
 
 
 class SuffixIndex:
-    """All contexts of up to `max_size` tokens in `tokens`. Only `extend` may change `tokens`.
+    """An index of all contexts of up to `max_size` tokens in `tokens`. Only `extend` may change `tokens`.
 
-    Position e ends the context `tokens[:e]` if a token follows it; `tokens[e:]` is its continuation.
+    A context `tokens[:e]` ends at position e if a token follows it; `tokens[e:]` is its continuation.
 
-    `extend` and each split move a position one level down, and no position goes deeper than `max_size`. So N tokens
-    cost O(N * max_size) in the worst case over all calls, and a search adds O(its result).
+    Each step of `extend` or a split moves a position one level down the trie, and no position goes deeper than
+    `max_size`. In the worst case, N tokens therefore cost O(N * max_size) over all calls. In addition, each search
+    takes time proportional to its result.
     """
 
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        # A context is known by its size and its first end. Once a search needs them: all ends of the contexts that are
-        # one token longer, by that token.
+        # (size, first end) identifies a context. The entry is made when a search needs it, and has all ends of the
+        # contexts that are one token longer, by that token.
         self._longer: dict[tuple[int, int], dict[int, list[int]]] = {(0, 0): {}}
         self.extend(tokens)
 

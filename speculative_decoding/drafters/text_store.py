@@ -1,4 +1,4 @@
-"""Keeps the texts of earlier requests, in memory or in a file, for n-gram drafts. Knows token ids, but no models.
+"""Keeps the texts of earlier requests, in memory or in a file, for n-gram drafts. Stores token ids only.
 
 A request is stored as one text: its source ids, the start token, and its output ids. If a source occurs again, its
 last tokens already match, and their continuation is the earlier output.
@@ -29,13 +29,13 @@ KIND = "texts"  # earlier versions also wrote n-gram counts
 class TextStore:
     """Stores whole texts and finds the continuation of a text's last tokens.
 
-    Of the latest occurrences, the one with the longest continuation wins, and among equally long ones the latest.
+    Among the latest occurrences, the one with the longest continuation wins; among equally long ones, the latest.
 
     Args:
-        max_ngram_size: The most tokens that are looked up.
-        max_entries: The most tokens kept. When there are more, the older half is dropped.
-        vocabulary: `tokenizer.vocabulary.fingerprint`. The file keeps it, so that a store is never used with the ids
-            of another model.
+        max_ngram_size: The maximum number of tokens to look up.
+        max_entries: The maximum number of tokens kept. When it is exceeded, the older half is dropped.
+        vocabulary: `tokenizer.vocabulary.fingerprint`. It is saved in the file, so that a store is never used with
+            the ids of another model.
 
     Attributes:
         changes: How many times the texts have changed.
@@ -85,7 +85,7 @@ class TextStore:
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically. Only its owner may read it. Another thread may add texts meanwhile.
+        """Write a JSON file atomically, readable only by its owner. Other threads may add texts at the same time.
 
         Raises:
             InputError: The file cannot be written.
@@ -134,6 +134,6 @@ class TextStore:
 
 
 def header_of(content: str) -> dict[str, Any]:
-    """The first line of the file, for the content on its second line."""
+    """Return the header for the first line of a file, given the content of its second line."""
     digest = hashlib.sha256(content.encode()).hexdigest()
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest}

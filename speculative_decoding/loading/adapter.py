@@ -1,6 +1,6 @@
 """Adapters: folders in which PEFT saves low-rank updates of a model (LoRA). They are merged as PEFT merges them.
 
-The names of PEFT 0.21 and older versions are known: `base_model.model.` + the module's name in transformers + the part.
+Tensor names follow PEFT 0.21 and older: `base_model.model.` + the module's name in transformers + the part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
-# Fields that change the computation in a way that is not a sum of a weight and an update.
+# Fields of variants in which the result is not the sum of a weight and an update
 UNSUPPORTED = {
     "use_dora": "DoRA (use_dora)",
     "lora_bias": "LoRA biases (lora_bias)",
@@ -40,7 +40,7 @@ UNSUPPORTED = {
 }
 # Values of init_lora_weights with which PEFT changes the base model before training
 CHANGES_BASE = re.compile(r"(pissa|corda|olora|loftq|lora_ga|mica)", re.IGNORECASE)
-MAX_WILDCARDS = 4  # of a pattern: more take too long if the file is hostile
+MAX_WILDCARDS = 4  # in a pattern; with more, a hostile file could take too long
 PARTS = re.compile(
     r"(?P<module>.+)\.(?:"
     r"lora_(?P<matrix>[AB])\.weight"
@@ -57,9 +57,9 @@ class AdapterConfig:
     """The fields of adapter_config.json that merging needs.
 
     base: the name or folder of the model that was trained, or None.
-    rank_pattern, alpha_pattern: values for some modules, by regular expression.
-    modules_to_save: ends of the names of modules that were trained as a whole.
-    token_indices: rows of embeddings that were trained, by the end of the module's name; "" is any embedding.
+    rank_pattern, alpha_pattern: ranks and alphas of some modules, by regular expression for their names.
+    modules_to_save: suffixes of the names of modules that were trained as a whole.
+    token_indices: trained rows of embeddings, by the suffix of the module's name; "" means any embedding.
     """
 
     base: str | None
@@ -116,7 +116,7 @@ class AdapterConfig:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's update. Raises `CheckpointError` if the module has another rank."""
+        """Return the factor of a module's update. Raises `CheckpointError` if the config has another rank for it."""
         expected = matching(self.rank_pattern, module, self.rank)
         if rank != expected:
             raise CheckpointError(f"{ADAPTER_CONFIG}: {module} has rank {expected}, but its tensors have {rank}")
@@ -167,7 +167,7 @@ class Adapter:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether the folder has a tokenizer, not only settings of one."""
+        """Whether the folder has a tokenizer, not only tokenizer settings."""
         return any((self.folder / name).is_file() for name in TOKENIZER_FILES if name not in SIDE_FILES)
 
     @cached_property
@@ -181,11 +181,11 @@ class Adapter:
         return found.hexdigest()
 
     def merge(self, raw: Mapping[str, Any], base: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
-        """Return config.json and checkpoint of the base with this adapter. No data is read.
+        """Return the config.json and checkpoint of the base with this adapter merged in. Reads no tensor data.
 
         Args:
             raw: The base's config.json, as `read_folder` returns it.
-            base: As `Architecture.adapt` returns it.
+            base: The base's checkpoint, as `Architecture.adapt` returns it.
 
         Raises:
             InputError: The base is quantized or rescaled.
@@ -217,10 +217,10 @@ class Adapter:
 
 
 class Merging:
-    """Collects what an adapter does to each tensor of a base.
+    """Collects the changes that an adapter makes to each tensor of a base model.
 
-    The tables of a model may be tied: one tensor is used as embedding and head. As in PEFT, an update of one module
-    changes the tensor, and so every module that shares it. A module in `modules_to_save` gets a tensor of its own.
+    The tables of a model may be tied: the embedding and the head share one tensor. As in PEFT, an update of one module
+    changes every module that shares its tensor. A module in `modules_to_save` gets a separate tensor.
 
     Attributes:
         tied_updates: the modules whose update changes other modules too.
@@ -230,18 +230,18 @@ class Merging:
         self._adapter = adapter
         self._base = base
         self._tables = tables
-        # The name of each table -> the tensor that it is, by any unique name.
+        # The name of each table -> the tensor that it uses, under any unique name.
         self._used = dict.fromkeys(tables.names, tables.embedding)
         self._used |= {name: name for name in (tables.source, tables.head) if name is not None and name in base}
-        self._own = {name: Source(name) for name in base}  # by the same names
-        self._saved: dict[str, str] = {}  # tables that get a tensor of their own
-        self._updates: dict[str, dict[str, str]] = {}  # module -> A, B -> tensor
+        self._own = {name: Source(name) for name in base}  # tensors by these names
+        self._saved: dict[str, str] = {}  # tables that get a separate tensor
+        self._updates: dict[str, dict[str, str]] = {}  # module -> "A" or "B" -> tensor
         self._rows: dict[str, str] = {}  # module -> tensor
-        self._embeddings = set[str]()  # modules whose updates are those of embeddings
+        self._embeddings = set[str]()  # modules with the updates of an embedding
         self.tied_updates: list[str] = []
 
     def read(self, tensor: str) -> None:
-        """Note what a tensor of the adapter changes. Raises `CheckpointError` if it changes nothing in the base."""
+        """Record what a tensor of the adapter changes. Raises `CheckpointError` if it fits no tensor of the base."""
         path = tensor.removeprefix(PREFIX)
         match = PARTS.fullmatch(path)
         if match is None:
@@ -265,7 +265,7 @@ class Merging:
             self._replace(tensor, f"{match['module']}.{match['saved']}")
 
     def _find(self, tensor: str, name: str) -> str:
-        """Return the base's name of a tensor that transformers calls `name`. `tensor` is for the error message."""
+        """Return the base's name for the tensor that transformers calls `name`. The error message names `tensor`."""
         for each in (name, name.removeprefix("model."), name.replace(".text_model.", ".", 1)):
             if each in self._used or each in self._base:
                 return each
@@ -283,7 +283,7 @@ class Merging:
             self._own[self._used.get(found, found)] = Source(tensor, is_of_adapter=True)
 
     def result(self) -> tuple[dict[str, Source], int | None]:
-        """Return where each tensor comes from, and the rows of the decoder's embedding."""
+        """Return the source of each tensor, and the number of rows of the decoder's embedding, if known."""
         used = dict(self._used)
         for name, tensor in self._saved.items():
             used[name] = f"{PREFIX}{name}"  # a name that no tensor of the base has
@@ -299,11 +299,11 @@ class Merging:
         return self._unique(used), self._length(used.get(self._tables.decoder))
 
     def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
-        """Return the tensors by the names in a checkpoint without duplicates, as `Architecture.adapt` returns it.
+        """Return the tensors by their names in a checkpoint without duplicates, as `Architecture.adapt` returns it.
 
-        used: the tensor that each table is now, by a name in `self._own`.
+        used: the tensor that each table uses now, by its name in `self._own`.
 
-        Raises `CheckpointError` for another table of the encoder if the family has no name for it.
+        Raises `CheckpointError` if the encoder has a separate table now, and the family does not support one.
         """
         tables, own = self._tables, self._own
         are_tables = {*tables.names, *used.values()}
@@ -355,7 +355,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise `InputError` with the way to load an adapter if a folder that was named as a model is one."""
+    """Raise `InputError`, with the way to load an adapter, if a folder given as a model is an adapter."""
     if not is_adapter(folder):
         return
     base = read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")

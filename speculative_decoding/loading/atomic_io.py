@@ -82,7 +82,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def clean_up(target: Path) -> None:
-    """Repair the leftovers of a killed process: restore an old folder, remove unlocked temporary folders and files."""
+    """Clean up after a killed process: restore an old folder, and remove unlocked temporary folders and files."""
     aside = old_name(target)
     if aside.exists() and not target.exists():
         aside.rename(target)
@@ -104,7 +104,7 @@ def clean_up(target: Path) -> None:
 
 
 def old_name(target: Path) -> Path:
-    """The name that an existing `target` has while a new folder replaces it without an atomic swap."""
+    """Return the temporary name of `target` while a new folder replaces it without an atomic swap."""
     return target.parent / f".{target.name}.partial-old"
 
 

@@ -1,4 +1,4 @@
-"""Writes a tokenizer as one tokenizer.json, after proving that `tokenizers` alone reads it as the reference does."""
+"""Writes a tokenizer as one tokenizer.json, after proving that `tokenizers` alone gives the reference's results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .tokenizer_base import (
     tokenizer_errors,
 )
 
-IDS = 64  # decoded together in a proof
+IDS = 64  # number of ids that a proof decodes together
 UNIGRAM, BPE = 1, 2  # SentencePiece's model types
-USER_DEFINED, UNUSED = 4, 5  # its types of pieces
+USER_DEFINED, UNUSED = 4, 5  # SentencePiece's types of pieces
 
 
 def canonical_tokenizer(source: Path) -> FastTokenizer | None:
-    """Load a folder's tokenizer, and return one that needs only a tokenizer.json, or None if that reads differently.
+    """Load a folder's tokenizer, and return an equal one that needs only a tokenizer.json, or None if there is none.
 
-    Notes where the folder's files differ, and why the result is None.
+    Notes report differences between the folder's files, and explain a result of None.
     """
     reference = load_tokenizer(source)
     assert isinstance(reference, FolderTokenizer)
@@ -47,7 +47,7 @@ def canonical_tokenizer(source: Path) -> FastTokenizer | None:
 
 
 def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) -> dict[str, Any] | None:
-    """Write the canonical tokenizer of `source`, or copy its files if it has none. Returns the manifest's entry."""
+    """Write the canonical tokenizer of `source`, or copy its files if it has none. Returns its manifest entry."""
     if proven is None:
         return copy_tokenizer(source, output)
     (output / "tokenizer.json").write_text(proven.backend.to_str(), encoding="utf-8")
@@ -63,14 +63,14 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
 
 
 def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return a `FastTokenizer` that is equal to the reference, or None with a note that says why there is none."""
+    """Return a `FastTokenizer` that is equal to the reference. If there is none, note the reason and return None."""
     try:
         fast = candidate(reference, source)
         found = None if fast is None else next(differences(reference, fast), None)
         problem = (
             "it has no equal in the tokenizers package" if fast is None else found and f"that package reads {found}"
         )
-    except InputError as error:  # a strange model, which only SentencePiece accepts
+    except InputError as error:  # an unusual model that only SentencePiece accepts
         problem = f"the tokenizers package refuses them: {error}"
     if problem is None:
         return fast
@@ -150,7 +150,7 @@ def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
 
 
 def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:
-    """Express a SentencePiece model with `tokenizers`, or return None."""
+    """Express a SentencePiece model with `tokenizers`, or return None if that is impossible."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 

@@ -1,11 +1,11 @@
-"""The clean-up of spaces that `clean_up_tokenization_spaces` asks for: "Hello , it 's" becomes "Hello, it's".
+"""The clean-up of spaces that `clean_up_tokenization_spaces` enables: "Hello , it 's" becomes "Hello, it's".
 
-transformers applies it to decoded text, except that of BPE models, whose spaces are exact.
+transformers applies it to decoded text, but not for BPE models, whose spaces are exact.
 """
 
 from __future__ import annotations
 
-# The replacements of `PreTrainedTokenizerBase.clean_up_tokenization`, in its order. Each only removes spaces.
+# The replacements of `PreTrainedTokenizerBase.clean_up_tokenization`, in the same order. Each only removes spaces.
 REPLACEMENTS = (
     (" .", "."),
     (" ?", "?"),
@@ -18,7 +18,7 @@ REPLACEMENTS = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-# The characters with which a replaced string can begin: a match that ends later starts within a run of them.
+# The characters of unfinished matches: if later text completes a match, it starts in a run of these at the end.
 OPEN = " 'nvr"
 
 

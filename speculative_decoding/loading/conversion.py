@@ -56,13 +56,13 @@ def convert(
         source: A folder, which needs no network, or a name on the Hub.
         output: The folder to write; None means models/NAME.
         storage: Data type and quantization of the weights.
-        tokenizer: A folder, or a model on the Hub, whose tokenizer to use instead of the model's.
+        tokenizer: A folder, or a model on the Hub, whose tokenizer replaces the model's.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
         progress: Called after each tensor with its name, the bytes read so far and the total bytes.
 
-    Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
+    Raises `InputError` or `CheckpointError` for an invalid argument, file or tensor, before anything is written.
     """
     is_local = os.path.isdir(source)  # names of folders in models/ are not accepted, because conversion writes them
     if is_local and revision is not None:
@@ -110,7 +110,7 @@ def convert(
 def require_replaceable(output: Path, source: Path, force: bool) -> None:
     """Raise `InputError` if writing `output` could destroy data.
 
-    With `force`, an empty folder and a folder with only the files of its manifest may be replaced.
+    With `force`, a folder may be replaced if it is empty or contains only the files in its manifest.
     """
     way_out = "name another folder"
     if output.name in ("", ".."):
@@ -133,7 +133,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
 def tensors(
     original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yield each tensor as it is stored, and read it only then."""
+    """Yield each tensor as it will be stored. It is read when it is yielded."""
     sizes = {name: original.info(name).nbytes if name in original else 0 for name in names}
     total = sum(sizes.values())
     done = 0

@@ -25,14 +25,14 @@ from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
-VERSION = 2  # of the computation; version 1 had a norm before each part
+VERSION = 2  # of the computation in a head; version 1 had a norm before each part
 CONFIG = "config.json"
-ATTENTION_OUTPUT = "o.weight"  # in folders, for attention values with a `value_scale` of 1
+ATTENTION_OUTPUT = "o.weight"  # stored for attention values with a `value_scale` of 1
 
 
 @dataclass(frozen=True)
 class DraftHeadHandle:
-    """A draft head of this target whose weights are not loaded yet. nbytes: the size of the weights."""
+    """A draft head of `target` whose weights are not loaded yet. nbytes: the size of the weights."""
 
     folder: Path
     model: DraftHead
@@ -41,7 +41,10 @@ class DraftHeadHandle:
     target: EncoderDecoder
 
     def load_weights(self) -> None:
-        """Load the weights after the target's, in the target's type. Raises `CheckpointError` for NaN and infinity."""
+        """Load the weights in the target's type. The target's weights must be loaded already.
+
+        Raises `CheckpointError` for NaN and infinity.
+        """
         dtype = self.target.embed(mx.array([[0]])).dtype
         factors = {ATTENTION_OUTPUT: 1 / self.target.value_scale}
         weights = [(name, (self.checkpoint[name] * factors.get(name, 1.0)).astype(dtype)) for name in self.checkpoint]
@@ -78,7 +81,7 @@ def open_draft(
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> DraftHeadConfig:
-    """Parse a head's config.json. Raises `CheckpointError` naming a field that is missing, invalid or does not fit.
+    """Parse a head's config.json. Raises a `CheckpointError` that names a missing, invalid or unsuitable field.
 
     facts: the target's `target_facts`.
     """
@@ -99,7 +102,7 @@ def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) ->
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:
-    """Parse the ids that a source token suggests, by the source token."""
+    """Parse the mapping from source ids to the ids that they add to a draft's vocabulary."""
     try:
         found = {int(each): tuple(others) for each, others in raw.items()}
         if all(type(token) is int and 0 <= token < vocab_size for token in chain(found, *found.values())):
@@ -110,7 +113,7 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
-    """The properties that a head's target must share with the target of its training."""
+    """Return the properties that a head's target must share with the target that the head was trained for."""
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "adapter": target.adapter,
@@ -151,7 +154,11 @@ def write_draft_head(
     also: Callable[[Path], None] = lambda folder: None,
     **facts: Any,
 ) -> None:
-    """Write a head's folder, completely or not at all. also: adds files to it. facts: for its manifest."""
+    """Write a head's folder, completely or not at all.
+
+    also: called with the folder, to add files to it.
+    facts: further entries of the manifest.
+    """
     from ..checkpoints.npz import write_npz
     from .atomic_io import atomic_directory
 

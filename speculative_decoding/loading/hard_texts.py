@@ -1,4 +1,4 @@
-"""Texts on which tokenizers that agree on plain sentences differ. Conversion and tests compare tokenizers on them."""
+"""Texts that reveal differences between tokenizers that agree on plain sentences. Used in conversion and tests."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ HARD_TEXTS = (
 
 
 def texts_with(tokens: Iterable[str]) -> list[str]:
-    """Return texts with each of these added tokens inside: between spaces, and between letters."""
+    """Return a text for each of these added tokens, which contains it between spaces and between letters."""
     return [f"a {token} b{token}c  {token}  d" for token in tokens]

@@ -1,7 +1,7 @@
 """Downloads models from the Hugging Face Hub, and finds them in its cache. The only module that uses the network.
 
-A branch's entry in the cache (refs/BRANCH) is written after all files of its commit are there. An interrupted download
-therefore leaves the copy from before, and a copy of several files is never a mixture of two commits.
+A branch's entry in the cache (refs/BRANCH) is written after all files of its commit have been downloaded. An
+interrupted download therefore keeps the previous copy, and a copy never mixes the files of two commits.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(InputError):
-    """The name may have a typing error: the Hub has no such model, or its cache has none and it cannot be reached.
+    """The name may be misspelled: the Hub has no such model, or it cannot be reached and its cache has no copy.
 
     reason: continues "model NAME: not a local folder, ".
-    is_unreached: the Hub did not say whether it has the model.
+    is_unreached: whether the Hub gave no answer, so that the model may exist.
     """
 
     def __init__(self, name: str, reason: str, way_out: str, *, is_unreached: bool = False) -> None:
@@ -55,7 +55,7 @@ class UnknownModel(InputError):
 
 
 class HubError(Exception):
-    """huggingface_hub raised an error. `reason` is that error, which may have any class."""
+    """An error of huggingface_hub. `reason` is the original exception, which may have any class."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -71,7 +71,7 @@ class Snapshot:
 
     @classmethod
     def find(cls, name: str, revision: str | None = None) -> Snapshot | None:
-        """Return the copy of a branch, tag or commit; None if the cache has none."""
+        """Return the cached copy of a branch, tag or commit, or None if there is none."""
         repository = cache() / cache_folder_name(name)
         commit = revision or DEFAULT_BRANCH
         with suppress(OSError, ValueError):
@@ -84,7 +84,7 @@ class Snapshot:
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
 
     def listed_files(self) -> set[str]:
-        """Return the names of all files of the commit, or nothing if the cache does not know them."""
+        """Return the names of all files of the commit, or an empty set if the cache has no list of them."""
         try:
             from huggingface_hub import get_cached_repo_tree
             from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -100,22 +100,22 @@ class Wanted:
     """The files of a model that conversion and loading read.
 
     gguf_file: a .gguf file of the model to use instead of other weights.
-    only_tokenizer: no weights.
+    only_tokenizer: whether to leave out the weights.
     """
 
     gguf_file: str | None = None
     only_tokenizer: bool = False
 
     def needed_files(self, files: Collection[str]) -> list[str]:
-        """Return the files to download. There is one set of weights."""
+        """Return the files to download, with only one set of weights."""
         return self.small_files(files) + self.weights(files)
 
     def small_files(self, files: Collection[str]) -> list[str]:
-        """Return the files of a model other than weights. Only converted folders have a manifest of ours."""
+        """Return the files of a model other than weights. A manifest counts only if conversion wrote it."""
         return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
 
     def weights(self, files: Collection[str]) -> list[str]:
-        """Return the file that `checkpoints.read` reads, or its index and shards; nothing if there are no weights."""
+        """Return the file that `checkpoints.read` reads, or its index and shards, or an empty list without weights."""
         if self.only_tokenizer:
             return []
         if self.gguf_file is not None:
@@ -132,7 +132,7 @@ class Wanted:
         return gguf_files if len(gguf_files) == 1 else []
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
-        """Return what a copy with these files lacks. listed: all files of the commit, or nothing if unknown."""
+        """Return the files that a copy with `files` lacks. listed: all files of the commit, or none if unknown."""
         if self.only_tokenizer:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]
@@ -171,9 +171,9 @@ def is_whole(weights: Sequence[str]) -> bool:
 def fetch(
     name: str, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
 ) -> Path:
-    """Return the folder of a model in the Hub's cache, after downloading the files that it lacks.
+    """Return the folder of a model in the Hub's cache, after downloading missing files.
 
-    If the Hub refuses or cannot be reached, for whatever reason, a complete copy in the cache is used.
+    If the Hub refuses access or cannot be reached, for any reason, a complete copy in the cache is used.
 
     Args:
         name: organisation/model, or one of `FORMER_NAMES`.
@@ -200,7 +200,7 @@ def fetch(
 
 
 def download(name: str, revision: str | None, wanted: Wanted) -> Path:
-    """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses."""
+    """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses access."""
     from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -209,14 +209,14 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
     files = wanted.needed_files(listed)
-    # One commit for all files. Another name of this model may have been downloaded already.
+    # All files come from one commit. The model may have been downloaded already under another name.
     for each in dict.fromkeys((name, *other_names(name), info.id)):
         snapshot = Snapshot.find(each, info.sha)
         if snapshot is not None and snapshot.files().issuperset(files):
             break
     else:
         with hub_errors():
-            # Anyone may list the files of a gated model. Ask for one before progress bars appear.
+            # Anyone may list the files of a gated model, so request one of them before progress bars appear.
             get_hf_file_metadata(hf_hub_url(name, files[0], revision=info.sha), timeout=timeout)
             folder = snapshot_download(name, revision=info.sha, allow_patterns=[glob.escape(file) for file in files])
         snapshot = Snapshot(name, Path(folder))
@@ -225,7 +225,7 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
 
 
 def write_reference(snapshot: Snapshot, revision: str | None) -> None:
-    """Record that a branch or tag is at this commit, as huggingface_hub does before a download is complete."""
+    """Record that a branch or tag points to this commit. huggingface_hub does so before a download is complete."""
     commit = snapshot.folder.name
     if revision == commit or Snapshot.find(snapshot.name, revision) == snapshot:
         return
@@ -242,24 +242,24 @@ def hub_errors() -> Iterator[None]:
     """Turn every error that huggingface_hub raises for the network, the Hub or the disk into a `HubError`.
 
     Errors of its HTTP client, which differs between versions, have no common class. Only calls of huggingface_hub
-    belong into this context, so that errors of this program are not taken for the network's.
+    belong in this context, so that bugs of this program are not mistaken for network errors.
     """
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     of_clients = [error for client in clients for error in (client.HTTPError, client.InvalidURL)]
     try:
         yield
-    # ValueError: an answer that is not JSON, or a wrong proxy. KeyError: an answer without the fields of a model.
-    # ImportError: a proxy that needs another package. RuntimeError: errors of hf_xet.
+    # ValueError: a response that is not JSON, or an invalid proxy. KeyError: a response that lacks the fields of a
+    # model. ImportError: a proxy that needs another package. RuntimeError: errors of hf_xet.
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, *of_clients) as error:
         raise HubError(error) from error
 
 
 def explanation(name: str, revision: str | None, reason: Exception, lacking: Sequence[str]) -> InputError:
-    """Return the error for a model that cannot be downloaded. lacking: what its copy in the cache lacks."""
+    """Return the error for a model that cannot be downloaded. lacking: the files that its cached copy lacks."""
     from huggingface_hub import constants, errors
 
     while isinstance(reason, errors.LocalEntryNotFoundError) and isinstance(reason.__cause__, Exception):
-        reason = reason.__cause__  # the library has looked into its cache, too
+        reason = reason.__cause__  # the library also searched its cache
     status = getattr(getattr(reason, "response", None), "status_code", None)
     model = f"model {name!r}"
     if isinstance(reason, errors.GatedRepoError):
@@ -301,14 +301,14 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
 
 
 def cache() -> Path:
-    """Return the folder of the Hub's cache, which HF_HOME and HF_HUB_CACHE choose."""
+    """Return the folder of the Hub's cache, which HF_HOME and HF_HUB_CACHE can set."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def is_known(name: str) -> bool:
-    """Return whether the Hub has a model of this name, as far as is known without asking it."""
+    """Return whether the Hub is known to have a model of this name. Sends no request."""
     return name in FORMER_NAMES or (cache() / cache_folder_name(name)).is_dir()
 
 

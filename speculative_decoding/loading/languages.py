@@ -12,13 +12,13 @@ from typing import Any
 from ..errors import CheckpointError, InputError
 
 END = "</s>"
-PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX and myv_XX, which may have been added
+PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX, and codes that users added, such as myv_XX
 UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # M2M-100's
 
 
 @dataclass(frozen=True)
 class Languages:
-    """Adds the language tokens of a model that has some to token ids; does not know the text.
+    """Adds the language tokens of a multilingual model to the token ids of a text.
 
     NLLB-200, M2M-100 and mBART-50 write LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, write
     ids END LANGUAGE.
@@ -37,12 +37,12 @@ class Languages:
     end: int
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest must say to find these languages again."""
+        """Return the manifest entry from which `from_record` restores these languages."""
         return {"form": self.form, "default": self.default, "is_last": self.is_last}
 
     @classmethod
     def from_record(cls, record: object, added: Mapping[int, Any], folder: Path) -> Languages:
-        """Find the language tokens as `languages_of` did. Raises `CheckpointError` for a damaged record."""
+        """Find the same language tokens as `languages_of`. Raises `CheckpointError` for a damaged record."""
         tokens = {str(token): index for index, token in added.items()}
         match record:
             case {"form": str(form), "default": str(default), "is_last": bool(is_last)} if form in (PLAIN, UNDERSCORES):

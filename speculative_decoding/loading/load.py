@@ -36,13 +36,14 @@ WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
-# Takes a function that builds the model for one of N ranks, and the checkpoint; returns both for this process.
+# Takes a function that builds the model for one of N ranks, and the checkpoint. Returns this process's model and its
+# checkpoint.
 Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
 
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked already.
+    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked before that.
 
     nbytes: the size of the weights.
     """
@@ -71,7 +72,7 @@ class ModelHandle:
 class Storage:
     """How weights are stored in a folder or in memory. Raises `InputError` for unsupported values.
 
-    The output head is not quantized: this halves the divergence at 4 bits.
+    The output head is not quantized, which halves the divergence at 4 bits.
 
     dtype: a name in `DTYPES`, or None for the type of the checkpoint.
     quantize: bits per weight, or None.
@@ -108,7 +109,7 @@ def open_model(
         group_size: Columns per group of quantized weights.
         gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
-        shard: Reduces the model to the part of this process, if several share it.
+        shard: Reduces the model to this process's part, if several processes share it.
         beside: The size in bytes of a target that is loaded with this model.
 
     Raises:
@@ -123,9 +124,9 @@ def open_model(
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     opened_adapter = None if adapter is None else open_adapter(adapter)
     if opened_adapter is not None:
-        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # in float32, whatever the weights have
+        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # in float32, whatever type the weights have
     elif gguf is None and facts.get("dtype") == storage.dtype:
-        storage = replace(storage, dtype=None)  # the weights have this type already
+        storage = replace(storage, dtype=None)  # the weights already have this type
     original = raw, checkpoint
     model, raw, checkpoint = build_model(*original, storage, shard, unread=True)
     nbytes = weight_bytes(model, checkpoint)
@@ -154,7 +155,7 @@ def open_model(
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:
-    """Return a GGUF file that is given by its path, or by its name in a folder. Raises `InputError` without one."""
+    """Return the path of a GGUF file, which is given by a path or by its name in `folder`. Raises `InputError`."""
     for path in (Path(gguf_file), folder / gguf_file):
         if path.is_file():
             return path
@@ -164,8 +165,8 @@ def gguf_path(gguf_file: str, folder: Path) -> Path:
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
     """Return config.json with the special token ids of generation_config.json, and the weights.
 
-    Both have Hugging Face's names. Checks the ids in config.json, too. Raises `InputError` for the folder of an
-    adapter, with the way to load it.
+    Both use Hugging Face's names. The ids in config.json are checked, too. For the folder of an adapter, an
+    `InputError` says how to load it.
     """
     if gguf is None and (folder / checkpoints.ADAPTER_CONFIG).is_file():
         from .adapter import refuse_adapter
@@ -196,7 +197,7 @@ def tokenizer_folder(
     """Return the folder of a model's tokenizer: the named one, the adapter's or the model's own, or one from the Hub.
 
     Args:
-        folder: The model's.
+        folder: The model's folder.
         raw: The model's config.json, as `read_folder` returns it.
         named: A folder, or a model on the Hub.
         adapter: An adapter, which may have a tokenizer.
@@ -220,7 +221,7 @@ def tokenizer_folder(
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
-    """The generation config of a folder. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
+    """Return the generation config of a folder. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
     if model.audio is not None:
         for name in ("forced_decoder_ids", "max_length", "max_new_tokens"):  # requests state language, task and length
@@ -239,11 +240,11 @@ def build_model(
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
-    The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small, needs
-    some tensors now. unread: take bfloat16 instead, which has the same size.
+    The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small,
+    requires that some tensors are read now. unread: use bfloat16 in its place, which has the same size.
 
     Raises:
-        CheckpointError: Tensors and config.json do not match. No tensor is read to find out.
+        CheckpointError: Tensors and config.json do not match. This is checked without reading tensors.
     """
     dtype, quantize = storage.dtype, storage.quantize
     if unread and dtype == "float16":
@@ -297,9 +298,9 @@ def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int
 def default_dtype(checkpoint: Checkpoint) -> str:
     """Return the type to compute in, for all weights and activations.
 
-    A CPU computes in float32. A GPU computes in the type of most bytes of the checkpoint, because a single float32
-    tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate bfloat16
-    compute in float16 instead. `open_model` replaces float16 by bfloat16 for models that do not fit in it.
+    A CPU computes in float32. A GPU computes in the type that most bytes of the checkpoint have. Otherwise a single
+    float32 tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate
+    bfloat16 compute in float16 instead. `open_model` uses bfloat16 again for models that exceed the range of float16.
     """
     if not on_gpu():
         return "float32"
@@ -318,9 +319,9 @@ def locate(
     *,
     only_tokenizer: bool = False,
 ) -> Path:
-    """Return the folder of a model: a `local_folder`, else the model of this name on the Hub (`lookup.download`).
+    """Return the folder of a model: a `local_folder`, or else the model of this name on the Hub (`lookup.download`).
 
-    gguf_file: a path, or a name in the model's folder, of weights to use instead of others.
+    gguf_file: weights to use instead of others: a path, or a name in the model's folder.
     only_tokenizer: the folder may lack weights.
     """
     if (folder := local_folder(path_or_name)) is not None:
@@ -336,9 +337,9 @@ def locate(
 
 
 def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
-    """Return the path itself, or the folder of this name in models/, here or in the repository; None without one.
+    """Return the path of a folder, or the folder of this name in models/, here or in the repository; else None.
 
-    Raises `InputError` for a folder of the Hub's cache that is not a model's.
+    Raises `InputError` for a folder of the Hub's cache that contains snapshots instead of a model.
     """
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
@@ -354,7 +355,7 @@ def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
 
 
 def model_names() -> list[str]:
-    """The folders in models/, here and in the repository."""
+    """Return the names of the folders in models/, here and in the repository."""
     return sorted({path.name for path in model_folders()})
 
 

@@ -1,4 +1,4 @@
-"""What a name means that is not the name of a local folder: a model on the Hub, or a typing error."""
+"""Resolves a name that is not a local folder: it is a model on the Hub, or a typing error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ADDRESS = re.compile(
     r"([\w.-]+(?:/(?!(?:tree|blob|resolve)\b)[\w.-]+)?)",
     re.ASCII,
 )
-SIMILARITY = 0.82  # of a typing error; flan-t5-base and flan-t5-large have 0.8
+SIMILARITY = 0.82  # the minimum for a typing error; flan-t5-base and flan-t5-large have 0.8
 
 
 class NoFolder(InputError):
-    """A name is not the name of a local folder.
+    """No local folder has this name.
 
-    known: the local names, to suggest one.
+    known: the local names, one of which may be suggested.
     only_paths: names of folders in models/ are not accepted either, because conversion writes them.
-    is_final: it is a file, or the address of a model's page, so the Hub is not asked.
+    is_final: whether the name is a file or a web address, so that the Hub is not queried.
     nearest: a local name that was probably meant, or None.
     """
 
@@ -56,7 +56,7 @@ class NoFolder(InputError):
 def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
     """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
 
-    If the Hub has no such model, or cannot be reached, the error proposes the nearest name that is known here.
+    If the Hub has no such model, or cannot be reached, the error suggests the most similar known name.
     """
     require_hub_name(missing)
     name = missing.name
@@ -70,10 +70,10 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
 
 
 def require_hub_name(missing: NoFolder) -> None:
-    """Raise the error without asking the Hub if the name is probably not one of the Hub's.
+    """Raise the error without a request if the name is probably not the name of a model on the Hub.
 
-    A name without an organisation that resembles a local one is a typing error, unless the Hub is known to have it: a
-    model in its cache, or one of `FORMER_NAMES`. Names with an organisation resemble each other too often.
+    A name without an organisation that resembles a local name counts as a typing error, unless it is in the Hub's cache
+    or in `FORMER_NAMES`. Names with an organisation are not checked, because many of them resemble each other.
     """
     name = missing.name
     if missing.is_final or not is_hub_name(name) or name.startswith(f"{MODELS}/"):
@@ -103,7 +103,7 @@ def download_adapter(name: str) -> Path:
 
 
 def folders_beside(path: str, file: str = "config.json") -> list[str]:
-    """Return the folders that have a file, beside the one that a path names and written in the same way."""
+    """Return the folders beside `path` that contain `file`, as paths of the same form."""
     parent = os.path.dirname(path.rstrip("/"))
     with suppress(OSError, ValueError):
         folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
@@ -120,7 +120,7 @@ def name_in_address(text: str) -> str | None:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, compared without organisations and parent folders.
 
-    Digits count: `whisper-large-v2` is another model than `whisper-large-v3`, not a typing error.
+    Digits must agree: `whisper-large-v2` is not a misspelled `whisper-large-v3`, but another model.
     """
 
     def last_part(text: str) -> str:

@@ -1,4 +1,4 @@
-"""manifest.json lists the files of a converted folder, so that damage is detected. Knows nothing of models."""
+"""manifest.json lists the files of a converted folder, so that damage is detected. Independent of models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(folder: Path, **facts: Any) -> None:
 
 
 def read(folder: Path) -> Mapping[str, Any]:
-    """Return the manifest, with the size and SHA-256 of each file; without files if the folder has none.
+    """Return the manifest, with the size and SHA-256 of each file, or one without files if the folder has none.
 
     Raises `CheckpointError` if it is damaged.
     """
@@ -52,7 +52,7 @@ def read(folder: Path) -> Mapping[str, Any]:
 def check_sizes(folder: Path) -> Mapping[str, Any]:
     """Return the manifest, as `read` does. Raises `CheckpointError` if a file is missing or has another size.
 
-    Reads no data, so every load can afford it.
+    Reads no file contents, so it is fast enough for every load.
     """
     content = read(folder)
     for name, entry in content["files"].items():
@@ -65,7 +65,7 @@ def check_sizes(folder: Path) -> Mapping[str, Any]:
 
 
 def verify(folder: Path) -> int:
-    """Compare the SHA-256 of every file and return the number of files.
+    """Check the SHA-256 of every file and return the number of files.
 
     Raises `CheckpointError` naming the first damaged file.
     """

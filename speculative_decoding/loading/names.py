@@ -1,4 +1,4 @@
-"""Names of models: on the Hub, and in its cache."""
+"""Names of models on the Hub and in its cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODELS = Path("models")  # convert.py writes here
 HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(?<![.-])", re.ASCII)
-MAX_CHARACTERS = 96  # of a name on the Hub
+MAX_CHARACTERS = 96  # in a name on the Hub
 CACHED = "models--"  # the Hub's cache has models--google--flan-t5-base/snapshots/COMMIT
 SNAPSHOTS = "snapshots"
 # Models that are older than the Hub's organisations. The Hub redirects these names.
@@ -48,5 +48,5 @@ def model_name(folder: Path) -> str:
 
 
 def shown_name(folder: Path) -> str:
-    """Return what output calls a model: organisation/model in the Hub's cache, else the folder's path."""
+    """Return the name of a model in output: organisation/model in the Hub's cache, else the folder's path."""
     return hub_name(folder) or str(folder)

@@ -1,4 +1,4 @@
-"""Opens a target and its draft: the one way from folders and names to models, for Python and all commands."""
+"""Opens a target and its draft by their folders or names, for Python callers and all commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
-SELF_DRAFT = "self-8bit"  # names the target itself, in 8 bits, as the draft model
+SELF_DRAFT = "self-8bit"  # as a draft: the target itself, quantized to 8 bits
 SELF_DRAFT_BITS = 8
 
 
@@ -27,13 +27,13 @@ class ModelPair:
 
     @property
     def folders(self) -> dict[str, str | None]:
-        """The folders, or the names on the Hub, as statistics report them."""
+        """The folders, or the names on the Hub, as shown in the statistics."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
     def load_weights(self, given: Collection[str] = ()) -> None:
-        """Read all weights. A draft model with the target's encoder shares it.
+        """Read all weights. A draft model whose encoder equals the target's shares that encoder.
 
         Warns about unsupported fields of the target's generation_config.json. given: options that replace such fields.
         """
@@ -109,12 +109,12 @@ def open_pair(
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
     """Raise `InputError` unless every token id has the same meaning in both models."""
     way_out = "choose a draft of the same family"
-    # A speech model never reads padding, and Whispers of one vocabulary state different ids for it.
+    # Speech models never read padding, and Whisper models of one vocabulary have different ids for it.
     for name in ("decoder_start_token_id", "eos_token_ids", *(("pad_token_id",) if target.audio is None else ())):
         expected, found = getattr(target.config, name), getattr(draft.config, name)
         if found != expected:
             raise InputError(f"draft model: its {name} is {found}, the target's is {expected}; {way_out}")
-    if target.pieces is None or draft.pieces is None:  # models without a tokenizer have ids only
+    if target.pieces is None or draft.pieces is None:  # without a tokenizer, there are no pieces to compare
         return
     if target.pieces == draft.pieces:
         return

@@ -1,6 +1,6 @@
-"""Reads a tokenizer with the library that defines its files: transformers, or SentencePiece for its bare models.
+"""Reads a tokenizer with the library that defines its files: transformers, or SentencePiece for bare models.
 
-No code in a folder is executed: transformers is given a folder that holds only data, without `auto_map`.
+No code in a folder is executed: transformers reads a temporary folder with only the data, without `auto_map`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .tokenizer_checks import check_added_tokens, check_sentencepiece, check_tok
 from .tokenizer_settings import family_config, languages_of, model_type_of, settings_of, tokenizer_class
 
 BYTES = "ByT5Tokenizer"  # a class that needs no files
-MAX_EXTRA_IDS = 1 << 11  # T5 has 100; transformers takes time for the square of their number
+MAX_EXTRA_IDS = 1 << 11  # T5 has 100; the time in transformers grows with the square of their number
 MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 
 def read_reference(folder: Path) -> FolderTokenizer:
-    """Read the tokenizer of a folder. tokenizer.json wins over other vocabularies. Raises `InputError`."""
+    """Read the tokenizer of a folder. tokenizer.json has precedence over other vocabularies. Raises `InputError`."""
     check_files(folder)
     check_contents(folder)
     if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
@@ -49,7 +49,7 @@ def read_reference(folder: Path) -> FolderTokenizer:
 
 
 def check_files(folder: Path) -> None:
-    """Raise `InputError` for a folder without tokenizer files, or with some that are too large or hostile."""
+    """Raise `InputError` for a folder without tokenizer files, or with files that are too large or hostile."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
     for path in found:
         open_regular(path, MAX_FILE_BYTES).close()
@@ -62,9 +62,9 @@ def check_files(folder: Path) -> None:
 
 
 def check_contents(folder: Path) -> None:
-    """Raise `InputError` for files that the libraries must not read."""
+    """Raise `InputError` for files that are not safe to read with the libraries."""
     settings = settings_of(path := folder / "tokenizer_config.json")
-    for name in ("extra_ids", "offset"):  # a piece is made for each
+    for name in ("extra_ids", "offset"):  # the libraries make this many pieces
         count = settings.get(name)
         if not (count is None or (type(count) is int and 0 <= count <= MAX_EXTRA_IDS)):
             raise InputError(f"{path}: {name!r} must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(count)}")
@@ -80,10 +80,11 @@ def check_contents(folder: Path) -> None:
 def read_with_transformers(folder: Path) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
-    The class that a folder names, or that its `model_type` implies, builds its own kind of model, and transformers 5
-    does not compare it with the kind in tokenizer.json. If they differ, transformers' general class reads the file.
+    The class that a folder names, or that its `model_type` implies, always builds the same kind of model.
+    transformers 5 does not compare this kind with the one in tokenizer.json. If they differ, transformers' general
+    class reads the file.
     """
-    with quiet():  # it notes that torch is missing
+    with quiet():  # transformers reports that torch is missing
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     kind = kind_of_model(folder / "tokenizer.json")
@@ -113,7 +114,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
 
 
 def kind_of_model(path: Path) -> str | None:
-    """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not say it."""
+    """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not state it."""
     found = MODEL_TYPE.findall(path.read_bytes()) if path.is_file() else []
     return found[-1].decode() if found else None
 
@@ -133,7 +134,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def data_only(folder: Path) -> Iterator[Path]:
-    """A folder with only the data that defines a tokenizer: no Python files, and no names of code or other files."""
+    """Yield a folder with only the data of a tokenizer: no Python files, and no names of code or other files."""
     with ExitStack() as stack:
         try:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -162,9 +163,10 @@ def copy_data(folder: Path, data: Path) -> None:
 
 
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:
-    """Read special_tokens_map.json. CodeT5's lists objects, which transformers 5 reads only under their new name.
+    """Read special_tokens_map.json, and rename its list of additional tokens if transformers 5 requires that.
 
-    Version 5 ignores the list if tokenizer_config.json has one under either name.
+    Version 5 reads a list of objects, such as CodeT5's, only under the new name. It ignores the list if
+    tokenizer_config.json has one under either name.
     """
     content = read_json_object(path)
     tokens = content.get("additional_special_tokens")
@@ -187,7 +189,7 @@ def names_a_file(key: str) -> bool:
 
 
 def cleans_up_spaces(loaded: Any, folder: Path) -> bool:
-    """Return whether transformers cleans up decoded text. It skips BPE models, and Whisper follows openai-whisper."""
+    """Return whether transformers cleans up decoded text. BPE and Whisper models are excluded."""
     if model_type_of(folder) == "whisper" or not loaded.clean_up_tokenization_spaces:
         return False
     is_bpe = loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == "BPE"

@@ -1,8 +1,8 @@
-"""Reads a bare SentencePiece model with `sentencepiece`, and adds what its family adds around it.
+"""Reads a bare SentencePiece model with `sentencepiece`, and adds the tokens and rules of its model family.
 
-The end token, extra ids, language codes and offsets of ids, and the places where added tokens split a text, are those
-of the Python classes of transformers 4.46. Version 5 converts these files to `tokenizers`, which ignores some of their
-settings: byte fallback, `remove_extra_whitespaces`, `add_dummy_prefix` and the scores of BPE models.
+The end token, extra ids, language codes, offsets of ids and the splitting at added tokens follow the Python classes of
+transformers 4.46. Version 5 converts these files to `tokenizers`, which ignores some of their settings: byte fallback,
+`remove_extra_whitespaces`, `add_dummy_prefix` and the scores of BPE models.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from . import language_codes
 from .tokenizer_base import FolderTokenizer, tokenizer_errors
 from .tokenizer_settings import languages_of, model_type_of, settings_of, tokenizer_class
 
-SPACE = "\u2581"  # SentencePiece's
+SPACE = "\u2581"  # stands for a space in SentencePiece
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-LANGUAGE_CODE = re.compile(">>.+<<")  # Marian's
+LANGUAGE_CODE = re.compile(">>.+<<")  # of Marian models
 
 
 @dataclass(frozen=True)
 class Token:
     """An added token. A text is split at it before SentencePiece reads the parts.
 
-    lstrip, rstrip: Whether it takes the spaces on this side.
+    lstrip, rstrip: Whether it absorbs the spaces on its left or right.
     single_word: Whether it must stand between spaces.
     """
 
@@ -44,7 +44,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the files beside a SentencePiece model say, read as transformers 4.46 does.
+    """The settings in the files beside a SentencePiece model, read as in transformers 4.46.
 
     options: Fields of tokenizer_config.json, with the tokens of special_tokens_map.json.
     added: The added tokens by id.
@@ -86,7 +86,8 @@ class Settings:
         return cls(options, added)
 
     def additional(self) -> list[Token | str] | None:
-        value = self.options.get("additional_special_tokens", self.options.get("extra_special_tokens"))  # 4's and 5's
+        # The names in transformers 4 and 5
+        value = self.options.get("additional_special_tokens", self.options.get("extra_special_tokens"))
         if isinstance(value, dict):
             value = list(value.values())
         return None if value is None else [token_of(each) if is_token(each) else each for each in value]
@@ -101,7 +102,7 @@ def is_token(value: object) -> bool:
 
 
 def token_of(value: Any, special: bool | None = None) -> Token:
-    """Return the token that a JSON object describes. special: replaces the object's field."""
+    """Return the token that a JSON object describes. special: overrides the object's field."""
     flags = {name: value.get(name, False) is True for name in ("lstrip", "rstrip", "single_word", "special")}
     return Token(value["content"], **flags | ({} if special is None else {"special": special}))
 
@@ -113,16 +114,16 @@ def content_of(token: Token | str) -> str:
 class SentencePieceTokenizer(FolderTokenizer):
     """A SentencePiece model with the added tokens, special tokens and languages of its family.
 
-    A subclass is a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id without added
-    tokens, and `ids`, the id of each piece that SentencePiece may write.
+    Each subclass corresponds to a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id
+    without added tokens, and `ids`, the id of each piece that SentencePiece may produce.
     """
 
     model_file = "spiece.model"
-    cleans_up_text = True  # the class that transformers 5 has for the family is not a BPE model
+    cleans_up_text = True  # false for families that are BPE models in transformers 5
     defaults: Mapping[str, str | Token] = MappingProxyType({})  # special tokens by name
-    joins_pieces = False  # text is written without SentencePiece
-    strips = True  # text has no spaces at its ends
-    has_one_model = True  # for sources and outputs, with an id for each of its pieces
+    joins_pieces = False  # whether pieces are joined without SentencePiece
+    strips = True  # whether decoded text is stripped
+    has_one_model = True  # whether one model serves sources and outputs, with an id for each of its pieces
     before: Sequence[str] = ()  # the special tokens around a text, by name
     after: Sequence[str] = ("eos_token",)
 
@@ -134,7 +135,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         self.added: dict[int, Token] = dict(settings.added)
         self.pieces: Sequence[str] = ()
         self.ids: Mapping[str, int] = {}
-        self.unknown: int | None = None  # None: the id of `unk_token`
+        self.unknown: int | None = None  # None means the id of `unk_token`
         self.set_up()
         vocabulary = self._add_special_tokens()
         self.unknown_id = self._added_ids[content_of(self.named["unk_token"])] if self.unknown is None else self.unknown
@@ -195,7 +196,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         return self.ids.get(piece, self.unknown_id) if index is None else index
 
     def tokenize(self, text: str, as_output: bool) -> list[str]:
-        """Split a text into pieces. Added tokens are never split, and may take the spaces beside them."""
+        """Split a text into pieces. Added tokens are never split, and may absorb the spaces beside them."""
         parts = self._splitter.split(text) if self._added_ids else [text]
         for i in range(1, len(parts), 2):  # every other part is an added token
             token, left, right = self.added[self._added_ids[parts[i]]], parts[i - 1], parts[i + 1]
@@ -217,7 +218,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         return list(self.processor.encode(text, out_type=str))
 
     def _decode(self, tokens: list[int]) -> str:
-        """Write runs of pieces and added tokens with spaces between. Ids without a piece have no text."""
+        """Join the texts of runs of pieces and of added tokens with spaces. Ids without a piece have no text."""
         texts: list[str] = []
         run: list[str] = []
         for token in tokens:
@@ -242,7 +243,10 @@ class SentencePieceTokenizer(FolderTokenizer):
 
 
 class T5Like(SentencePieceTokenizer):
-    """With `legacy` set to false, one space precedes a text, not each part between added tokens."""
+    """The base of T5's and Llama's tokenizers.
+
+    With `legacy` set to false, a space is added before the text, but not before each part between added tokens.
+    """
 
     def set_up(self) -> None:
         self.legacy, self.adds_space = self.settings.flag("legacy", True), self.settings.flag("add_prefix_space", True)
@@ -262,7 +266,7 @@ class T5Like(SentencePieceTokenizer):
     def tokenize_part(self, text: str, as_output: bool) -> list[str]:
         if self.legacy or not text.startswith((SPACE, " ")):
             return super().tokenize_part(text, as_output)
-        # SentencePiece would drop the space at the start, so another text precedes it.
+        # SentencePiece would drop the space at the start, so the unknown token is put before it.
         unknown = content_of(self.named["unk_token"] or "")
         return super().tokenize_part(unknown + text, as_output)[len(super().tokenize_part(unknown, as_output)) :]
 
@@ -273,7 +277,7 @@ class T5Like(SentencePieceTokenizer):
 
 
 class T5Tokenizer(T5Like):
-    """T5, mT5 and umT5: the end token, unless a text ends with it, and <extra_id_0> ... after the pieces, backwards."""
+    """T5, mT5 and umT5. Appends the end token unless a text ends with it. Extra ids follow the pieces, in reverse."""
 
     defaults = MappingProxyType({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"})
 
@@ -301,7 +305,7 @@ class T5Tokenizer(T5Like):
 
 
 class LlamaTokenizer(T5Like):
-    """Pile-T5's."""
+    """The tokenizer of Pile-T5."""
 
     model_file = "tokenizer.model"
     cleans_up_text = False
@@ -319,7 +323,7 @@ class LlamaTokenizer(T5Like):
 
 
 class PegasusTokenizer(SentencePieceTokenizer):
-    """Ids are shifted by 103, for the tokens that only pretraining used."""
+    """Ids are shifted by 103, to make room for tokens that were used only in pretraining."""
 
     defaults = MappingProxyType(
         {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"}
@@ -350,7 +354,7 @@ class PegasusTokenizer(SentencePieceTokenizer):
 
 
 class FairseqTokenizer(SentencePieceTokenizer):
-    """Four special tokens, then the pieces after SentencePiece's first three."""
+    """Four special tokens come first, then SentencePiece's pieces without its first three."""
 
     model_file = "sentencepiece.bpe.model"
     defaults = MappingProxyType(
@@ -414,7 +418,7 @@ class NllbTokenizer(FairseqTokenizer):
 
 
 class M2M100Tokenizer(SentencePieceTokenizer):
-    """vocab.json gives the ids; the language tokens follow."""
+    """vocab.json defines the ids of the pieces; the language tokens follow them."""
 
     model_file = "sentencepiece.bpe.model"
     has_one_model = False
@@ -442,7 +446,7 @@ class M2M100Tokenizer(SentencePieceTokenizer):
 
 
 class MarianTokenizer(SentencePieceTokenizer):
-    """One SentencePiece model for each language, and a vocabulary for both. >>code<< may precede a source."""
+    """Sources and outputs have separate SentencePiece models and one vocabulary. >>code<< may precede a source."""
 
     model_file = "source.spm"
     has_one_model = False
@@ -512,7 +516,7 @@ BY_MODEL_TYPE: Mapping[str | None, str] = {
 
 
 def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
-    """Read a folder's SentencePiece model, or return None if it has none or one of another class."""
+    """Read a folder's SentencePiece model, or return None if it has none, or one of a class that is not supported."""
     name = tokenizer_class(folder) or BY_MODEL_TYPE.get(model_type_of(folder))
     if name == "M2M100Tokenizer" and not (folder / "vocab.json").is_file():
         name = "NllbTokenizer"  # both have the same `model_type`
@@ -524,7 +528,7 @@ def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
 
 
 def read_model(path: Path, adds_space: bool | None = None) -> Any:
-    """Read a SentencePiece model. adds_space: replaces its `add_dummy_prefix`."""
+    """Read a SentencePiece model. adds_space: overrides its `add_dummy_prefix`."""
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a folder, and decodes ids as they arrive. Knows nothing of models."""
+"""Loads the tokenizer of a folder, and decodes ids as they arrive. Independent of models."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
 
-    A folder that conversion wrote and proved is read with `tokenizers` alone. Others are read by the library that
-    defines their files, which may take seconds to import.
+    A tokenizer that conversion has written and proven equal is read with `tokenizers` alone. Other tokenizers are read
+    by the library that defines their files, which may take seconds to import.
     """
     if (record := proven_record(folder)) is None:
         from .reference_tokenizer import read_reference
@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def proven_record(folder: Path) -> Mapping[str, Any] | None:
-    """Return what the manifest says about tokenizer.json, or None if conversion has not proven this file."""
+    """Return the manifest's entry for tokenizer.json, or None if conversion has not proven this file."""
     content = manifest.read(folder)
     record, path = content.get("tokenizer"), folder / "tokenizer.json"
     if not isinstance(record, Mapping) or not path.is_file():
@@ -52,7 +52,7 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
-    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: of the text."""
+    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: its ids."""
     pieces = tokenizer.vocabulary.pieces
     if not any(pieces.get(token) in UNKNOWN for token in tokens):
         return []
@@ -73,7 +73,7 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
     return text
 
 
-WINDOW = 8  # ids that are decoded together; each window of fewer ids costs a second call of the tokenizer
+WINDOW = 8  # ids that are decoded together; each new window costs a second call of the tokenizer
 MAX_WINDOW = 64  # ids without text that are decoded together
 
 
@@ -83,7 +83,7 @@ class StreamingDetokenizer:
     Each call decodes a window of the last few ids, and returns its text without the part that was returned before. The
     window begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
 
-    prefix: Ids before the first one; they add no text.
+    prefix: Ids that precede the output; they add no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int] = ()) -> None:
@@ -98,13 +98,13 @@ class StreamingDetokenizer:
 
                 self._clean_up = StreamedCleanUp()
         self._window: list[int] = []
-        self._done = 0  # the text of the window's ids before this one has been returned
+        self._done = 0  # the text of this many ids of the window has been returned
         self._returned = 0  # characters of that text
         self._anchor: list[int] = []  # the last ids with visible text
-        self._in_bytes = False  # the last id with text is a byte; a later one may make the whole run invalid
+        self._in_bytes = False  # whether the last id with text is a byte; a later byte may make the whole run invalid
         for token in prefix:
             self._add(token)
-        if prefix:  # what is held back is the prefix's, except for an incomplete character
+        if prefix:  # skip the prefix's remaining text, except for an incomplete character
             self._returned += len(self._complete_text())
 
     def add(self, token: int) -> str:
@@ -145,7 +145,7 @@ class StreamingDetokenizer:
         return text
 
     def _start_window(self, own: list[int]) -> None:
-        """Start a new window with the ids of the last text, preceded by visible text if they have none."""
+        """Start a new window with the ids of the last text, and put visible text before them if they have none."""
         text = self._decode(own)
         if text and not text.isspace():
             self._anchor = self._window = own

@@ -1,4 +1,4 @@
-"""What the package requires of a tokenizer, and the tokenizers in the folders of models. Knows nothing of models."""
+"""The interface of tokenizers, and the base classes of tokenizers in model folders. Independent of models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
     @property
     def languages(self) -> Mapping[str, int]:
-        """Language code -> token, such as `deu_Latn`. Empty for models without language tokens."""
+        """Language code, such as `deu_Latn`, -> token id. Empty for models without language tokens."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         """Return the encoder's token ids, including the special tokens of the family (T5 appends its end token).
@@ -98,7 +98,7 @@ class FolderTokenizer(ABC):
     """The tokenizer in a model's folder. Subclasses wrap the library that loads it.
 
     Args:
-        pieces: Piece -> id, of all tokens.
+        pieces: Piece -> id, for all tokens.
         languages: Adds language tokens; None for most models, which have none.
         cleans_up: Whether `decode` cleans up spaces.
     """
@@ -136,7 +136,7 @@ class FolderTokenizer(ABC):
         return clean_up(text)
 
     def decode_as_written(self, tokens: Sequence[int]) -> str:
-        """Return the text before the clean-up of spaces."""
+        """Return the text without the clean-up of spaces."""
         try:
             return self._decode(list(tokens))
         except BaseException:
@@ -151,14 +151,14 @@ class FolderTokenizer(ABC):
 
 
 class FastTokenizer(FolderTokenizer):
-    """A tokenizer of the `tokenizers` package, and what Python must do because a tokenizer.json cannot express it.
+    """A tokenizer of the `tokenizers` package, with additional steps that a tokenizer.json cannot express.
 
     Args:
         backend: A `tokenizers.Tokenizer`.
         languages: Adds language tokens; None for most models.
         cleans_up: Clean up the spaces of decoded text.
         strips: Remove spaces at the ends of decoded text.
-        ends_once: The end token, if it is not added to a text that ends with it.
+        ends_once: The end token, if it is not appended to a text that already ends with it; else None.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class FastTokenizer(FolderTokenizer):
         return text.strip() if self.strips else text
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest must say to read the tokenizer.json again, for `load_tokenizer`."""
+        """Return the manifest entry that `load_tokenizer` needs to read the tokenizer.json again."""
         return {
             "cleans_up": self.cleans_up,
             "strips": self.strips,

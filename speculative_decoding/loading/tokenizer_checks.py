@@ -1,7 +1,7 @@
-"""Refuses tokenizer files with which a tokenizer library would take all memory, crash or panic.
+"""Rejects tokenizer files that would make a tokenizer library exhaust the memory, crash or panic.
 
-The libraries cannot be interrupted, and a panic prints before Python sees it. So these checks precede them. They read
-only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
+The libraries cannot be interrupted, and a panic prints a message before Python can catch it, so these checks run first.
+They read only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ GROUP = re.compile(r"\((?:\?[^:()]*[:=!>])?([^()]*)\)([*+{]?)")
 STACKED = re.compile(r"[*+?}][*{]|\}\+")
 UNREADABLE = re.compile(r"\\[gkcCM]|\(\?[a-zA-Z-]*[#x]")  # could hide a group from the patterns above
 STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
-# The most characters that Unicode normalization and the byte-level alphabet make of one character.
+# The maximum number of characters that each Unicode normalization, or the byte-level alphabet, makes of one character
 GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
 
 
 def check_tokenizer_json(data: bytes) -> None:
     """Raise `ValueError` for a hostile tokenizer.json."""
     start = 0
-    while 0 <= start < len(data) - MAX_PIECE:  # a longer string has a block of MAX_PIECE bytes without a quote
+    while 0 <= start < len(data) - MAX_PIECE:  # a longer string contains a block of MAX_PIECE bytes without a quote
         if QUOTE.search(data, start, start + MAX_PIECE):
             start += MAX_PIECE
             continue
@@ -52,7 +52,7 @@ def check_tokenizer_json(data: bytes) -> None:
         name = match[1].decode()
         if grown_length(read_object(data, match.end(), name)) > MAX_GROWTH:
             raise ValueError(f"the {name} makes more than {MAX_GROWTH} characters of one")
-    if SUBWORD_PREFIX.search(data):  # rare, so the rest of the file may be parsed
+    if SUBWORD_PREFIX.search(data):  # rare, so it is acceptable to parse the rest of the file
         check_merges(json.loads(data)["model"])
 
 
@@ -78,7 +78,7 @@ def read_object(data: bytes, start: int, name: str) -> Any:
 
 
 def grown_length(step: Any, length: float = 1) -> float:
-    """Return the largest length to which a normalizer, decoder or other step extends a text of this length."""
+    """Return the largest length to which a normalizer, decoder or other step can extend a text of this length."""
     if not isinstance(step, Mapping):
         return length
     for name in STEPS:
@@ -104,11 +104,11 @@ def grown_length(step: Any, length: float = 1) -> float:
 def check_regex(regex: str) -> None:
     """Raise `ValueError` for a regular expression that may backtrack so often that `tokenizers` panics.
 
-    No repeated group may contain a choice, and an alternative may hold two repetitions and eight choices. The patterns
-    of GPT-2, Llama 3 and GPT-4o do.
+    A repeated group must not contain a choice, and an alternative may contain at most two repetitions and eight
+    choices. The patterns of GPT-2, Llama 3 and GPT-4o meet these conditions.
     """
     plain, count = regex, 1
-    while count:  # classes may be nested
+    while count:  # character classes may be nested
         plain, count = UNIT.subn("x", plain)
     is_safe = not UNREADABLE.search(regex)
     while group := GROUP.search(plain):
@@ -156,7 +156,7 @@ def check_added_tokens(content: Mapping[str, Any]) -> None:
 
 
 def check_vocabulary(data: bytes) -> None:
-    """Raise `ValueError` for a hostile vocab.json, merges.txt, vocab.txt or dict.txt: one with a very long piece."""
+    """Raise `ValueError` for a vocab.json, merges.txt, vocab.txt or dict.txt with a very long piece."""
     if max(map(len, re.split(rb'[\n"]', data))) > MAX_PIECE:
         raise ValueError(f"a piece is longer than {MAX_PIECE} bytes")
 
@@ -187,7 +187,8 @@ def longest_replacement(charsmap: bytes) -> int:
     units = np.frombuffer(charsmap, "<u4", size // 4, offset=4).astype(np.int64)
     replacements = charsmap[4 + size :]
 
-    # A unit's children are at its index XOR its offset XOR the next byte. The highest bit marks a leaf, which has none.
+    # A unit's children are at its index XOR its offset XOR the next byte. The highest bit marks a leaf: a unit without
+    # children.
     offsets = (units >> 10) << ((units & 1 << 9) >> 6)
     children = np.arange(len(units)) ^ offsets
     is_inner = units < 1 << 31
@@ -196,6 +197,6 @@ def longest_replacement(charsmap: bytes) -> int:
         raise ValueError("its normalization rules are damaged")
     leaves = units[children[is_inner & (units & 1 << 8 != 0)]] & (1 << 31) - 1
     starts = np.frombuffer(replacements + b"\0", np.uint8)
-    if (leaves >= len(starts)).any() or (starts[leaves] & 0xC0 == 0x80).any():  # within a character
+    if (leaves >= len(starts)).any() or (starts[leaves] & 0xC0 == 0x80).any():  # a leaf points into a character
         raise ValueError("its normalization rules are damaged")
     return max(map(len, replacements.decode().split("\0")))

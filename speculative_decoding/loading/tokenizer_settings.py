@@ -1,4 +1,4 @@
-"""What the JSON files of a folder say about its tokenizer."""
+"""Reads the settings of a tokenizer from the JSON files of its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from .languages import END, PLAIN, UNDERSCORES, Languages, codes_in
 
-# Class -> the form of its language tokens, and the default.
+# Tokenizer class -> the form of its language tokens, and the default language.
 CLASSES = {
     "NllbTokenizer": (PLAIN, "eng_Latn"),
     "MBartTokenizer": (PLAIN, "en_XX"),
@@ -24,7 +24,7 @@ MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # `model_type`; None with
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Read a JSON file; empty if there is none."""
+    """Read a JSON file. Returns an empty dict if there is none."""
     return read_json_object(path) if path.is_file() else {}
 
 
@@ -49,11 +49,11 @@ def family_config(folder: Path) -> dict[str, str]:
 
 
 def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
-    """Find the language tokens of a tokenizer; None for most.
+    """Return the language tokens of a tokenizer, or None if it has none, which is usual.
 
     Args:
-        added: Its added tokens by id; `str` of one is its content.
-        folder: Its files, whose class or `model_type` decides whether it has languages.
+        added: The added tokens by id; `str` of a token is its content.
+        folder: The folder with its files. Their class or `model_type` decides whether it has languages.
 
     Raises `CheckpointError` for an unknown `src_lang`.
     """
@@ -73,7 +73,7 @@ def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
             raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
         return None
 
-    # mBART-50 added Afrikaans.
+    # Afrikaans is a language of mBART-50, but not of mBART.
     is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
     default = settings.get("src_lang") or default  # English without src_lang, as in transformers
     if not isinstance(default, str) or default not in ids:

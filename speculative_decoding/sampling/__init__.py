@@ -1,4 +1,4 @@
-"""Options of decoding, and the distribution that tokens are sampled from. Knows neither models nor drafts."""
+"""Decoding options, and the distribution that tokens are sampled from. Independent of models and drafters."""
 
 from .constraints import Constraints, History
 from .distribution import (

@@ -1,9 +1,10 @@
-"""Constraints on the next token, given the tokens before it. `masking` applies them, and is imported when one applies.
+"""Constraints on the next token, given the tokens before it. `masking` applies them and is imported on first use.
 
-These are the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
+They match the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
-(transformers 5, `generation/logits_process.py`). At a position after draft tokens, these tokens count too, although
-they are still on the device. A position is numbered by the tokens before it, including the start token and the prefix.
+(transformers 5, `generation/logits_process.py`, where each name ends with `LogitsProcessor`). At a position after draft
+tokens, the draft tokens count too, although they are still on the device. A position's number is the number of tokens
+before it, including the start token and the prefix.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ import mlx.core as mx
 
 
 class LogitsProcessor(Protocol):
-    """A constraint that the fields of `Constraints` do not express. All processors of a batch have the same type."""
+    """A constraint that other fields of `Constraints` cannot express. All processors of a batch have the same type."""
 
     def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-        """(B, L, V) logits with all other constraints: set those of forbidden ids to -inf, in rows with a processor.
+        """Set the logits of forbidden ids to -inf in rows with a processor.
+
+        Args:
+            logits: (B, L, V), with all other constraints applied.
+            history: The tokens before each position.
 
         Returns:
-            The logits, and the largest one of each position, (B, L), so that `constrain` needs no pass over V for it.
+            The logits, and the largest logit of each position, (B, L), which saves `constrain` a pass over V.
         """
 
     def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
-        """A faster choice of greedy draft tokens than by all constraints, or None.
+        """Return a faster way to choose greedy draft tokens than applying all constraints, or None.
 
         Args:
-            ids: (N,) that may be proposed, ascending.
+            ids: (N,), the ids that may be proposed, in ascending order.
             tokens: The committed tokens of each row.
 
         Returns:
@@ -48,7 +53,7 @@ class Constraints:
         not_before: Pairs (id, position): the id does not occur before this position.
         forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
             a position is listed twice, the last pair counts.
-        processor: Applied after all others but `forced`.
+        processor: Applied after all other constraints except `forced`.
     """
 
     no_repeat_ngram_size: int = 0
@@ -95,7 +100,7 @@ def is_constrained(history: History, length: int) -> bool:
     """Whether a constraint applies at any of the `length` positions."""
     if any(own.no_repeat_ngram_size or own.banned or own.processor for own in history.constraints):
         return True
-    if not any(own.not_before or own.forced for own in history.constraints):  # nearly always, so without positions
+    if not any(own.not_before or own.forced for own in history.constraints):  # the usual case, which needs no positions
         return False
     return any(
         any(positions.start < position for _, position in own.not_before)

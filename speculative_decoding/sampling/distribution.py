@@ -1,7 +1,7 @@
-"""From logits to the distribution that drafts must preserve, for all rows of a batch at once. Pure functions.
+"""Turns logits into the distribution that drafts must preserve, for all rows of a batch at once. Pure functions.
 
-The steps, their order, and their treatment of ties are those of Hugging Face's logits processors (transformers 4 and
-5, `_get_logits_processor`): repetition penalty, constraints, temperature, top-k, top-p, min-p.
+The steps, their order and their treatment of ties match Hugging Face's logits processors (transformers 4 and 5,
+`_get_logits_processor`): repetition penalty, constraints, temperature, top-k, top-p, min-p.
 
 Shapes: B rows, L positions, V ids. `rows` holds the options of each row. A step that no row uses is not computed.
 """
@@ -39,14 +39,14 @@ def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History
 def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) raw logits -> float32 log-probabilities of the distribution that is sampled from.
 
-    A row at temperature 0 is not sampled; its log-probabilities are those at temperature 1.
+    A row at temperature 0 is not sampled; its log-probabilities are computed at temperature 1.
     """
     x = sampled_logits(logits, rows, history)
     return x - mx.logsumexp(x, axis=-1, keepdims=True)
 
 
 def shifted_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """The same plus a constant for each position, so that the largest is 0. Takes a fraction of the time of a sum."""
+    """Like `logprobs`, but shifted so that the largest of each position is 0, which takes less time than the sum."""
     x = sampled_logits(logits, rows, history)
     return x - x.max(axis=-1, keepdims=True)
 
@@ -68,7 +68,7 @@ def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], hist
     """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
 
     The noise depends only on the seed and the position, so draft and target get the same noise at each position. The
-    log-probabilities are those of `shifted_logprobs`.
+    log-probabilities are computed by `shifted_logprobs`.
     """
     length = logits.shape[1]
     draws = [
@@ -83,7 +83,7 @@ def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], hist
 def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
     """(..., V) raw logits, (...) ids -> (...) float32 log-probabilities of the ids.
 
-    They are the model's own: at temperature 1 and before all steps above.
+    These are the model's log-probabilities at temperature 1, before any of the steps above.
     """
     logits = logits.astype(mx.float32)
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
@@ -103,12 +103,12 @@ def in_blocks(x: mx.array) -> mx.array:
 
 
 def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
-    """(B, 1, 1): an option of each row."""
+    """Return an option's values for all rows, (B, 1, 1)."""
     return mx.array([getattr(row, name) for row in rows])[:, None, None]
 
 
 def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
-    """(B, L, V) logits, (B, 1, 1) penalty: divide positive and multiply negative logits of ids that occurred."""
+    """(B, L, V) logits, (B, 1, 1) penalty: for ids that occurred, divide positive logits and multiply negative ones."""
     rows, length, vocab_size = logits.shape
     index = mx.arange(rows)[:, None]
     longest = max(map(len, history.tokens))
@@ -125,7 +125,7 @@ def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -
 
 
 def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
-    """(B, L, V): -inf below each row's k-th largest logit. All ids that tie with it stay."""
+    """(B, L, V): set logits below each row's k-th largest one to -inf. All ids that tie with it stay."""
     vocab_size = logits.shape[-1]
     max_count = min(max(counts), vocab_size)
     largest = mx.sort(mx.topk(logits, max_count, axis=-1), axis=-1)  # ascending
@@ -135,10 +135,10 @@ def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): -inf for the least likely ids whose total probability is at most 1 - p.
+    """(B, L, V), (B, 1, 1): set the least likely ids, whose total probability is at most 1 - p, to -inf.
 
-    One id always stays, and with p = 1 all ids stay. Among ids that tie at the edge the highest ones stay, as with a
-    stable sort, although only values are sorted here.
+    One id always stays, and with p = 1 all ids stay. If ids tie at the edge, the highest ids stay, as with a stable
+    sort, although only values are sorted here.
     """
     ascending = mx.sort(logits, axis=-1)
     dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)
@@ -152,6 +152,6 @@ def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
 
 
 def keep_min_p(logits: mx.array, min_p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): -inf where the probability is below min_p times the largest one."""
+    """(B, L, V), (B, 1, 1): set ids with less than min_p times the largest probability to -inf."""
     probs = mx.softmax(logits, axis=-1)
     return mx.where(probs < min_p * probs.max(axis=-1, keepdims=True), -mx.inf, logits)

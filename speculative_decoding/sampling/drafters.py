@@ -1,6 +1,6 @@
 """The drafters that the option `drafter` can name, and what each needs.
 
-To add one, add a line to `DRAFTERS` and a file in `drafters/`. Everything else reads this table.
+To add one, add a line to `DRAFTERS` and a file in `drafters/`. All other code reads this table.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 class DrafterFacts(NamedTuple):
     """What a drafter needs.
 
-    module: in `drafters/`; its function `build` makes the drafter, see `drafters.choose_drafter`.
-    uses_model: it runs the draft model or draft head.
-    uses_ngrams: it looks up n-grams.
+    module: the module in `drafters/` whose function `build` makes the drafter; see `drafters.choose_drafter`.
+    uses_model: whether it runs the draft model or draft head.
+    uses_ngrams: whether it looks up n-grams.
     """
 
     module: str

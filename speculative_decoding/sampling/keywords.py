@@ -1,4 +1,4 @@
-"""Options as keywords of functions, for type checkers and editors; nothing imports it when the program runs."""
+"""Options as keyword arguments, for type checkers and editors. Not imported at run time."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from .constraints import History
 
-PADDING = -1  # fills shorter rows on the left; not an id
+PADDING = -1  # fills shorter rows on the left; not a valid id
 
 
 def constrain(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V): set the logits of forbidden ids to -inf. For histories that are `is_constrained`.
+    """(B, L, V): set the logits of forbidden ids to -inf. The history must be one with `is_constrained`.
 
     If no id would be left, for example in a draft with a small vocabulary, the position stays unchanged. At a forced
     position only the forced ids remain, even if they are forbidden.
@@ -48,7 +48,7 @@ def constrain(logits: mx.array, history: History) -> mx.array:
 
 @lru_cache(maxsize=8)
 def never_mask(never: tuple[tuple[int, ...], ...], vocab_size: int) -> mx.array:
-    """(B, 1, V), or (1, V) if all rows agree: True at the ids of each row. Cached, because rounds repeat it."""
+    """(B, 1, V), or (1, V) if all rows agree: True at the ids of each row. Cached for later rounds."""
     if len({*never}) == 1:
         never = never[:1]
     masks = [mask_of(mx.array(ids, mx.int32)[None, None], vocab_size)[0] for ids in never]
@@ -66,8 +66,8 @@ def mask_of(ids: mx.array, vocab_size: int) -> mx.array:
 class TokenWindows:
     """The ids before each of `length` positions, aligned at their ends.
 
-    `ids` is (B, N + T + D): N paddings for the longest n-gram or sequence that is compared, up to T committed ids, and
-    D draft ids. Shorter rows have more padding.
+    `ids` is (B, N + T + D): N padding ids for the longest n-gram or sequence that is compared, up to T committed ids,
+    and D draft ids. Shorter rows have more padding.
     """
 
     def __init__(self, history: History, length: int) -> None:
@@ -101,7 +101,7 @@ class TokenWindows:
 def repeated_ids(windows: TokenWindows, history: History, vocab_size: int) -> Iterator[mx.array]:
     """Yield (B, L, M) ids that would repeat an n-gram, or V for an empty entry.
 
-    An earlier n-gram forbids its last id wherever the n - 1 ids before a position are its first n - 1 ids.
+    If the n - 1 ids before a position are the first n - 1 ids of an earlier n-gram, its last id is forbidden there.
     """
     sizes = [own.no_repeat_ngram_size for own in history.constraints]
     for size in {*sizes} - {0}:

@@ -1,11 +1,12 @@
-"""The options of decoding: names, types, defaults, limits and help.
+"""The decoding options: names, types, defaults, limits and help texts.
 
-Python keywords, command-line flags, fields of input files and bodies of requests are all made from
-`GenerationOptions`. A new option is a field there and a line of `OptionKeywords` in keywords.py.
+Python keywords, command-line flags, and the fields of input files and request bodies are all derived from
+`GenerationOptions`. To add an option, add a field there and a line to `OptionKeywords` in keywords.py.
 
 A field is `name: Annotated[type, Value, "help", *marks] = default`. The marks are the constants below and those of
-values.py: `Flag("num-draft", short="-n")` for a flag that differs from the name, `PYTHON_ONLY` for an option without a
-flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for an option that rows share.
+values.py: `Flag("num-draft")` for a flag that differs from the name, `Flag(short="-m")` for a short form, `PYTHON_ONLY`
+for an option without a flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for an option that
+all rows share.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MAX_TOKENS = 1 << 20
 MAX_REPEATED = 64
 
 # Marks of fields
-FOR_SPEECH = "for speech"  # also an option of a transcription, which determines all others
+FOR_SPEECH = "for speech"  # also an option of transcriptions, which set all other options themselves
 SAMPLES_ONLY = "samples only"  # has no effect at temperature 0
 BEAMS_ONLY = "beams only"  # has no effect without beam search
 NOT_WITH_BEAMS = "not with beams"
@@ -56,16 +57,16 @@ NOT_WITH_BEAMS = "not with beams"
 LOSSLESS = "lossless"  # samples follow the target's distribution
 COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
 TAKES_DELTA = "takes delta"  # can be relaxed by a `delta`, which makes it lossy
-ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules of decoding/acceptance.py, with what holds for them
+ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules in decoding/acceptance.py and their properties
     "rejection": (LOSSLESS, TAKES_DELTA),
     "block": (LOSSLESS,),
     "coupled": (LOSSLESS, COMPARABLE),
 }
 LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in facts]
 COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
-DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # without and with a delta
+DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the defaults without and with a delta
 
-OTHER_NAMES: Mapping[str, Sequence[str]] = {  # names in other libraries and earlier versions, and options to suggest
+OTHER_NAMES: Mapping[str, Sequence[str]] = {  # name in other libraries or earlier versions -> options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
@@ -104,7 +105,7 @@ def documented(kind: type[Options]) -> type[Options]:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How to decode a prompt. Raises `InputError` naming the option for a value that is not accepted."""
+    """Options for decoding a prompt. A value that is not accepted raises an `InputError` that names the option."""
 
     temperature: Annotated[
         float,
@@ -292,7 +293,7 @@ class GenerationOptions:
                 "num_return_sequences",
                 "change one of them",
             )
-        # Beam search samples and drafts nothing, and transformers does not define it with stop strings.
+        # Beam search neither samples nor drafts, and transformers does not define it with stop strings.
         for name, spec in option_specs().items():
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
@@ -319,12 +320,12 @@ class GenerationOptions:
 
     @property
     def runs_draft_model(self) -> bool:
-        """Whether the draft model or head runs, if there is one. Needs the name of a drafter."""
+        """Whether these options use a draft model or head. `drafter` must not be None."""
         return self.draft_tokens != 0 and isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_model
 
     @property
     def looks_up_ngrams(self) -> bool:
-        """Whether drafts may be copies of earlier text. Needs the name of a drafter."""
+        """Whether drafts may be copies of earlier text. `drafter` must not be None."""
         return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_ngrams
 
     @property
@@ -347,7 +348,7 @@ class GenerationOptions:
         return self.is_greedy or self.rule in COMPARABLE_RULES
 
     def override(self, overrides: Mapping[str, Any]) -> GenerationOptions:
-        """These options with other values for some of them. Raises `InputError` for names and values."""
+        """Return these options with some values replaced. Raises `InputError` for unknown names or invalid values."""
         for name in overrides:
             if name not in option_specs():
                 raise unknown_option(name)
@@ -359,27 +360,27 @@ class GenerationOptions:
         return replace(self, **changed) if changed else self
 
     def override_for_row(self, overrides: Mapping[str, Any]) -> GenerationOptions:
-        """`override` for one row of a batch. Raises `InputError` for options in which rows may not differ."""
+        """Like `override`, for one row of a batch. Raises `InputError` for options that all rows must share."""
         for name in overrides:
             if name in option_specs() and not option_specs()[name].per_row:
                 raise InputError("is the same for all rows of a batch", name, "give it for all of them")
         return self.override(overrides)
 
     def with_values(self, **values: Any) -> GenerationOptions:
-        """A copy with other values, which must be valid: they are not checked."""
+        """Return a copy with some values replaced. They must be valid, because they are not checked."""
         changed = copy(self)
         for name, value in values.items():
             object.__setattr__(changed, name, value)
         return changed
 
     def require_effect(self, names: Iterable[str]) -> None:
-        """Raise `InputError` if one of these options has no effect. Needs the name of a drafter."""
+        """Raise `InputError` if one of these options has no effect. `drafter` must not be None."""
         for name in names:
             if getattr(self, name) != option_specs()[name].default and (reason := self._why_without_effect(name)):
                 raise InputError(("has no effect ", *reason), name, "leave one of them out")
 
     def _why_without_effect(self, name: str) -> tuple[str, ...]:
-        """`Words` that follow "has no effect", or () for an option that has one."""
+        """Return the `Words` that follow "has no effect", or () if the option has an effect."""
         marks = option_specs()[name].marks
         if BEAMS_ONLY in marks and self.num_beams == 1:
             return ("with ", Name("num_beams"), " 1")
@@ -397,12 +398,12 @@ class GenerationOptions:
 
 
 def option_specs() -> Mapping[str, OptionSpec]:
-    """The options by name, in order."""
+    """Return all options by name, in the order of their definition."""
     return specs_of(GenerationOptions)
 
 
 def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | None = None) -> Callable[P, R]:
-    """Let `help()` list options, with their types and defaults, in place of **options. None: of `GenerationOptions`."""
+    """Make `help()` list each option with its type and default instead of **options. None means `option_specs()`."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
@@ -416,7 +417,7 @@ def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | 
 
 
 def validate(name: str, type_: Value, value: Any) -> Any:
-    """The value as a plain Python object. Raises `InputError` naming the option."""
+    """Return the value as a plain Python object. Raises an `InputError` that names the option."""
     try:
         return type_.accept(value)
     except (ValueError, TypeError):
@@ -424,35 +425,35 @@ def validate(name: str, type_: Value, value: Any) -> Any:
 
 
 def refusal(type_: Value, value: Any) -> str:
-    """Why `type_` does not accept a value, in words that follow the option's name."""
+    """Return the reason why `type_` does not accept a value, as text that follows the option's name."""
     return f"must be {type_.expected}, not {short_repr(value)}"
 
 
 def short_repr(value: Any) -> str:
-    """At most 60 characters; true and false as in JSON and on the command line."""
+    """Return `repr(value)`, cut to 60 characters, with true and false as in JSON and on the command line."""
     try:
         text = repr(value).lower() if isinstance(value, bool) else repr(value)
-    except Exception:  # for example, of an integer with thousands of digits
+    except Exception:  # for example, for an integer with thousands of digits
         text = f"that {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown_option(name: str) -> UnknownOption:
-    """The error for an option that does not exist, with a suggestion."""
+    """Return the error for an option that does not exist, with a suggestion."""
     return UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
 
 
 def suggested_option(name: str, known: Collection[str]) -> Words:
-    """A way out for an unknown option: those of the known ones that may have been meant."""
+    """Return a way out for an unknown option: the known options that may have been meant, or all of them."""
     meant = meant_options(name, known) if name in OTHER_NAMES else get_close_matches(str(name), known, 1)
     return ("did you mean ", *listed(meant), "?") if meant else ("there are ", *listed(known))
 
 
 def meant_options(name: str, known: Collection[str]) -> list[str]:
-    """Those of the known options that another library or an earlier version calls `name`."""
+    """Return the known options that another library or an earlier version calls `name`."""
     return [each for each in OTHER_NAMES.get(name, ()) if each in known]
 
 
 def listed(names: Iterable[str]) -> tuple[str, ...]:
-    """Option names, separated by commas."""
+    """Return the option names, separated by commas."""
     return tuple(part for name in names for part in (", ", Name(name)))[1:]

@@ -16,7 +16,7 @@ Draw = tuple[int, int, "Purpose"]  # a request's seed, a position of its output,
 
 
 class Purpose(IntEnum):
-    """The purpose of a random number. Each has its own stream."""
+    """The purpose of a random number. Each purpose has a separate random stream."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -25,7 +25,7 @@ class Purpose(IntEnum):
 
 
 def sample_seed(seed: int, number: int) -> int:
-    """The seed of one of several samples. Sample 0 keeps the seed; the number of samples does not matter."""
+    """Return the seed of one of several samples. Sample 0 keeps the seed; the number of samples does not matter."""
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 

@@ -1,7 +1,7 @@
-"""Types of values, with one check for Python, JSON and the command line, and the fields that have them.
+"""Types of values, which are checked alike in Python, JSON and on the command line, and fields of these types.
 
-A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. Its marks are a
-`Flag`, and words such as `PYTHON_ONLY` that say where the option exists and with which others it has an effect.
+A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. The marks are a
+`Flag`, and strings such as `PYTHON_ONLY` that say where the option exists and which other options it depends on.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ..errors import Words
 
-# Marks of fields of any kind. sampling/options.py has those of decoding options.
+# Marks for fields of any kind. sampling/options.py has more marks for decoding options.
 PYTHON_ONLY = "Python only"  # has no flag
 BASIC = "basic"  # one of the few flags that --help lists
 FOR_ALL_ROWS = "for all rows"  # the same for every row of a batch
 
 
 class Flag(NamedTuple):
-    """How a field is written on the command line, where it differs from its name in Python and its `Value`.
+    """How a field is written on the command line, if that differs from its Python name and its `Value`.
 
     name: The flag without dashes.
     short: A short form, with its dash.
     metavar: The placeholder in usage messages.
-    bare: The value of the flag without an argument.
-    parameter: What Python functions call the field.
+    bare: The value that the flag has without an argument.
+    parameter: The name of the field in Python functions.
     """
 
     name: str = ""
@@ -205,8 +205,8 @@ class ListOf(Value):
 class Union(Value):
     """A value of the first type that accepts it.
 
-    or_object: whether objects of other types are accepted as they are, from Python only. Errors do not mention them,
-        because those about plain values are also shown where there are no objects.
+    or_object: whether Python callers may also pass objects of other types, which are accepted unchanged. Error
+        messages do not mention them, because JSON and the command line share the messages but have no objects.
     """
 
     types: Sequence[Value]
@@ -268,19 +268,19 @@ class OptionSpec(NamedTuple):
 
     @property
     def per_row(self) -> bool:
-        """Whether the rows of a batch may differ in it."""
+        """Whether the option may differ between the rows of a batch."""
         return FOR_ALL_ROWS not in self.marks
 
 
 @cache
 def annotations_of(kind: type) -> Mapping[str, Any]:
-    """The annotations of a class by field, including their `Value`. Python evaluates them slowly."""
+    """Return the annotations of a class by field, including their `Value`. Cached, because this is slow."""
     return get_type_hints(kind, include_extras=True)
 
 
 @cache
 def specs_of(kind: type) -> Mapping[str, OptionSpec]:
-    """The fields of a dataclass by name, in order."""
+    """Return the fields of a dataclass by name, in the order of their definition."""
     specs = {}
     for each in fields(kind):
         annotation, type_, help_, *marks = get_args(annotations_of(kind)[each.name])
