@@ -11,8 +11,8 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
 
     handle_ctrl_c("speculative_decoding")
 
-# On M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but not those of one row. A
-# draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
+# On M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but matmuls of one row in full
+# precision. A draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from .rooms import has_room

@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the queue is shorter than recommended. `submit` accepts requests beyond that, too."""
+        """Whether the queue is shorter than recommended. `submit` also accepts requests beyond that."""
         return self.waiting < QUEUE_PER_SLOT * self._slots
 
     @property

@@ -31,7 +31,7 @@ def written(text: Words, name: Callable[[str], str] = str) -> str:
 
 
 class Note(UserWarning):
-    """A note about a request or file that is used nevertheless. text: contains a `Name` for each option."""
+    """A note about a request or file that is still used. text: contains a `Name` for each option."""
 
     def __init__(self, text: Words) -> None:
         super().__init__(written(text))

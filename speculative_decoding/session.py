@@ -235,7 +235,8 @@ class Session:
     ) -> Iterator[GenerationResponse]:
         """Yield a response for each token as soon as it is accepted. Beam search yields all responses at the end.
 
-        Arguments are checked at once, before the first response is requested. A stream may be abandoned at any time.
+        Arguments are checked in this call, before the first response is requested. A stream may be abandoned at any
+        time.
 
         Args:
             prompt: A text or its source tokens, or audio frames for a speech model.

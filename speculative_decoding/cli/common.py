@@ -95,7 +95,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
         say(f"{program}: error: {error.message(name)}")
         return 2
     except KeyboardInterrupt:
-        if not launched_rank():  # the other ranks get Ctrl-C too
+        if not launched_rank():  # the other ranks also get Ctrl-C
             say(f"\n{program}: interrupted{when_interrupted}")
         return 130
     except BrokenPipeError:

@@ -64,7 +64,7 @@ class Comparison(PromptRunner):
     Attributes:
         is_on: Whether to compare. If False, only the answer is decoded.
         totals: Statistics by mode.
-        num_identical: By mode, the number of outputs identical to those of the baseline.
+        num_identical: By mode, the number of outputs identical to the baseline's.
     """
 
     def __init__(self, *arguments: Any, is_on: bool = True, **options: Any) -> None:

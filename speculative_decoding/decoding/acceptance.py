@@ -81,7 +81,7 @@ class Rejection(AcceptanceRule):
         return stop, mx.ones_like(stop)
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """How much the acceptance probability of x sampled from q exceeds that of the exact rule."""
+        """How much more probable acceptance is than with the exact rule, for x sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p = target_probs[:, : draft.num_tokens]
@@ -97,7 +97,7 @@ class Block(AcceptanceRule):
     On average it never accepts fewer tokens than `Rejection` with delta 0.
 
     With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), the
-    prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i), and the whole draft with probability P_K.
+    prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i). The whole draft passes with probability P_K.
     The longest prefix that passes is accepted.
     """
 

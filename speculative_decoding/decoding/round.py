@@ -5,8 +5,8 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
 - A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
   free or not, so its shape stays the same.
 - A *draft* has up to K tokens for each row. A shorter one is padded; `Draft.lengths` says where it ends, and no rule
-  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it was looked
-  up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
+  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head generated it, "copy" if it was
+  looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each kind has a length.
 - A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
   a width that the device computes fast, or with the same bits as other widths. `PassWidths` holds these widths and the
@@ -112,7 +112,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return {}, {}  # use the narrowest pass, because padding could overflow, too
+        return {}, {}  # use the narrowest pass, because padding could also overflow
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
     counts: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
@@ -210,7 +210,7 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
     rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)  # lazy, too
+    result = rule.decide(draft, logits, rows)  # also lazy
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
@@ -294,7 +294,7 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
         request.fail()
-        kept = 0  # a free slot is computed, too
+        kept = 0  # a free slot is also computed, so its positions must be finite
     request.needs_retry = True
     batch.cache.zero_after(request.slot, kept)
 

@@ -74,8 +74,8 @@ class AdaptiveLength(DraftLength):
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
     promise one. Worse and more expensive drafts are retried later.
 
-    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as its best
-    draft had accepted tokens, as in TCP's slow start, so a useless draft model stays cheap.
+    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as were
+    accepted of its best draft, as in TCP's slow start. So a useless draft model stays cheap.
 
     Args:
         costs: Returns the costs of a round with this many rows.

@@ -156,7 +156,7 @@ class Calibration:
         return candidates, measured, draft
 
     def _estimate(self, rows: int, exact: bool) -> RoundCosts | None:
-        """The costs of all widths; those that have not been timed are interpolated. None if too little is known."""
+        """The costs of all widths, interpolated where a width has not been timed. None if too little is known."""
         candidates, measured, draft = self._known(rows, exact)
         if not measured or draft is None:
             return None
