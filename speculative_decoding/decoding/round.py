@@ -294,7 +294,7 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
         request.fail()
-        kept = 0  # a free slot is also computed, so its positions must be finite
+        kept = 0  # a free slot is also computed, so clear all its positions
     request.needs_retry = True
     batch.cache.zero_after(request.slot, kept)
 
