@@ -1,4 +1,7 @@
-"""Starts a program of `speculative_decoding`. A module of its own, because importing the package takes .3 seconds."""
+"""Starts a program of `speculative_decoding`.
+
+It is outside the package so that Ctrl-C is handled while the package is imported, which takes 0.3 seconds.
+"""
 
 import os
 import signal
@@ -14,11 +17,11 @@ def start(module: str = "programs") -> NoReturn:
 
 
 def handle_ctrl_c(program: str) -> None:
-    """Print one line for Ctrl-C during the imports. Some libraries turn an exception into other errors there."""
+    """Exit with one line on Ctrl-C during the imports, because some libraries turn an exception into other errors."""
 
     def exit_at_once(*_: object) -> NoReturn:
         os.write(2, f"\n{program}: interrupted\n".encode())
         os._exit(130)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, for example by nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under nohup
         signal.signal(signal.SIGINT, exit_at_once)

@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding COMMAND ...`, as the command `speculative-decoding`."""
+"""`python -m speculative_decoding COMMAND ...`: the same as `speculative-decoding COMMAND ...`."""
 
 import sys
 

@@ -13,7 +13,7 @@ WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"
 
 
 def cache_folder(name: str) -> Path:
-    """Return a private folder, which is created if necessary.
+    """Return a private folder, and create it if necessary.
 
     Raises:
         OSError: The folder cannot be created, or is not private.
@@ -28,7 +28,7 @@ def cache_folder(name: str) -> Path:
 
 
 def require_private(path: Path, forbidden: int) -> Path:
-    """Create a folder if necessary. Raises OSError if it is another user's or has forbidden permission bits."""
+    """Create a folder if necessary. Raises OSError if it belongs to another user or has forbidden permission bits."""
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()  # does not follow links
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & forbidden:

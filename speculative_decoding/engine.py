@@ -1,7 +1,7 @@
-"""Decodes many requests side by side, each as if it were decoded by itself.
+"""Decodes many requests together, each as if it were the only one.
 
 A waiting request takes a slot of the batch as soon as one is free (continuous batching: Yu et al., "Orca", OSDI 2022,
-section 3). Single prompts, streams, batches and jobs all use it.
+section 3). Single prompts, streams, batches and jobs all use this engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .models.threads import use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
-DEFAULT_SLOTS = 8  # requests of a batch, unless a user chooses
+DEFAULT_SLOTS = 8  # maximum number of requests in a batch, unless the user sets it
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
 # Runs one round for all requests of a batch, as `speculate` does. It calls its second argument after drafting and after
@@ -60,7 +60,7 @@ class Event(NamedTuple):
 
 
 def responses(event: Event) -> Iterator[GenerationResponse]:
-    """One response for each token of a round."""
+    """Yield one response for each token of a round."""
     round = event.round
     last = len(event.texts) - 1
     for i, (token, text) in enumerate(zip(round.tokens, event.texts, strict=True)):
@@ -92,15 +92,15 @@ class Engine:
     """Decodes up to `slots` requests at a time; with beams, a slot has `num_beams` rows.
 
     `submit` only queues a request. `step` encodes waiting requests when a slot is free, up to one for each slot, then
-    runs a round. So at most `slots` encoded requests wait.
+    runs a round. So at most `slots` encoded requests wait for a slot.
 
     Args:
         model: The target.
-        tokenizer: The target's.
-        drafter: Used by this engine only; with beams nothing is drafted.
+        tokenizer: The target's tokenizer.
+        drafter: The drafter, which no other engine may use. Beam search does not draft.
         slots: The maximum number of requests in a batch.
-        widths: The widths of the target's passes.
-        num_beams: The same for all requests.
+        widths: The widths that the target's passes may have.
+        num_beams: The number of beams of every request.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Engine:
             from .beam_search.round import beam_search_step
 
             self._run_round = beam_search_step
-        self._runs_ahead = on_gpu() and model.ranks == 1  # ranks need the tokens on the host
+        self._runs_ahead = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
-        self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)
+        self._encoded: deque[tuple[Request, mx.array]] = deque()  # each with its encoder output (1, S, d_model)
         self._requests: list[Request | None] = []  # by slot; the same list as the batch's `slots`
         self._batch: Batch | None = None
 
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the queue is shorter than recommended. Not a limit."""
+        """Whether the queue is shorter than recommended. `submit` also accepts requests beyond that."""
         return self.waiting < QUEUE_PER_SLOT * self._slots
 
     @property
@@ -174,12 +174,12 @@ class Engine:
 
         Args:
             prompt: The text or its source tokens, or audio frames for a speech model.
-            options: With this engine's `num_beams`.
-            draft_length: Requests may share one, which then learns from all of them.
-            start: How the output begins and ends, with its own options, if these options do not say it.
+            options: The options, with the same `num_beams` as this engine.
+            draft_length: The draft-length policy. Requests may share a policy, which then learns from all of them.
+            start: How the output begins and ends, and the options of the request; None derives them from `options`.
 
         Raises:
-            InputError: The prompt or the options cannot be decoded.
+            InputError: The prompt or the options cannot be used.
         """
         if options.num_beams != self._num_beams:
             raise InputError(
@@ -205,11 +205,11 @@ class Engine:
 
     @computing()
     def step(self) -> list[Event]:
-        """Give free slots to waiting requests, then run one round for all."""
+        """Give free slots to waiting requests, then run one round for all requests that have a slot."""
         use_mlx()
         if self._widths.refine is not None and not self.waiting:
             decoding = [request for request in self._requests if request is not None]
-            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token waits
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token is delayed
                 self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
@@ -218,7 +218,7 @@ class Engine:
             return []
 
         self._widths.costs(len(batch.slots))  # measures the device if necessary, before the round is timed
-        batch.starts_next_pass = self._runs_ahead and not self.waiting  # a waiting request would need another pass
+        batch.starts_next_pass = self._runs_ahead and not self.waiting  # a waiting request will need a different pass
         events = []
         for request, round in self._round(batch).items():
             self._count(request, round)
@@ -229,8 +229,8 @@ class Engine:
         return events
 
     def _round(self, batch: Batch) -> dict[Request, Round]:
-        """Run a round and time it, and for `timed` requests its phases."""
-        phase_ends: list[float] = []  # of the draft, and of the verification
+        """Run a round and time it. If a request is `timed`, also time the phases of the round."""
+        phase_ends: list[float] = []  # the times at which drafting and verification ended
         is_timed = any(request.options.timed for request in batch.requests)
         started = time.perf_counter()
         rounds = self._run_round(batch, (lambda: phase_ends.append(time.perf_counter())) if is_timed else None)
@@ -275,7 +275,7 @@ class Engine:
             if not self._encoded:
                 self._encode()
             self._assign(slot, *self._encoded.popleft())
-        if free and self._batch is not None:  # computed while the host builds the next round
+        if free and self._batch is not None:  # the device computes it while the host builds the next round
             mx.async_eval(self._batch.cache.arrays)  # type: ignore[no-untyped-call]
 
     def _encode(self) -> None:
@@ -285,7 +285,7 @@ class Engine:
             requests = [self._queue.popleft() for _ in range(count)]
             self._sorted.extend(sorted(requests, key=lambda request: len(request.source)))
 
-        group: dict[int, Request] = {}  # by source; the samples of a prompt share one
+        group: dict[int, Request] = {}  # by source; the samples of a prompt share a source
         for request in islice(self._sorted, len(self._requests)):
             group.setdefault(id(request.source), request)
         started = time.perf_counter()
@@ -306,9 +306,9 @@ class Engine:
                 self._encoded.append((request, encoder_outputs[source]))
 
     def _finite(self, sources: Sequence[Source], outputs: list[mx.array]) -> list[mx.array]:
-        """The outputs of sources that were encoded together, which are encoded one by one if one is not finite.
+        """Return outputs of sources that were encoded together. If one is not finite, encode the sources one by one.
 
-        Otherwise padding that is not finite would spoil shorter sources: 0 * inf is NaN.
+        Padding that is not finite would spoil the outputs of shorter sources, because 0 * inf is NaN.
         """
         finite = mx.stack([mx.isfinite(each).all() for each in outputs]).all()
         mx.eval(outputs, finite)
@@ -335,12 +335,12 @@ class Engine:
         self._drafter.begin(request, encoder_output)
 
     def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
-        """Feed a forced prefix except its last token, which the first round feeds. Lazy.
+        """Feed a forced prefix, except its last token, which the first round feeds. Nothing is evaluated yet.
 
         Args:
-            request: Its output begins with the prefix.
-            capacity: The least capacity of the cache; 0 leaves it as it is.
-            cache: Of this request alone, so that other rows are not computed.
+            request: The request whose output begins with the prefix.
+            capacity: The minimum capacity of the cache; 0 leaves it unchanged.
+            cache: The cache of this request only, so that no other rows are computed.
         """
         if capacity:
             cache.reserve(capacity)
@@ -356,7 +356,10 @@ class Engine:
         cache.trim_to([cached] * cache.rows)
 
     def _resize(self, batch: Batch, wanted: int) -> None:
-        """Change the number of slots to about `wanted`, by a factor of two or more: a pass computes every slot."""
+        """Change the number of slots to about `wanted`, because a pass computes every slot, used or free.
+
+        Small changes are skipped: the batch at least doubles, up to the maximum, or shrinks to half or less.
+        """
         slots = len(self._requests)
         if wanted > slots:
             size = min(self._slots, max(wanted, 2 * slots))

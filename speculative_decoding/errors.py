@@ -14,10 +14,10 @@ PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class Name(str):
-    """The name of an option or parameter in Python, as a part of `Words`. Each front end shows its own name for it."""
+    """The Python name of an option or parameter, as a part of `Words`. Each front end shows its own name instead."""
 
 
-Words = str | tuple[str, ...]  # a text, or its parts in order; the parts of type `Name` are names
+Words = str | tuple[str, ...]  # a text, or its parts in order; parts of type `Name` are names of options
 
 
 def words(text: Words) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def written(text: Words, name: Callable[[str], str] = str) -> str:
 
 
 class Note(UserWarning):
-    """A note about a request or a file, which is used nevertheless. text: with a `Name` for each option."""
+    """A note about a request or file that is still used. text: contains a `Name` for each option."""
 
     def __init__(self, text: Words) -> None:
         super().__init__(written(text))
@@ -39,7 +39,7 @@ class Note(UserWarning):
 
 
 def note(text: Words) -> None:
-    """Warn, naming the line outside this package that made the call.
+    """Issue a warning that names the line outside this package that made the call.
 
     Python shows a message once for each such line. The command line shows it each time.
     """
@@ -54,11 +54,11 @@ def note(text: Words) -> None:
 class InputError(ValueError):
     """An option, prompt, folder or file cannot be used.
 
-    Its text is never parsed. Options that it mentions are marked with `Name`, and each front end shows its own name:
+    No code parses its text. Options that it mentions are marked with `Name`, and each front end shows its own name:
     `InputError(("has no effect without ", Name("word_timestamps")), "clip_timestamps", "turn them on")`.
 
     problem: What is wrong, with the value that was given.
-    field: The option or parameter that it is about, by its name in Python.
+    field: The Python name of the option or parameter that the error is about.
     way_out: What to do instead.
     """
 
@@ -75,7 +75,7 @@ class InputError(ValueError):
         return one_line(f"{subject}{written(self.problem, name)}{way_out and '; '}{way_out}")
 
     def at(self, place: str) -> InputError:
-        """Return the error with a place in the input before it, such as a line of a file."""
+        """Return the error preceded by a place in the input, such as a line of a file."""
         subject = () if self.field is None else (Name(self.field), ": ")
         return InputError((f"{place}: ", *subject, *words(self.problem)), way_out=self.way_out)
 
@@ -84,11 +84,11 @@ class InputError(ValueError):
 
 
 class UnknownOption(InputError):
-    """There is no option with the name of `field`."""
+    """There is no option with the name in `field`."""
 
 
 class Float16Error(InputError):
-    """A model whose numbers float16 cannot represent."""
+    """A model has values that float16 cannot represent."""
 
 
 class CheckpointError(InputError):
@@ -98,7 +98,7 @@ class CheckpointError(InputError):
 def one_line(text: str) -> str:
     """Make a text safe for a terminal: escape unprintable characters, and shorten the middle of a long text.
 
-    File names and contents may be quoted in it, and control characters could rewrite the screen.
+    The text may quote file names and contents, whose control characters could rewrite the screen.
     """
     if len(text) > MAX_CHARACTERS:
         text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
@@ -109,7 +109,7 @@ def one_line(text: str) -> str:
 def writing(what: str, path: Path, way_out: Words = "name another file") -> Iterator[None]:
     """Turn an OSError while a file is written, usually a full disk, into an `InputError`.
 
-    what: The option that names the file, as a `Name`; or what the file is.
+    what: The option that names the file, as a `Name`; or a description of the file.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Functions of a model and a tokenizer, for one prompt or many. Each call makes a `Session` for itself."""
+"""Functions that decode one or many prompts with a model and a tokenizer. Each call creates its own `Session`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def stream_generate(
     draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Iterator[GenerationResponse]:
-    """Yield a response for each token as soon as it is accepted: `Session.stream`.
+    """Yield a response for each token as soon as it is accepted. See `Session.stream`.
 
     Args:
         model: The target.
-        tokenizer: The target's.
+        tokenizer: The target's tokenizer.
         prompt: A text, or its source tokens.
         on_round: Called with each `Round`.
         draft_model: A smaller model of the same family, or a draft head of the target.
-        ngram: Looks up copies, and may have seen earlier texts.
+        ngram: The n-gram drafter, which may already have learned from earlier texts.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         options: See `GenerationOptions`.
     """
@@ -61,7 +61,7 @@ def generate(
     draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
 ) -> GenerationResult:
-    """Decode a prompt: `Session.generate`. The arguments are those of `stream_generate`."""
+    """Decode a prompt. See `Session.generate`; the arguments are the same as for `stream_generate`."""
     session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
     return session.generate(prompt, on_round=on_round, **options)
 
@@ -79,6 +79,6 @@ def batch_generate(
     draft_vocabulary: DraftVocabulary | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Iterator[BatchResult[GenerationResult]]:
-    """Yield the results of many prompts: `Session.batch`. The other arguments are those of `stream_generate`."""
+    """Yield the results of many prompts. See `Session.batch`, and `stream_generate` for the other arguments."""
     session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
     return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

@@ -1,4 +1,4 @@
-"""Which rooms this copy of the package has: folders that can be left out."""
+"""Checks which rooms this copy of the package has. A room is a folder that can be left out."""
 
 from pathlib import Path
 

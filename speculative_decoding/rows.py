@@ -1,6 +1,6 @@
-"""Decodes many items side by side: `drive` keeps the slots of a `Scheduler` busy until the items end.
+"""Decodes many items together: `drive` keeps the slots of a `Scheduler` busy until no items are left.
 
-`drive` knows neither models nor what an item is: prompts, recordings and the lines of a file are driven alike.
+`drive` does not depend on models or on the kind of item. It works for prompts, recordings and the lines of a file.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class Scheduler(Protocol[ItemIn, ProgressOut]):
 
     @property
     def wants_more(self) -> bool:
-        """Whether another item should be submitted, so that no slot waits. True if it is idle."""
+        """Whether another item should be submitted, so that no slot stays free. True if the scheduler is idle."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no item is unfinished."""
+        """Whether all submitted items are finished."""
 
     def submit(self, item: ItemIn) -> Iterable[ProgressOut]:
-        """Queue an item. Returns what is known of it at once, such as an error."""
+        """Queue an item. Returns any progress that is available immediately, such as an error."""
 
     def step(self) -> Iterable[ProgressOut]:
         """Run a round. Returns the progress of the items."""
 
 
 def drive(scheduler: Scheduler[Item, Progress], items: Iterable[Item]) -> Iterator[Progress]:
-    """Decode all items, and yield the progress of each as soon as there is some.
+    """Decode all items, and yield their progress as soon as it is available.
 
-    An item is read when the scheduler wants one, so memory does not grow with the number of items.
+    An item is read only when the scheduler wants one, so memory does not grow with the number of items.
     """
     unread = iter(items)
     has_more = True
@@ -76,12 +76,12 @@ def in_order(
     number: Callable[[Progress], int],
     is_last: Callable[[Progress], bool] = lambda _: True,
 ) -> Iterator[Progress]:
-    """Yield all progress of item 0, then that of item 1 and so on, each as soon as possible.
+    """Yield all progress of item 0, then all progress of item 1, and so on, each as soon as possible.
 
     Args:
-        progress: Of items in any order.
-        number: The number of its item.
-        is_last: Whether no more progress of its item follows.
+        progress: The progress of items, in any order.
+        number: Returns the number of the item that the progress belongs to.
+        is_last: Returns whether this is the last progress of its item.
     """
     held: dict[int, deque[Progress]] = defaultdict(deque)
     current = 0
@@ -99,10 +99,10 @@ class PromptScheduler:
     """Decodes numbered prompts with one engine: texts, audio frames, or mappings with "prompt" and its options.
 
     Args:
-        options_of: Returns the options of a prompt that sets some of its own.
-        new_engine: Called for the first prompt, because an engine may measure the device.
-        draft_length: Chooses the draft lengths of a prompt with these options.
-        reads_text: Whether a blank text gives a blank text. A speech model refuses it.
+        options_of: Returns the options of a prompt, given the options that the prompt sets itself.
+        new_engine: Creates the engine. Called only for the first prompt, because an engine may measure the device.
+        draft_length: Returns the draft-length policy for a prompt with these options.
+        reads_text: Whether the model reads text, so that a blank text gives a blank text. Speech models reject text.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class PromptScheduler:
         self._draft_length = draft_length
         self._reads_text = reads_text
         self._engine: Engine | None = None
-        self._samples: dict[Request, tuple[int, list[Request]]] = {}  # unfinished; with the number and all samples
+        # For each unfinished request: the number of its prompt, and all requests for that prompt
+        self._samples: dict[Request, tuple[int, list[Request]]] = {}
 
     @property
     def wants_more(self) -> bool:
@@ -159,7 +160,7 @@ class PromptScheduler:
 
 
 def blank_result(options: GenerationOptions) -> GenerationResult:
-    """The result of a blank text of several, which is not decoded: it has no tokens."""
+    """The result of a blank text in a batch. It is not decoded, so it has no tokens."""
     result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
     count = options.num_return_sequences
     return result if count == 1 else replace(result, sequences=(result,) * count)

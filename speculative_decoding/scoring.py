@@ -1,4 +1,4 @@
-"""Scores a given output, and returns encoder outputs. No drafts, no sampling."""
+"""Scores given outputs and returns encoder outputs, without drafts or sampling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Score:
     Args:
         logprob: The sum of `logprobs`.
         tokens: The ids of the output.
-        logprobs: One for each token.
+        logprobs: The log-probability of each token.
     """
 
     logprob: float
@@ -49,10 +49,10 @@ def score(
 
     Args:
         model: The model.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         source: The prompt.
-        target: The output. A text gets the end token and a required first token, such as a language token; ids are
-            used as they are.
+        target: The output. If it is text, the end token and a required first token, such as a language token, are
+            added. Ids are used unchanged.
         allow_long_prompt: See `GenerationOptions`.
         src_lang: See `GenerationOptions`.
         tgt_lang: See `GenerationOptions`.

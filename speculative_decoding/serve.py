@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding.serve`: a target with its draft for many clients at once, over HTTP."""
+"""`python -m speculative_decoding.serve`: serves a target with its draft to many clients over HTTP."""
 
 import sys
 

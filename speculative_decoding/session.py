@@ -1,4 +1,4 @@
-"""The Python API: `load` returns a `Session`, which decodes prompts with a target and perhaps a draft."""
+"""The Python API: `load` returns a `Session`, which decodes prompts with a target and an optional draft."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
-ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: their types, and what a user should give
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
     "options": (GenerationOptions, "GenerationOptions(...)"),
@@ -75,21 +75,21 @@ def load(
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
 ) -> Session:
-    """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
+    """Load a target and an optional draft, from converted folders or from unconverted Hugging Face folders.
 
     Args:
-        path_or_name: A folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
+        path_or_name: A folder, the name of a folder in models/, or a model on the Hub, which is downloaded if needed.
         draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
             smaller model.
-        drafter: For all requests, see `GenerationOptions`.
-        num_draft_tokens: For all requests, see `GenerationOptions`.
+        drafter: The drafter for all requests; see `GenerationOptions`.
+        num_draft_tokens: The number of draft tokens for all requests; see `GenerationOptions`.
         dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
             bfloat16 on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
         quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
         group_size: Columns per group of quantized weights (default: 64).
-        gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
-            folder's. Without a config.json, the file's metadata are used.
-        adapter: A LoRA adapter for the target, which PEFT saved: a folder, or a name on the Hub. It is merged into the
+        gguf_file: A GGUF file with the target's weights: a path, or the name of a file in the folder. The tokenizer
+            comes from the folder. Without a config.json, the metadata of the GGUF file is used.
+        adapter: A LoRA adapter for the target, saved by PEFT: a folder, or a name on the Hub. It is merged into the
             weights, and its tokenizer is used if it has one.
         store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
             from each request, and its method `save` writes the file.
@@ -125,11 +125,11 @@ def load_session(
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
 
     Args:
-        pair: From `open_pair`.
+        pair: The opened models, as returned by `open_pair`.
         options: Defaults for all requests.
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
-        given: Options that the user chose, which replace unsupported fields of generation_config.json.
+        given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
     target = pair.target
     ngram = None
@@ -151,16 +151,16 @@ def load_session(
 
 @dataclass(repr=False)
 class Session:
-    """A target with its tokenizer and perhaps a draft. `load` returns one.
+    """A target with its tokenizer and an optional draft, as returned by `load`.
 
     A session learns from request to request which drafts are worth their cost.
 
     Args:
         model: The target.
-        tokenizer: The target's.
+        tokenizer: The target's tokenizer.
         draft_model: A draft model of the same family, or a draft head of the target.
         options: Defaults for all requests.
-        ngram: Looks up copies; a new one by default.
+        ngram: The n-gram drafter, which drafts copies of earlier text (default: a new one).
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
     """
@@ -198,7 +198,7 @@ class Session:
         self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
 
     def _checked_draft(self) -> DraftModel | DraftHead:
-        """The draft, which may propose only `draft_vocabulary`. Raises `InputError` for a model with other tokens."""
+        """Return the draft, restricted to `draft_vocabulary`. Raises `InputError` if a draft model has other tokens."""
         draft, vocabulary = self.draft_model, self.draft_vocabulary
         if isinstance(draft, EncoderDecoder):
             from .drafters.draft_model import DraftModel
@@ -217,7 +217,7 @@ class Session:
         return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
-        """For `model, tokenizer = load(...)`, without a draft."""
+        """Support `model, tokenizer = load(...)` for a session without a draft."""
         if self.draft_model is not None:
             raise InputError(
                 "a session with a draft cannot be unpacked to a model and a tokenizer, which would drop the draft; "
@@ -233,9 +233,10 @@ class Session:
         on_round: Callable[[Round], None] | None = None,
         **options: Unpack[OptionKeywords],
     ) -> Iterator[GenerationResponse]:
-        """Yield a response for each token as soon as it is accepted. Beam search yields all of them at its end.
+        """Yield a response for each token as soon as it is accepted. Beam search yields all responses at the end.
 
-        Arguments are checked at once, before the first response is requested. A stream may be abandoned at any time.
+        Arguments are checked in this call, before the first response is requested. A stream may be abandoned at any
+        time.
 
         Args:
             prompt: A text or its source tokens, or audio frames for a speech model.
@@ -256,7 +257,7 @@ class Session:
         on_round: Callable[[Round], None] | None = None,
         **options: Unpack[OptionKeywords],
     ) -> Iterator[Event]:
-        """Like `stream`, but yield all tokens of a round at once."""
+        """Like `stream`, but yield all tokens of a round in one event."""
         requests, events = self._submit(prompt, options, on_round)
         if (count := requests[0].options.num_return_sequences) > 1:
             raise InputError(f"{count} outputs cannot be streamed", "num_return_sequences", "use generate or batch")
@@ -319,13 +320,13 @@ class Session:
     ) -> Iterator[BatchResult[GenerationResult]]:
         """Yield the results of many prompts, in the order of the prompts.
 
-        Each result equals that of `generate` for the same prompt. With acceptance "rejection" or "block", only the
-        distribution of samples does.
+        Each result equals the result of `generate` for the same prompt. With acceptance "rejection" or "block", only
+        the distributions of the samples are equal.
 
         Args:
-            prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results. A
-                blank text gives a blank text.
-            slots: How many prompts are decoded together (default: the session's).
+            prompts: Texts, or mappings with "prompt" and options for this prompt. Some are read ahead of the results.
+                A blank text gives a blank text.
+            slots: How many prompts are decoded together (default: the session's `slots`).
             max_memory_gb: Use fewer slots if caches and weights would need more memory.
             options: See `GenerationOptions`.
 
@@ -346,7 +347,7 @@ class Session:
         max_memory_gb: float | None = None,
         **options: Unpack[OptionKeywords],
     ) -> Iterator[BatchResult[GenerationResult]]:
-        """Like `batch`, but yield each result as soon as it is complete; its `index` tells the prompt.
+        """Like `batch`, but yield each result as soon as it is complete; its `index` identifies the prompt.
 
         At most a few times `slots` prompts are read ahead.
         """
@@ -360,7 +361,7 @@ class Session:
     def prompt_scheduler(
         self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
     ) -> PromptScheduler:
-        """The scheduler of a batch; see `rows.drive` and `batch`."""
+        """Return the scheduler of a batch; see `rows.drive` and `batch`."""
         from .rows import PromptScheduler
 
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
@@ -411,7 +412,7 @@ class Session:
         return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
-        """`score` with this session's target and languages."""
+        """Call `scoring.score` with this session's target and languages."""
         from .scoring import score
 
         use_mlx()
@@ -426,7 +427,7 @@ class Session:
         )
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
-        """`encode` with this session's target and language."""
+        """Call `scoring.encode` with this session's target and source language."""
         from .scoring import encode
 
         use_mlx()
@@ -434,7 +435,7 @@ class Session:
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
 
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device completely for up to `slots` rows, instead of a little in each run.
+        """Measure the device completely for up to `slots` rows. Without this call, each run measures a little.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
@@ -445,7 +446,7 @@ class Session:
     def _submit(
         self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
     ) -> tuple[list[Request], Iterator[Event]]:
-        """One request per sample of the prompt, and the events that decode them."""
+        """Queue one request per sample of the prompt. Returns the requests, and an iterator that decodes them."""
         if on_round is not None and not callable(on_round):
             raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
         options = self.options_with(overrides)
@@ -455,7 +456,7 @@ class Session:
         return requests, rounds_of(engine, requests, on_round)
 
     def options_with(self, overrides: Mapping[str, Any]) -> GenerationOptions:
-        """The options of a request. Warns about an option without effect.
+        """Return the options of a request, and warn about options without effect.
 
         Raises:
             InputError: There is no such option, or it does not accept the value.
@@ -466,7 +467,7 @@ class Session:
         return options
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
-        """An engine with its own drafter, for requests whose options differ from `options` as rows may differ."""
+        """Return an engine with its own drafter, for `options` and for rows of a batch that override some of them."""
         use_mlx()
         widths = self.planner.widths(options, slots)
         drafter = self._drafter(options)
@@ -496,7 +497,7 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
 
 
 def speech_api() -> ModuleType:
-    """The functions that transcribe, imported when the first one is called."""
+    """Return the module with the transcription functions, which is imported on first use."""
     require_room("speech", "audio")
     from .speech import api
 

@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding.train`: a draft head, or a distilled small model, for a target and a kind of text."""
+"""`python -m speculative_decoding.train`: trains a draft head or a distilled small model for a target."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding.verify`: does a draft change anything? Ends with "600 of 600 identical"."""
+"""`python -m speculative_decoding.verify`: checks that drafts leave the output unchanged."""
 
 import sys
 

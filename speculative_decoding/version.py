@@ -2,6 +2,6 @@
 
 __version__ = "0.3.0"
 
-# Loaded at import to speed MLX up; measurements depend on them. "equal_rows" is set if a matmul in that data type gives
-# a row the same bits in any batch.
+# Libraries that are loaded at import to speed up MLX; measurements depend on them. "equal_rows" names the data type in
+# which a matmul gives a row the same bits in any batch, if there is one.
 native_libraries: dict[str, str] = {}

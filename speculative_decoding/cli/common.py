@@ -24,9 +24,10 @@ from ..models.backend import computing
 from ..rooms import require_room
 from .parser import Parser, flag
 
-PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, in the repository only
+PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, which only the repository has
 
-# A command: takes the parsed arguments and the group of processes that share the work, or None, and returns its status.
+# A command takes the parsed arguments and the group of processes that share the work, or None. It returns the exit
+# status.
 Command = Callable[[argparse.Namespace, Any], int]
 
 
@@ -35,7 +36,7 @@ def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: 
 
     If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
 
-    follow: None executes the passes of a sharded target that rank 0 sends.
+    follow: The command of the other ranks. None executes the passes of a sharded target that rank 0 sends.
     """
 
     def start_processes() -> int:
@@ -94,7 +95,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
         say(f"{program}: error: {error.message(name)}")
         return 2
     except KeyboardInterrupt:
-        if not launched_rank():  # the other ranks get Ctrl-C too
+        if not launched_rank():  # the other ranks also get Ctrl-C
             say(f"\n{program}: interrupted{when_interrupted}")
         return 130
     except BrokenPipeError:
@@ -140,12 +141,12 @@ def require_streams() -> None:
 
 
 def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler of standard output: escape characters that its encoding lacks, and say so."""
+    """Error handler of standard output: escape characters that its encoding lacks, and print a note."""
     say_that_characters_are_escaped(sys.stdout.encoding)
     return codecs.backslashreplace_errors(error)
 
 
-@cache  # says it once
+@cache  # so that the note is printed once
 def say_that_characters_are_escaped(encoding: str) -> None:
     say(
         f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "

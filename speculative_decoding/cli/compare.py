@@ -1,4 +1,4 @@
-"""Decodes prompts in several modes, and compares speed and output: --compare, and the console."""
+"""Decodes prompts in several modes, and compares speed and output. Used by --compare and the console."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Comparison(PromptRunner):
     """Decodes each prompt in all modes, and prints a comparison.
 
     Attributes:
-        is_on: Whether to compare; otherwise only the answer is decoded.
+        is_on: Whether to compare. If False, only the answer is decoded.
         totals: Statistics by mode.
-        num_identical: By mode, the number of texts identical to the baseline's.
+        num_identical: By mode, the number of outputs identical to the baseline's.
     """
 
     def __init__(self, *arguments: Any, is_on: bool = True, **options: Any) -> None:

@@ -27,7 +27,7 @@ from .runner import note_exactness
 from .summary import summary_notes, tokens_per_second
 from .views import has_color
 
-PROMPT_FLAGS = ("prefix", "baseline", "show_draft", "trace")  # of the flags of main.py
+PROMPT_FLAGS = ("prefix", "baseline", "show_draft", "trace")  # the flags of main.py that the console has
 
 
 def console_parser(program: str) -> Parser:
@@ -58,7 +58,7 @@ def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
         note_exactness(state.session)
         if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
             say(note)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # each Ctrl-C stops a text, and the console continues
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C stops the current text, not the console
         with any_encoding(), line_editing():
             return run(state)
 
@@ -139,7 +139,7 @@ def read_line() -> str:
 
 @contextmanager
 def any_encoding() -> Iterator[None]:
-    """Read standard input as UTF-8 or UTF-16, with a byte-order mark, unless it is a terminal."""
+    """Read standard input as UTF-8, or as UTF-16 if it has a byte-order mark, unless it is a terminal."""
     before = sys.stdin
     if isinstance(before, io.TextIOWrapper) and not before.isatty():
         sys.stdin = io.TextIOWrapper(as_utf8(before.buffer), "utf-8-sig", "surrogateescape")

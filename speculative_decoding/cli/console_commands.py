@@ -1,6 +1,6 @@
 """Commands and state of the console.
 
-A command with the name of a flag has the flag's meaning.
+A command named after a flag has the same meaning as the flag.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ConsoleState:
     Args:
         config: The models to open, and the options at the start.
         runner: Decodes the prompts, in all modes if it `is_on`.
-        prefix: Text prepended to every prompt.
+        prefix: The text that is prepended to every prompt.
     """
 
     config: RunConfig
@@ -90,7 +90,7 @@ class ConsoleState:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
-        if paths.model == models.model:  # another model has another adapter, or none
+        if paths.model == models.model:  # an adapter fits one model only
             paths = replace(paths, adapter=models.adapter)
         changed = {
             name: value
@@ -115,7 +115,7 @@ class ConsoleState:
 
 @dataclass
 class Command:
-    """Decorator that registers a function of the state and the argument text as a command.
+    """Decorator that registers a function as a command. The function takes the state and the argument text.
 
     Args:
         usage: The name and its arguments: literal words, and placeholders in capitals.
@@ -159,7 +159,7 @@ COMMANDS: dict[str, Command] = {}  # in the order of /help
 
 
 def find(name: str) -> Command:
-    """Return the command. Raises `InputError` that suggests a command with a similar name."""
+    """Return the command. Raises an `InputError` that suggests a command with a similar name."""
     if name in COMMANDS:
         return COMMANDS[name]
     words = [command.removeprefix("/") for command in COMMANDS]
@@ -213,7 +213,7 @@ def command_name(option: str) -> str:
 
 
 def name_of(field: str) -> str:
-    """Return how a field is written in the console: its command, or its name if it has none."""
+    """Return how a field is written in the console: as its command, or as its name if it has no command."""
     command = command_name(field)
     return command if command in COMMANDS else field
 

@@ -21,11 +21,11 @@ class Divergence:
     """The first position at which two outputs differ.
 
     Args:
-        position: From 0.
+        position: The number of tokens before the divergence.
         baseline: The baseline's token; None if its output has ended.
         speculative: The token of speculative decoding; None if its output has ended.
-        logit_gap: The target's score of the baseline token minus that of the other token. A gap near 0 is a near-tie,
-            which a different order of additions may flip.
+        logit_gap: The target's score of the baseline token minus its score of the other token. A gap near 0 is a
+            near-tie, which a different order of additions may flip.
     """
 
     position: int

@@ -1,4 +1,4 @@
-"""Flags that several commands have. Each command makes its own parser from these and its own."""
+"""Flags that several commands share. Each command builds its parser from these flags and its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = 'text to put before every prompt, such as "translate English to German:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Flags of the commands that decode. Each of them uses some."""
+    """Flags of the commands that decode. Each command has some of them."""
 
     prefix: A[str, Text(may_be_empty=True), PREFIX, BASIC] = ""
     baseline: A[bool, Bool(), "decode without a draft", BASIC] = False
@@ -36,21 +36,21 @@ def add_decoding_flags(
 
 
 def all_but(kind: type, *names: str) -> list[str]:
-    """Return the other fields of a record of flags, for `add_flags`."""
+    """Return the fields of a dataclass of flags, except `names`, for `add_flags`."""
     return [each.name for each in fields(kind) if each.name not in names]
 
 
-FILES_READ = ("draft_vocab_text",)  # by flags that several commands have
+FILES_READ = ("draft_vocab_text",)  # shared flags that name a file to read
 FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
-# A file with the option that names it, in `Words`.
+# The option that names a file, as `Words`, and the file
 NamedFile = tuple[tuple[str, ...], str | Path]
 
 
 def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()) -> None:
-    """Raise `InputError` if a file cannot be written, or if one to write is also given for another purpose.
+    """Raise `InputError` if a file cannot be written, or if a file to write is also given for another purpose.
 
-    read, written: the files of a command, besides `FILES_READ` and `FILES_WRITTEN`.
+    read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`.
     """
     by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}
     for name, path in by_flag.items():

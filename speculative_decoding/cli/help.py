@@ -1,4 +1,4 @@
-"""Writes the help of a command; imported only to show it."""
+"""Formats the help of a command. This module is imported only when help is shown."""
 
 from __future__ import annotations
 

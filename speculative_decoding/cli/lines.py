@@ -12,7 +12,7 @@ from ..checkpoints.text import WAY_OUT, require_no_nul
 from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 
-MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
+MAX_LINE_BYTES = 2**24  # limits the memory that a file without line ends takes
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ COMMANDS_OF_FLAGS = {  # former flags of this program, and the commands that the
 
 @dataclass(frozen=True)
 class PromptFlags(RunFlags):
-    """How prompts are given, and what is shown besides the text."""
+    """How prompts are given, and what is shown in addition to the text."""
 
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
     compare: A[bool, Bool(), COMPARE, BASIC] = False
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 
 def former_flag(arguments: Sequence[str]) -> str:
-    """Return a line that names the command which a former flag has become. arguments: the flag and all after it."""
+    """Return a line that names the command that replaces a former flag. arguments: the flag and all after it."""
     flag, _, value = arguments[0].partition("=")
     command = COMMANDS_OF_FLAGS[flag]
     files = [value] if value else [*takewhile(lambda each: each == "-" or each[:1] != "-", arguments[1:])]
@@ -89,7 +89,7 @@ def former_flag(arguments: Sequence[str]) -> str:
 def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     """Decode each prompt and return the exit status: 1 if --verify finds a difference.
 
-    processes: the processes that share the target, if there are several.
+    processes: the group of processes that share the target; None if there is only one.
     """
     flags = flags_from(PromptFlags, chosen)
     check_files(vars(chosen))
@@ -118,7 +118,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
 
 
 def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
-    """Raise `InputError` for views and comparisons, by field of `PromptFlags`, that do not go with the options."""
+    """Raise `InputError` for views and comparisons (fields of `PromptFlags`) that the options do not support."""
     if "verify" in views:
         from .verify import require_comparable
 
@@ -138,7 +138,7 @@ def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
 
 
 def given_prompts(flags: PromptFlags) -> Iterator[str]:
-    """Yield the prompt, the lines of standard input, or at a terminal an example, after the prefix.
+    """Yield the prompt, or each line of standard input, after the prefix. At a terminal, yield an example.
 
     A blank line of standard input gives a blank line of output.
     """
@@ -198,10 +198,10 @@ def decode_each(
     *,
     verify: bool,
 ) -> bool:
-    """Decode each prompt and return whether the tokens equal those of the baseline, as far as `verify` compares them.
+    """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
 
-    tokens: of the first prompt.
-    note: printed before the first prompt that the bundled target does not know.
+    tokens: the source tokens of the first prompt.
+    note: printed before the first prompt that is not in `demonstration_prompts`.
     """
     is_same = True
     for prompt in prompts:

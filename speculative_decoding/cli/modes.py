@@ -34,7 +34,7 @@ BASELINE = DecodingMode("baseline", "none", 0)
 
 
 def combine_modes(drafters: Iterable[str], lengths: Iterable[int | str]) -> list[DecodingMode]:
-    """Return every drafter with every length, without duplicates. Drafter "none" and length 0 are the baseline."""
+    """Return each combination of drafter and length once. Drafter "none" and length 0 are the baseline."""
     lengths = list(lengths)
     modes = [
         BASELINE if drafter == "none" or length == 0 else DecodingMode(f"{drafter} {length}", drafter, length)

@@ -1,7 +1,7 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
 A field `name: Annotated[type, Value, "help", *marks] = default` becomes the flag --name, unless a `Flag` says
-otherwise (sampling/values.py). Its help may be `Words`. A flag that is not given sets no attribute in the parsed
+otherwise (sampling/values.py). The help text may be `Words`. A flag that is not given sets no attribute in the parsed
 namespace.
 """
 
@@ -21,15 +21,15 @@ from ..sampling.options import OTHER_NAMES, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
 
-WITHOUT_NAME = ("prompt",)  # fields that are also given without their flag
+WITHOUT_NAME = ("prompt",)  # fields that can also be given without their flag
 
 Flags = TypeVar("Flags")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line that names the flag and its value, and exits with status 2.
+    """A parser that reports an error in one line with the flag and its value, and exits with status 2.
 
-    basic: the fields that --help lists besides those marked `BASIC`, or () for all. --help-all lists the others too.
+    basic: the fields that --help lists in addition to those marked `BASIC`, or () for all. --help-all lists all fields.
     """
 
     def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
         if basic:
             self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
-        self.flags: dict[str, str] = {}  # by field, and by the parameter in Python that is called differently
-        self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # of the flags that `add_flags` added
+        self.flags: dict[str, str] = {}  # by field, and by Python parameter if its name differs
+        self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # for the flags that `add_flags` added
 
     def format_help(self) -> str:
         from .help import HelpFormatter, help_text
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
-    def parse_args(  # type: ignore[override]  # its overloads
+    def parse_args(  # type: ignore[override]  # the base method has overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         self._given = sys.argv[1:] if args is None else args
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         return chosen
 
     def _unknown(self, arguments: Sequence[str]) -> str:
-        """Describe arguments that no flag takes. Only the name of a flag is repeated: the others may be a prompt."""
+        """Describe arguments that no flag takes. Only the name of a flag is printed: the rest may be a prompt."""
         names = (each.partition("=")[0] for each in arguments)
         given = next((name for name in names if name.startswith("-") and " " not in name), None)
         if given is None:
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         return f"{one_line(given[:60])}: unknown option{hint}"
 
     def name_of(self, field: str) -> str:
-        """Return how a field is written on this command line: its flag, or its name if it has none."""
+        """Return how a field is written on this command line: as its flag, or as its name if it has no flag."""
         name = self.flags.get(field, flag(field))
         if name in self._option_string_actions and field not in WITHOUT_NAME:
             return name
@@ -93,7 +93,10 @@ class Parser(argparse.ArgumentParser):
         return next((each for each in positional if isinstance(each, str) and field not in WITHOUT_NAME), field)
 
     def error(self, message: str) -> NoReturn:
-        """Print an error and exit. A mistyped flag comes first: argparse would say that the right one is missing."""
+        """Print an error and exit.
+
+        A mistyped flag is reported first, because argparse would only report that the correct flag is missing.
+        """
         flags = [each for each in takewhile(lambda each: each != "--", self._given) if each.startswith("--")]
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
         if unknown := [name for name in names if name not in self._option_string_actions]:
@@ -115,13 +118,16 @@ class File(Value):
 
 
 def flag(name: str, spec: OptionSpec | None = None) -> str:
-    """Return the flag of a field. spec: of the field, unless it is a decoding option or its flag has its name."""
+    """Return the flag of a field.
+
+    spec: may be left out for decoding options, and for flags with the same name as their field.
+    """
     spec = spec or option_specs().get(name)
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
 
 
 def require_writable(name: str, file: Path | None) -> None:
-    """Raise `InputError` naming the flag of the field `name` if the file cannot be written."""
+    """Raise an `InputError` that names the flag of the field `name` if the file cannot be written."""
     if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
         raise InputError(f"{file} cannot be written", name, "name a file in a folder that exists")
 
@@ -179,7 +185,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
-    """Return an argparse `type` for these values; `hint` takes the place of the value in the error."""
+    """Return an argparse `type` for these values. `hint` replaces the value in error messages."""
     if isinstance(value, ListOf):
         value = value.item
 

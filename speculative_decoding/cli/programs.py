@@ -13,7 +13,7 @@ from ..version import __version__
 from . import common
 
 PROGRAM = "speculative-decoding"
-COMMANDS = {  # name: (module, room: the folder that contains the command, or None, help text)
+COMMANDS = {  # name: (module, room that contains the command or None, help text)
     "generate": ("cli.main", None, "generate text for a prompt, or for each line of standard input"),
     "console": ("cli.console", None, "decode prompts interactively, with commands and a history"),
     "batch": ("jobs.command", "jobs", "decode a file of prompts to a file of records"),
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if similar := get_close_matches(name, commands, 1):
         common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {similar[0]}?")
-    else:  # perhaps a prompt, which is not repeated
+    else:  # the argument may be a prompt, so it is not printed
         common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(commands)}; for a prompt, generate")
     return 2
 

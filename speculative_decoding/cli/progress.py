@@ -21,7 +21,7 @@ def progress(*, is_shown: bool = True, may_be_bar: bool = True, prints_above: bo
     Args:
         is_shown: False to show nothing.
         may_be_bar: False to print lines at a terminal too.
-        prints_above: True if standard output is printed meanwhile, which then scrolls above the bar.
+        prints_above: True if the command prints to standard output meanwhile. The output then scrolls above the bar.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

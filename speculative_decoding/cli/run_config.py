@@ -1,4 +1,4 @@
-"""Models, options and draft settings of a run, read from flags and checked before weights load."""
+"""Models, options and draft settings of a run, read from flags and checked before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """The models of a run. `find` replaces names by folders."""
+    """The models of a run. `find` replaces names with folders."""
 
     model: A[str | Path, Text(), MODEL, BASIC, Flag(metavar="NAME")] = ""
     draft_model: A[str | Path | None, Text(), DRAFT_MODEL, BASIC, Flag(metavar="NAME", parameter="draft")] = None
@@ -66,7 +66,7 @@ class ModelFlags:
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelFlags:
-        """Find the folders of the models; `SELF_DRAFT` has none. Raises `InputError` that names the flag."""
+        """Find the folders of the models; `SELF_DRAFT` has none. Raises an `InputError` that names the flag."""
         if not self.model and self.adapter is not None:
             raise InputError(
                 f"{self.adapter} needs the model that it was trained for", "adapter", ("name it with ", Name("model"))
@@ -115,7 +115,7 @@ class DraftFlags:
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
-    may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    may_sample: accept sampling options at temperature 0, because decoding may fall back to a higher temperature.
     processes: the group of processes that share the target.
     """
     given = given_options(args)
@@ -161,10 +161,10 @@ def make_run_config(
 class RunConfig:
     """Configuration of a run.
 
-    models: With their folders.
-    options: With the name of a drafter, the default one if the user chose none.
-    given: The decoding options that the user chose.
-    shard: Splits the target between processes; see `open_model`.
+    models: The models, by folder.
+    options: The options, with the name of the default drafter if the user chose none.
+    given: The names of the decoding options that the user chose.
+    shard: Splits the target among processes; see `open_model`.
     """
 
     models: ModelFlags
@@ -215,7 +215,7 @@ class RunConfig:
         """Open the models without weights.
 
         Args:
-            use_draft: None opens the draft if the options run it.
+            use_draft: Whether to open the draft; None opens it if the options run it.
             quantize: Bits per weight of the target.
         """
         models = self.models
@@ -233,17 +233,17 @@ class RunConfig:
 
     @contextmanager
     def session(self, pair: ModelPair) -> Iterator[Session]:
-        """Read the weights and yield a session. The n-gram store is saved as by `saving`."""
+        """Read the weights and yield a session. The n-gram store is saved by `saving`."""
         path = self.flags.ngram_store
         if path is not None and not path.exists():
             require_writable("ngram_store", path)
         options = self.options
-        if "drafter" not in self.given:  # a request for beams has another default
+        if "drafter" not in self.given:  # a request with beams has a different default
             options = options.with_values(drafter=None)
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
             session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
-            mx.reset_peak_memory()  # for the summary: weights that were converted while they loaded do not count
+            mx.reset_peak_memory()  # so that the summary does not count weights converted while loading
             if self.flags.recalibrate:
                 session.calibrate(again=True)
             keep: AbstractContextManager[None] = nullcontext()
@@ -254,7 +254,7 @@ class RunConfig:
                 yield session
 
     def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary:
-        """Return the tokens that the draft model may propose, by the two flags that are given together."""
+        """Return the tokens that the draft model may propose, from the two flags that are given together."""
         size, path = self.flags.draft_vocab, self.flags.draft_vocab_text
         assert size is not None and path is not None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
@@ -265,7 +265,7 @@ class RunConfig:
 
 @contextmanager
 def saving(store: TextStore, path: Path) -> Iterator[None]:
-    """Save a store on exit, even after an error, and once a minute, so that a process may be killed.
+    """Save a store on exit, even after an error, and once a minute, in case the process is killed.
 
     Raises `InputError` if it cannot be saved, unless another exception ends the block.
     """

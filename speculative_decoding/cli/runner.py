@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 SPECULATIVE, BASELINE = "speculative", "baseline"  # modes of decoding
 INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
-SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # for each line break
+SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # a space for each line break
 
-Watcher = Callable[[Event | None], None]  # shows an event; gets None after the last one
+Watcher = Callable[[Event | None], None]  # shows an event; called with None after the last one
 IsStopped = Callable[[], bool] | None  # whether the user has stopped the text
-OPTIONS: dict[str, dict[str, Any]] = {  # of the modes; the baseline uses the fastest passes, exact or not
+OPTIONS: dict[str, dict[str, Any]] = {  # by mode; the baseline uses the fastest passes, exact or not
     SPECULATIVE: {},
     BASELINE: {"drafter": "none", "strict": False},
 }
@@ -50,7 +50,7 @@ class PromptRunner:
 
     Attributes:
         show_draft: None, "text" or "rounds".
-        in_one_line: Print an answer in one line: write a space for each of its line breaks.
+        in_one_line: Whether to print an answer in one line, with a space for each of its line breaks.
         total: Statistics of the answers.
         num_prompts: The number of prompts so far.
         num_cut: The number of answers that ended at max_tokens.
@@ -73,7 +73,7 @@ class PromptRunner:
 
     @cached_property
     def console(self) -> Console:
-        """Writes to standard error."""
+        """A console that writes to standard error."""
         from .views import make_console
 
         return make_console()
@@ -90,7 +90,7 @@ class PromptRunner:
             tokens: The source tokens, if the prompt is already tokenized.
 
         Returns:
-            The answer, or None if the prompt was stopped before it.
+            The answer, or None if the user stopped the prompt before it.
         """
         model, tokenizer, options = session.model, session.tokenizer, session.options
         if tokens is None:
@@ -109,7 +109,7 @@ class PromptRunner:
         return result
 
     def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult | None:
-        """Decode source tokens and show the text on standard output. Returns as `run`."""
+        """Decode source tokens and print the text to standard output. Returns the same as `run`."""
         watchers: list[Watcher] = []
         if self.show_draft is not None:
             from .views import DraftView
@@ -148,7 +148,7 @@ class PromptRunner:
         return self.total
 
     def _printed(self, text: str) -> str:
-        """Return the text as it is printed. Says once if it changes the line breaks of an output."""
+        """Return the text as it is printed. Prints a note the first time that line breaks are replaced."""
         if not self.in_one_line:
             return text
         line = text.translate(SPACES)
@@ -159,9 +159,9 @@ class PromptRunner:
 
 
 def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = None) -> GenerationResult:
-    """Run a generation to its end, or until `is_stopped` after a round, and show each event to the watchers in turn."""
+    """Run a generation to its end, or until `is_stopped` after a round, and pass each event to the watchers."""
     for event in events:
-        if not event.texts:  # beam search has an output after its last round only
+        if not event.texts:  # beam search has an output only after its last round
             continue
         for watcher in watchers:
             watcher(event)
@@ -174,7 +174,7 @@ def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped:
 
 
 def print_text(event: Event | None, file: TextIO, convert: Callable[[str], str] = str) -> None:
-    """Watcher that prints the text as it is generated, and a final newline. convert: changes each piece of the text."""
+    """Watcher that prints the text as it is generated, and a final newline. convert: applied to each piece of text."""
     with printing():
         print("\n" if event is None else convert("".join(event.texts)), end="", flush=True, file=file)
 

@@ -12,7 +12,7 @@ def tokens_per_second(stats: GenerationStats) -> float:
 
 
 def run_summary(stats: GenerationStats, options: GenerationOptions, num_texts: int, num_cut: int) -> str:
-    """Summarize prompts that were decoded one after another. num_cut: texts that ended at max_tokens."""
+    """Summarize prompts that were decoded one after another. num_cut: the number of texts that ended at max_tokens."""
     times = f"decode {stats.decode_seconds:.3f} s"
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"

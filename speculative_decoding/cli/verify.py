@@ -1,7 +1,7 @@
 """Compares outputs with and without a draft, token by token.
 
-`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tested. Each
-output is compared with the baseline output of the same prompt, decoded in a batch of one.
+`--drafter`, `--num-draft`, `--seed` and `--slots` take several values, and every combination is tested. Each output is
+compared with the baseline output of the same prompt, which is decoded in a batch of one.
 """
 
 from __future__ import annotations

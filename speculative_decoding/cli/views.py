@@ -19,7 +19,7 @@ from ..engine import Event
 from ..errors import Name, writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
 
-# Replacements of control characters, which a terminal would execute. Newline and tab are text.
+# Replacements of control characters, which a terminal would interpret. Newline and tab are kept.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 
@@ -57,7 +57,7 @@ OWN = Mark("bright_blue", "{+", "+}")  # a correction after a rejected token, or
 class DraftView:
     """Watcher of one text that prints it with its draft and never rewrites printed text.
 
-    rounds: print a line for each round, with its numbers.
+    rounds: print one line per round, with the round's numbers.
     """
 
     def __init__(self, console: Console, tokenizer: Tokenizer, *, rounds: bool = False) -> None:
@@ -66,7 +66,7 @@ class DraftView:
         self._rounds = rounds
         self._color = has_color(console)
         self._open = UNMARKED  # the mark of the last text, which may need a closing mark
-        self._tokens: list[int] = []  # of the text so far
+        self._tokens: list[int] = []  # the tokens of the text printed so far
         self._number = 0  # of the last round
 
     def legend(self) -> None:

@@ -1,5 +1,5 @@
 """Speculative decoding: draft, verify, accept, commit.
 
-Reading order: `single_sequence` (the method on one screen), `round` (the same for a batch), `acceptance` (the rules),
-`results`, `request`, `text_streamer`, `prompt`.
+Reading order: `single_sequence` (the method on one screen), `round` (the same method for a batch), `acceptance` (the
+rules), `results`, `request`, `text_streamer`, `prompt`.
 """

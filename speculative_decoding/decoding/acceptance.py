@@ -1,6 +1,6 @@
-"""Which draft tokens are accepted, and which token follows them.
+"""Decides which draft tokens are accepted, and which token follows them.
 
-A rule is two vectors without a random number in it. For t = 0..K, `stop[t]` is the probability that exactly t draft
+A rule computes two vectors, without random numbers. For t = 0..K, `stop[t]` is the probability that exactly t draft
 tokens are accepted, and the next token is drawn from max(weights[t] * p_t - q_t, 0), normalized (q_K is 0).
 `sample_acceptance` draws from them for all rules, so every rule can be verified by enumerating a small vocabulary.
 
@@ -31,7 +31,7 @@ class AcceptanceResult(NamedTuple):
         next_token: (B,), the token that follows them.
         total_variation: (B, K), for each draft token the total variation between the distribution that decided it and
             the target's, given the tokens before it; None for a lossless rule.
-        scores: (B, K + 1, V), what the arg-max was taken of, by rules that take one.
+        scores: (B, K + 1, V), the scores whose arg-max is the target's token; None if the rule does not provide them.
     """
 
     accepted: mx.array
@@ -41,7 +41,7 @@ class AcceptanceResult(NamedTuple):
 
 
 class AcceptanceRule(ABC):
-    """Called with distributions, a rule returns its two vectors; `decide` samples from them."""
+    """A rule computes its two vectors from the distributions; `decide` samples from them."""
 
     @abstractmethod
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -52,7 +52,7 @@ class AcceptanceRule(ABC):
         return None
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
-        """logits (B, K + 1, V), raw, after each row's committed tokens and each of its draft tokens."""
+        """Decide from raw logits (B, K + 1, V): after each row's committed tokens, and after each draft token."""
         options = [request.options for request in requests]
         probs = mx.exp(logprobs(logits, options, history_of(requests, draft.tokens)))
         starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
@@ -81,7 +81,7 @@ class Rejection(AcceptanceRule):
         return stop, mx.ones_like(stop)
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """The acceptance probability in excess of the exact rule's, for x sampled from q."""
+        """How much more probable acceptance is than with the exact rule, for x sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p = target_probs[:, : draft.num_tokens]
@@ -92,11 +92,13 @@ class Rejection(AcceptanceRule):
 
 @dataclass(frozen=True)
 class Block(AcceptanceRule):
-    """Sun et al. 2025 (2403.10444), algorithm 2: verify the draft as a block; never accepts fewer tokens on average.
+    """Sun et al. 2025 (2403.10444), algorithm 2: verify the draft as a block.
+
+    On average it never accepts fewer tokens than `Rejection` with delta 0.
 
     With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), the
-    prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i), the whole draft with P_K. The longest prefix
-    that passes is accepted.
+    prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i). The whole draft passes with probability P_K.
+    The longest prefix that passes is accepted.
     """
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -110,7 +112,7 @@ class Block(AcceptanceRule):
 
         before = weights[:, :-1]
         following = target_probs[:, :count]
-        if draft.probs is None:  # q is a point mass, so S is P p without the draft token
+        if draft.probs is None:  # q is a point mass, so S sums P p over all tokens but the draft token
             left = before * (1 - p)
         else:
             left = mx.maximum(before[..., None] * following - draft.probs, 0.0).sum(axis=-1)
@@ -129,13 +131,13 @@ class Block(AcceptanceRule):
 class Greedy(AcceptanceRule):
     """Temperature 0: accept x if p(x) >= (1 - delta) * max p (the lenience of Leviathan et al., appendix A.5).
 
-    Deterministic. delta 0 accepts only the arg-max, which gives the output of greedy decoding.
+    It is deterministic. With delta 0 it accepts only the arg-max, which gives the output of greedy decoding.
     """
 
     delta: float | mx.array = 0.0  # or (B, 1), one for each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
-        """target_probs: at temperature 1; the next token is its arg-max."""
+        """target_probs: at temperature 1; the next token is their arg-max."""
         p, _ = drafted_probs(draft, target_probs)
         best = target_probs[:, : draft.num_tokens].max(axis=-1)
         stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft)
@@ -146,7 +148,7 @@ class Greedy(AcceptanceRule):
         return scores(logits, options, history)
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
-        """The same decision without a softmax over the vocabulary, because p / max p = exp(logit - max logit).
+        """Decide as `__call__` does, but without a softmax over V, because p / max p = exp(logit - max logit).
 
         The total variation is 1 for an accepted token that is not the arg-max, else 0.
         """
@@ -168,7 +170,7 @@ class Coupled(Greedy):
     """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise.
 
     The noise depends on (seed, position) only. The draft uses the same noise, so it often chooses the same token, but
-    the output does not depend on the draft. Given the noise, this is greedy decoding with other scores.
+    the output does not depend on the draft. Given the noise, this is greedy decoding with perturbed scores.
     """
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -187,7 +189,7 @@ def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
 
 
 def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
-    """The rule for requests of one kind, which may differ in delta."""
+    """The rule for requests that all have the same kind of rule, but may differ in delta."""
     kind = kind_of_rule(options[0])
     deltas = [own.delta for own in options]
     if kind not in (Greedy, Rejection):
@@ -251,7 +253,7 @@ def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: 
 def sample_acceptance(
     draft: Draft, target_probs: mx.array, stop: mx.array, weights: mx.array, accept_keys: mx.array, next_keys: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Sample the number of accepted tokens, (B,), and the next token, (B,). The only random step. keys: (B, 2)."""
+    """Sample the number of accepted tokens, (B,), and the next token, (B,). No other step is random. keys: (B, 2)."""
     u = uniform(accept_keys)[:, None]
     accepted = (u >= mx.cumsum(stop, axis=1)[:, :-1]).sum(axis=1)
     if draft.length_array is not None:  # rounding may keep the sum below 1

@@ -1,4 +1,4 @@
-"""Checks a prompt and its options, and makes the request for them."""
+"""Checks a prompt and its options, and creates a request from them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def make_request(
     draft_length: DraftLength,
     start: DecoderPrompt | None = None,
 ) -> Request:
-    """The request, without a slot yet. Raises `InputError` that names the option.
+    """Return a request that has no slot yet. Raises an `InputError` that names the option.
 
-    start: How the output begins and ends, if the options do not say it.
+    start: How the output begins and ends, and the options of the request; None derives them from `options`.
     """
     start = start or build_decoder_prompt(model, tokenizer, options)
     if isinstance(prompt, AudioFrames):
@@ -54,10 +54,10 @@ class DecoderPrompt(NamedTuple):
     """How an output begins and ends.
 
     Args:
-        options: With the model's defaults filled in.
+        options: The options, with the model's defaults filled in.
         tokens: The start token and a forced prefix.
-        eos_token_ids: Of the model and of the options.
-        constraints: On the tokens that follow.
+        eos_token_ids: The end tokens of the model and of the options.
+        constraints: Constraints on the tokens that follow.
         observer: See `Request`.
         search: See `Request`.
     """
@@ -71,7 +71,7 @@ class DecoderPrompt(NamedTuple):
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
-    """Raises `InputError` that names the option."""
+    """Return how an output with these options begins and ends. Raises an `InputError` that names the option."""
     config = model.config
     defaults = model.generation_config
     check_token_ids(options.eos_token_ids, config.vocab_size)
@@ -106,7 +106,7 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
 
 
 def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
-    """The id of a language. Raises `InputError` that names the option `name` and lists the languages."""
+    """The id of a language. Raises an `InputError` that names the option `name` and lists the languages."""
     languages = tokenizer.languages
     if language in languages:
         return languages[language]
@@ -123,7 +123,7 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
 
 
 def require_audio(model: EncoderDecoder, source: AudioFrames) -> None:
-    """Raise `InputError` unless the model hears audio frames of this shape."""
+    """Raise `InputError` unless the model accepts audio frames of this shape."""
     audio = model.audio
     if audio is None:
         raise InputError(
@@ -145,14 +145,14 @@ def encode_prompt(
     allow_long: bool = False,
     language: str | None = None,
 ) -> list[int]:
-    """Text -> source tokens. Tokens are checked and returned as they are.
+    """Text -> source tokens. Tokens are checked and returned unchanged.
 
     Args:
-        model: Sets the limits.
-        tokenizer: The model's.
+        model: The model, which determines the limits.
+        tokenizer: The model's tokenizer.
         prompt: The text, or its source tokens.
         allow_long: Accept more tokens than the model was trained on.
-        language: Of the text; by default the tokenizer's.
+        language: The language of the text (default: the tokenizer's).
 
     Raises:
         InputError: The prompt is empty or too long, or the model does not read text or know the language.
@@ -209,9 +209,9 @@ def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_leng
 
 
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
-    """Text -> the ids that the decoder would write, without an end token; ids are returned as they are.
+    """Text -> the ids that the decoder would generate, without an end token; ids are returned unchanged.
 
-    Raises `InputError` that names the argument `name`.
+    Raises an `InputError` that names the argument `name`.
     """
     if isinstance(text, str):
         return encode_output(model, tokenizer, text, name)[:-1] if text else []
@@ -222,22 +222,22 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
 
 
 def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: str) -> list[int]:
-    """Text -> the ids that the decoder would write, with an end token."""
+    """Text -> the ids that the decoder would generate, with an end token."""
     config = model.config
     ids = tokenizer.encode_output(text)
     check_token_ids(ids, config.vocab_size, name, "its tokens ")
-    if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds the start token, and no end token
+    if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds a start token but no end token
         ids = ids[1:]
     return ids if ids and ids[-1] in config.eos_token_ids else [*ids, *config.eos_token_ids[:1]]
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids", what: str = "") -> None:
-    """Raise `InputError` about the option `name`, or a part of it, unless every id has an embedding.
+    """Raise `InputError` about the option `name`, or the part `what` of it, unless every id has an embedding.
 
     MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
-    config.json and generation_config.json when they are read, tokenizers and callers here, drafters that look up text
-    in `SeparateDrafters`. All other ids are the arg-max of a model's logits. Draft models with a smaller vocabulary
-    clip larger ids to their last one (`encode_rows`, `BatchModelDrafter`).
+    config.json and generation_config.json when they are read, ids of tokenizers and callers here, and ids of drafters
+    that look up text in `SeparateDrafters`. All other ids are the arg-max of a model's logits. Draft models with a
+    smaller vocabulary clip larger ids to their last id (`encode_rows`, `BatchModelDrafter`).
     """
     for token in ids:
         if not 0 <= token < vocab_size:

@@ -16,18 +16,18 @@ from .text_streamer import TextStreamer
 
 
 class Observer(Protocol):
-    """Sees the target's scores for a request whose caller needs more than tokens, such as a transcription.
+    """Receives the target's scores, for a caller that needs more than tokens, such as a transcription.
 
-    position: After this many decoder tokens, which belong to the prefix, it sees the logits.
+    position: The number of prefix tokens after which `prefilled` receives the logits.
     """
 
     position: int
 
     def prefilled(self, logits: mx.array) -> None:
-        """(V,) raw logits after the first `position` tokens; lazy."""
+        """Receive the raw logits (V,) after the first `position` tokens. They are lazy."""
 
     def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        """The tokens of a round, and at each of their positions the logits with penalties and constraints, (N, V)."""
+        """Receive the tokens of a round, and for each token the logits with penalties and constraints, (N, V)."""
 
 
 @dataclass(eq=False)
@@ -37,20 +37,20 @@ class Request(RequestView):
     Args:
         draft_length: Chooses how many tokens are drafted; requests may share one, which then learns from all of them.
         streamer: Turns tokens into text and finds the end of the output.
-        observer: Sees scores; None unless the caller needs them.
-        search: What another strategy than `speculate` keeps for this request, such as its beams.
+        observer: Receives scores; None unless the caller needs them.
+        search: The state that a strategy other than `speculate` keeps for this request, such as its beams.
 
     Attributes:
         prefix_length: The number of decoder tokens that were not generated: the start token and a forced prefix.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" if the
-            target's logits are not finite, "cancelled" for a cancelled request; None while it runs.
+            target's logits are not finite, "cancelled" for a cancelled request; None while the request runs.
         error: One line for the user, if finish_reason is "error".
         text: The text released so far.
         new_texts: The text that each token of the last round released.
-        logprobs: One for each generated token, if the request has `logprobs=True`.
+        logprobs: The log-probability of each generated token, if the request has `logprobs=True`.
         outputs: The results, best first, of a strategy that finds several; otherwise empty.
-        stats: Updated in place.
-        needs_retry: Its logits were not finite in the last round; see `retry_or_fail`.
+        stats: The statistics, which are updated in place.
+        needs_retry: Whether its logits were not finite in the last round; see `retry_or_fail`.
     """
 
     draft_length: DraftLength = field(kw_only=True)
@@ -65,7 +65,7 @@ class Request(RequestView):
     logprobs: list[float] = field(init=False, default_factory=list)
     outputs: Sequence[GenerationResult] = field(init=False, default=())
     stats: GenerationStats = field(init=False)
-    started: float = field(init=False, default=0.0)  # when its encoding began; seconds of the engine's clock
+    started: float = field(init=False, default=0.0)  # when its encoding began, by `time.perf_counter`
     needs_retry: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class Request(RequestView):
 
 
 def not_finite(number: int) -> str:
-    """The error for output token `number`, from 1."""
+    """The error message for output token `number`, counted from 1."""
     return (
         f"target: the logits of output token {number} are not finite (corrupt weights, or overflow in this dtype); "
         "reconvert the model, or use float32"

@@ -1,4 +1,4 @@
-"""What callers get: rounds, the statistics of a generation, the tokens of a stream, and results."""
+"""The data that callers receive: rounds, the statistics of a generation, the tokens of a stream, and results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 @dataclass
 class Round:
-    """One round of one request. Not frozen, because a frozen one takes three times as long to make.
+    """One round of one request. Not frozen, because creating a frozen one takes three times as long.
 
     Args:
         tokens: The committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
-            finite, and for beams until the search is finished.
+            finite, and with beams until the search is finished.
         proposed: The draft tokens; the accepted ones come first.
         accepted: The number of accepted draft tokens.
         seconds: Wall-clock time of the round; filled in by the engine.
         kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind_and_limit`).
-        draft_seconds: Time to draft, for `timed` requests; it takes a second host sync.
+        draft_seconds: Time to draft, for `timed` requests. Measuring it takes a second host sync.
         verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without
             tokens) if the target's logits are not finite; None if more rounds follow.
@@ -55,7 +55,7 @@ class GenerationStats:
     """Counts and times of one generation, or the sum of several. Times are wall-clock seconds."""
 
     prompt_tokens: int = 0
-    generated_tokens: int = 0  # the end-of-sequence token counts
+    generated_tokens: int = 0  # includes the end-of-sequence token
     target_calls: int = 0  # rounds: each is one pass of the target's decoder
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -65,14 +65,14 @@ class GenerationStats:
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed
     verify_seconds: float | None = None  # part of decode_seconds; None unless timed
     time_to_first_token: float = 0.0
-    # The most memory that MLX has held in this process, for all sessions together: MLX has no other figure. A session
-    # never resets it, since that would falsify the figures of others; mx.reset_peak_memory() does.
+    # The peak memory of MLX in this process, for all sessions together, because MLX does not count sessions separately.
+    # A session never resets it, because that would falsify the figures of others. mx.reset_peak_memory() resets it.
     peak_memory_bytes: int = 0
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
 
     def add(self, other: GenerationStats) -> None:
-        """Add another generation. Times and counts are summed; only the first one's time to the first token is kept."""
+        """Add another generation. Times and counts are summed, except that the first `time_to_first_token` is kept."""
         if not self.target_calls:
             self.time_to_first_token = other.time_to_first_token
         not_summed = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
@@ -85,7 +85,7 @@ class GenerationStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted."""
+        """The share of draft tokens that were accepted."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @property
@@ -106,7 +106,7 @@ class GenerationStats:
         """The mean total variation between the distribution of a token and the target's, given the tokens before it.
 
         Leviathan et al. 2023 call it beta relaxed - beta. At temperature 0 it is the share of tokens that are not the
-        target's arg-max. 0 for lossless rules.
+        target's arg-max. It is 0 for lossless rules.
         """
         return self.total_variation / self.generated_tokens if self.generated_tokens else 0.0
 
@@ -127,11 +127,11 @@ class GenerationResponse:
     """One token of a stream.
 
     Args:
-        text: The text that it releases; empty while a character or a stop string may be incomplete.
-        token: Its id.
-        logprob: Its log-probability under the target, at temperature 1; None unless `logprobs=True`.
-        from_draft: Whether it is an accepted draft token.
-        accepted: The number of draft tokens that its round accepted.
+        text: The text that the token releases; empty while a character or a stop string may be incomplete.
+        token: The id of the token.
+        logprob: The token's log-probability under the target, at temperature 1; None unless `logprobs=True`.
+        from_draft: Whether the token is an accepted draft token.
+        accepted: The number of draft tokens that were accepted in the token's round.
         finish_reason: Set on the last token; see `Round`.
         stats: The statistics so far; the same object is updated in place.
     """
@@ -152,11 +152,11 @@ class GenerationResult:
     Args:
         text: The text, without the stop string that ended it.
         tokens: The generated ids, including the one that ended the output.
-        finish_reason: See `Round`; "blank" for a blank text of several.
-        stats: Counts and times; with beams, those of the search.
-        logprobs: One for each token; None unless `logprobs=True`.
+        finish_reason: See `Round`; "blank" for a blank text in a batch.
+        stats: Counts and times; with beams, of the whole search.
+        logprobs: The log-probability of each token; None unless `logprobs=True`.
         score: With beams, log-probability / length ** length_penalty.
-        sequences: All outputs, best first, if several were requested; this is the first of them.
+        sequences: All outputs, best first, if several were requested; this result repeats the first.
     """
 
     text: str

@@ -5,12 +5,12 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
 - A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
   free or not, so its shape stays the same.
 - A *draft* has up to K tokens for each row. A shorter one is padded; `Draft.lengths` says where it ends, and no rule
-  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head wrote it, "copy" if it was looked
-  up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each has a length.
+  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head generated it, "copy" if it was
+  looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each kind has a length.
 - A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
-  a width that the device computes fast, or with the same bits as other widths. `PassWidths` knows these widths, and
-  what a pass of each costs.
+  a width that the device computes fast, or with the same bits as other widths. `PassWidths` holds these widths and the
+  cost of a pass of each width.
 - Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
 - A *baseline* decodes without drafts: every round has K = 0.
 
@@ -43,14 +43,14 @@ class Batch:
 
     Args:
         model: The target.
-        drafter: Drafts for all requests. It has seen each of them (`BatchDrafter.begin`).
+        drafter: Drafts for all requests. `BatchDrafter.begin` has been called for each request.
         cache: The target's KV cache.
         slots: The unfinished request in each slot, None in a free slot. The engine fills and frees them between rounds.
         widths: The widths that passes may have.
 
     Attributes:
         starts_next_pass: Whether a baseline's next pass may start early; see `start_next_baseline_pass`.
-        started_pass: That pass, with the requests that had the slots when it started.
+        started_pass: A pass that started early, with the requests that had the slots at that time.
     """
 
     def __init__(
@@ -93,36 +93,36 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
         verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
     if batch.starts_next_pass and not draft.num_tokens:
         start_next_baseline_pass(batch, draft, verified)
-    mx.eval(verified, draft.tokens)  # the host sync: all above is lazy, all below reads values on the host
+    mx.eval(verified, draft.tokens)  # the host sync: the code above is lazy, the code below reads values
     if on_phase_end is not None:
         on_phase_end()
 
     rounds = commit(batch, draft, kinds, verified)
     rewind(batch)  # the cache keeps every committed token but the last
-    for policy, own in by_policy(requests):  # it learns how many draft tokens are accepted; no draft counts, too
+    for policy, own in by_policy(requests):  # each policy also learns from rounds without a draft
         policy.observe([rounds[request] for request in own])
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
-    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # where a draft head continues
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
     return rounds
 
 
 def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Request, str]]:
-    """Up to how many tokens to draft for which requests, and of which kinds.
+    """Return the maximum number of draft tokens for each request that gets a draft, and the kind of each draft.
 
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return {}, {}  # the narrowest pass: padding could overflow, too
+        return {}, {}  # use the narrowest pass, because padding could also overflow
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
-    counts: dict[RequestView, int] = {}  # `RequestView`: what a drafter sees of a request
+    counts: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
     kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
         if not policy.begin_round():
             continue  # drafts are not worthwhile, so the drafter looks up nothing
         next_kinds, limits = [], []
         for request in requests:
-            kind, limit = drafter.kind_and_limit(request)  # a copy ends where the text ends that it is copied from
+            kind, limit = drafter.kind_and_limit(request)  # a copy cannot go past the end of its source text
             next_kinds.append(kind)
             limits.append(min(request.remaining_tokens - 1, longest_pass - 1, limit))
         for request, kind, count in zip(requests, next_kinds, policy.choose(next_kinds, limits), strict=True):
@@ -132,7 +132,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it. It chooses their draft lengths together."""
+    """The draft-length policies, each with the requests that share it. A policy chooses all their lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}  # by identity: a user's policy may not be hashable
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
@@ -148,7 +148,7 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
     padding = batch.model.config.pad_token_id
     if last is None:
         last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
-    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)  # the narrowest of the known ones that fits
+    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)  # the narrowest known width that fits
     if width == 1:
         return last
     parts = [last, draft.tokens]
@@ -158,17 +158,19 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
 
 
 class Verification(NamedTuple):
-    """What one acceptance rule decided for R rows; lazy.
+    """The decision of one acceptance rule for R rows; lazy.
 
     `commit` reads it row by row, with numbers in place of the arrays.
 
     Args:
         accepted: (R,), the number of accepted draft tokens.
         next_token: (R,), the token that follows them.
-        largest_logits: (R, K + 1), of each position; NaN if any logit is. If one is not finite, nothing can be decided.
+        largest_logits: (R, K + 1), the largest logit at each position, or NaN if any logit there is NaN. If one of them
+            is not finite, the row's decision is invalid.
         total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced; None for
             a lossless rule.
-        logprobs: (R, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
+        logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token; None if
+            not requested.
         scores: (R, K + 1, V) float32, logits with penalties and constraints; None unless a request has an observer.
     """
 
@@ -180,13 +182,13 @@ class Verification(NamedTuple):
     scores: mx.array | None
 
 
-Verified = tuple[Sequence[int], Verification]  # the slot of each row, and what was decided; mx.eval skips the slots
+Verified = tuple[Sequence[int], Verification]  # the slot of each row, and the decision; mx.eval skips the slots
 
 
 def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
     """Decide which draft tokens are accepted, with one computation for each acceptance rule in use. Lazy.
 
-    logits: (B, L, V), raw: those after each of the `target_inputs`.
+    logits: (B, L, V), the raw logits after each of the `target_inputs`.
     """
     if logits.shape[1] > draft.num_tokens + 1:
         logits = logits[:, : draft.num_tokens + 1]  # without padding
@@ -194,7 +196,7 @@ def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
     by_rule: dict[type, list[Request]] = {}
     for request in requests:
         by_rule.setdefault(kind_of_rule(request.options), []).append(request)
-    if len(by_rule) == 1:  # all rows stay in place; that of a free slot is computed as if for the first request
+    if len(by_rule) == 1:  # all rows stay in place; a free slot is computed with the first request's options
         rows = [request or requests[0] for request in batch.slots]
         return [(range(len(rows)), verify_rows(rows, draft, logits))]
     verified: list[Verified] = []
@@ -208,11 +210,11 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
     rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)  # lazy, too
+    result = rule.decide(draft, logits, rows)  # also lazy
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
-        observed = result.scores if type(rule) is Greedy else None  # those of `Coupled` contain noise
+        observed = result.scores if type(rule) is Greedy else None  # the scores of `Coupled` contain noise
         if observed is None:  # other rules, and `Greedy` with a delta, have no scores
             tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
             observed = scores(logits, options, tokens_before)
@@ -232,7 +234,7 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
 
 
 def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequence[Verified]) -> dict[Request, Round]:
-    """Give each request its accepted draft tokens and the next token. All arrays are evaluated."""
+    """Give each request its accepted draft tokens and the next token. All arrays have been evaluated."""
     rounds = {}
     draft_ids = draft.ids()
     for slots, verification in verified:
@@ -257,7 +259,7 @@ def on_host(verification: Verification) -> Iterator[Any]:
         if array is None:
             columns.append(repeat(None))  # never ends, hence `strict=False`
         elif array.ndim == 3:
-            columns.append(np.asarray(array))  # scores: a list of V numbers takes long to make
+            columns.append(np.asarray(array))  # scores: creating a list of V numbers is slow
         else:
             columns.append(array.tolist())
     return map(Verification._make, zip(*columns, strict=False))
@@ -287,12 +289,12 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
 
     A mask gives stale positions (rejected tokens, padding) probability 0, but 0 * inf is NaN. So a rejected token that
     overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error. A draft
-    model's cache needs no repair, because its logits change no output.
+    model's cache needs no repair, because its logits do not change the output.
     """
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
         request.fail()
-        kept = 0  # a free slot is computed, too
+        kept = 0  # a free slot is also computed, so clear all its positions
     request.needs_retry = True
     batch.cache.zero_after(request.slot, kept)
 
@@ -308,17 +310,17 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
 
 # The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
 # reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
-# (docs/decisions/host-time.md). If the next round needs another pass, the result is dropped. What the dropped pass
-# wrote to the cache lies behind the committed tokens, where the other pass overwrites it.
+# (docs/decisions/host-time.md). If the next round needs a different pass, the result is dropped. The dropped pass wrote
+# to cache positions after the committed tokens, which the other pass overwrites.
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """Start this round's pass and the next one, if the next round will surely need it. draft: empty."""
+    """Start this round's pass and the next one, if the next round will surely need it. draft: must be empty."""
     if not may_start_next_pass(batch):
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
-    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop padding, if there is any
+    rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop any padding
     logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
     (next_verified,) = verify(batch, draft, logits)
     mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
@@ -326,16 +328,16 @@ def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Veri
 
 
 def may_start_next_pass(batch: Batch) -> bool:
-    """Whether the next pass needs only the next tokens: greedy, without drafts, and without constraints."""
+    """Whether the next pass needs only the next tokens: decoding is greedy, without drafts and constraints."""
     requests = batch.requests
     options = [request.options for request in requests]
-    next_tokens = mx.zeros((len(requests), 1))  # stand for the unknown ones, which nothing below may depend on
+    next_tokens = mx.zeros((len(requests), 1))  # placeholders; nothing below may depend on their values
     return (
         not batch.cache.kept_layers  # no draft head, which would read the hidden states of this round's pass
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
-        and all(own.is_greedy and not own.timed for own in options)  # timed: with a host sync after each phase
-        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # positions, one of each pass
+        and all(own.is_greedy and not own.timed for own in options)  # timed requests need a host sync after each phase
+        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # 2 positions, one for each pass
     )
 
 
@@ -348,6 +350,6 @@ def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
         return None
     for request, request_then in zip(batch.slots, requests_then, strict=True):
         if request is not None and (request is not request_then or request.needs_retry):
-            return None  # the slot has another request, or this one needs a pass of its own
-    batch.cache.advance(1)  # over the token that it read, which `rewind` took back
+            return None  # the slot has a different request, or its request must be retried
+    batch.cache.advance(1)  # past the token that the pass read, which `rewind` removed
     return [verified]

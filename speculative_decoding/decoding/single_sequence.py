@@ -1,7 +1,8 @@
 """Speculative decoding of one sequence with a draft model, on one screen (Leviathan et al. 2023, algorithm 1).
 
-The package does not use this file. It is the method without batches, text and adaptive lengths, and with the default
-acceptance rule only. Tests compare its tokens with the engine's. Start here, then read `round.py` and `acceptance.py`.
+The package does not use this file. It shows the method without batches, text or adaptive lengths, and only with the
+default acceptance rule. Tests compare its tokens with the engine's. Start here, then read `round.py` and
+`acceptance.py`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ def speculative_decode(
 def choose(logits: mx.array, position: int, temperature: float, seed: int) -> int:
     """(V,) logits -> the most likely token at temperature 0, else a sample.
 
-    The arg-max of log-probabilities plus Gumbel noise is a sample; a constant does not change it. The noise depends
-    only on the seed and the position, so the target chooses the same token with any draft (Daliri et al. 2024). The
-    draft model gets the same noise, so both often choose the same token.
+    The arg-max of log-probabilities plus Gumbel noise is a sample. Logits give the same arg-max, because they differ
+    from log-probabilities only by a constant. The noise depends only on the seed and the position, so the target
+    chooses the same token with any draft (Daliri et al. 2024). The draft model gets the same noise, so both often
+    choose the same token.
     """
     if temperature == 0:
         return int(mx.argmax(logits))

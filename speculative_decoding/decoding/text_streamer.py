@@ -8,13 +8,13 @@ from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
 
 
 class TextStreamer:
-    """The text of one output.
+    """Converts the tokens of one output to text.
 
     Args:
-        tokenizer: Decodes tokens.
+        tokenizer: The tokenizer that decodes the tokens.
         eos_token_ids: Tokens that end the output; they add no text.
-        stop: Strings that end the output, wherever token boundaries are. The text ends before the string, and text
-            that may be the start of one is held back.
+        stop: Strings that end the output, regardless of token boundaries. The text ends before the string, and text
+            that may be the start of a stop string is held back.
         prefix: Ids before the first token; they add no text.
     """
 
@@ -29,7 +29,7 @@ class TextStreamer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._stop = tuple(stop)
         self._prefix = tuple(prefix)
-        # The prefix decides leading spaces, and its last character may be completed.
+        # The prefix determines leading spaces, and the first token may complete its last character.
         self._detokenizer = StreamingDetokenizer(tokenizer, self._prefix)
         self._held = ""  # text that may be the start of a stop string
         self._found_stop = False
@@ -71,7 +71,7 @@ class TextStreamer:
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """The start of the stop string that is complete first; of several that end together, the longest."""
+    """The start of the stop string that ends first in `text`; of several that end together, the longest."""
     ends_and_starts = [(at + len(each), at) for each in stop if (at := text.find(each)) >= 0]
     return min(ends_and_starts)[1] if ends_and_starts else None
 

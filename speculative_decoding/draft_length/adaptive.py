@@ -1,6 +1,6 @@
 """Chooses the draft lengths with the most expected tokens per cost, from measured costs and observed acceptance.
 
-Host arithmetic of some microseconds per round; it never waits for the device.
+This takes some microseconds of host arithmetic per round, and never waits for the device.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .base import DraftLength, DraftOutcome
 from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
-OPTIMISM = 0.7  # raises a prior measured on other text towards 1 by this fraction
-DECAY = 0.994  # of observations, in a round
-IDLE_DECAY = 0.9965  # of a kind that was not drafted
+OPTIMISM = 0.7  # moves a prior, which was measured on other text, towards 1 by this fraction
+DECAY = 0.994  # each round multiplies the weight of past observations by this factor
+IDLE_DECAY = 0.9965  # the same factor for kinds that are currently not drafted
 WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
 
 
@@ -35,7 +35,7 @@ class Acceptance:
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
         self._seen = [0.0] * longest
-        self.faded = 1.0  # the decay since both were updated; lower it to weaken past observations
+        self.faded = 1.0  # decay since `_hits` and `_seen` were updated; lower it to weaken past observations
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         self._hits = [self.faded * value for value in self._hits]
@@ -53,11 +53,11 @@ class Acceptance:
         survives = 1.0  # the probability that all positions so far are accepted
         expected = [0.0]
         likely = before = self._prior[0]
-        weight = 4.0  # of the prior, in drafts
+        weight = 4.0  # the number of observed drafts that the prior counts for
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before = max(prior, 1e-3)
-            weight = 15.0  # of a position's acceptance as the prior of the next one, in drafts
+            weight = 15.0  # in drafts: how much a position's acceptance counts as the prior of the next position
             survives *= likely
             expected.append(expected[-1] + survives)
         return expected
@@ -74,12 +74,12 @@ class AdaptiveLength(DraftLength):
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
     promise one. Worse and more expensive drafts are retried later.
 
-    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as its best
-    draft had accepted tokens, as in TCP's slow start, so a useless draft model stays cheap.
+    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as were
+    accepted of its best draft, as in TCP's slow start. So a useless draft model stays cheap.
 
     Args:
-        costs: Returns the costs of a round with a number of rows.
-        prior: See `Acceptance`; of a draft model or head.
+        costs: Returns the costs of a round with this many rows.
+        prior: The prior of a draft model or draft head; see `Acceptance`.
         max_draft_tokens: The maximum length.
     """
 
@@ -159,7 +159,7 @@ class AdaptiveLength(DraftLength):
         return {kind: best[kind == MODEL] for kind in kinds}, speedup
 
     def _expected_tokens(self, kinds: Sequence[str], limits: Sequence[int]) -> tuple[list[float], list[float]]:
-        """The expected accepted tokens of all rows, by draft length: of the rows that copy, and of the others."""
+        """The expected accepted tokens of all rows, by draft length: for rows that copy, and for the others."""
         most = self._max_draft_tokens
         copied = [0.0] * (most + 1)
         modelled = [0.0] * (most + 1)
@@ -177,7 +177,7 @@ class AdaptiveLength(DraftLength):
         max_steps = self._max_draft_tokens if MODEL in kinds else 0
         narrower = 0  # the longest draft of the next narrower pass
         for width, cost in sorted(costs.passes.items()):
-            longest = min(width - 1, self._max_draft_tokens)  # copies fill the pass: further tokens cost nothing
+            longest = min(width - 1, self._max_draft_tokens)  # copies fill the pass, because more tokens cost nothing
             fewest = 0 if has_copies else narrower + 1  # fewer steps fit into the narrower pass
             for steps in range(fewest, min(longest, max_steps) + 1):
                 yield longest, steps, cost

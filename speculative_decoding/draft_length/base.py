@@ -10,7 +10,7 @@ from ..errors import InputError
 
 
 class DraftOutcome(Protocol):
-    """What a policy reads of a `Round`: the kind of draft, its length, and the number of accepted tokens."""
+    """The part of a `Round` that a policy reads: the kind of draft, its length, and the number of accepted tokens."""
 
     kind: str
     accepted: int
@@ -20,7 +20,7 @@ class DraftOutcome(Protocol):
 
 
 class DraftLength(ABC):
-    """Chooses the draft lengths of all rows of a round. It lives across the requests of a session."""
+    """Chooses the draft lengths of all rows of a round. One object serves all requests of a session."""
 
     never_drafts = False
 
@@ -46,7 +46,7 @@ class DraftLength(ABC):
 
 
 class FixedLength(DraftLength):
-    """Always the same number of tokens."""
+    """Always drafts the same number of tokens."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         if num_draft_tokens < 0:

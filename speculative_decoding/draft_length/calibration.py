@@ -1,9 +1,9 @@
 """Measures the costs of passes and drafts on this device.
 
-1. The first request measures for `START_SECONDS`, because its first token waits. What is not measured is estimated from
-   the measured widths.
-2. A cost is rough until several timings agree. Later rounds time one rough cost each, for a moment in each process.
-3. If the user asks, everything is measured until no cost is rough.
+1. The first request measures only for `START_SECONDS`, because its first token must wait. Costs of other widths are
+   estimated from the measured ones.
+2. A cost is rough until several timings agree. Later rounds time one rough cost each, for a short time per process.
+3. At the user's request, all costs are measured until none of them is rough.
 
 Measurements are stored, so most processes only read them.
 """
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from .probe import Probe
 
 START_SECONDS = 0.15  # before the first token, for each number of rows
-FULL_SECONDS = 2.0  # if the user asks for a measurement
+FULL_SECONDS = 2.0  # if the user requests a measurement
 ROUNDS_BEFORE_REFINING = 64  # in a process that has measured before its first token
 
-DRAFT = 0  # in place of a width: the draft
+DRAFT = 0  # stands for the draft where a width is expected
 NO_DRAFT = (0.0, 0.0, 0.0)
 
 
 class Calibration:
-    """Costs of a target's passes and of one draft. Missing ones are measured.
+    """Costs of a target's passes and of one draft. Missing costs are measured.
 
     Args:
-        probe: Makes, when it is needed, what times passes and the draft.
+        probe: Returns the probe, which times passes and the draft. Called only when it is needed.
         store: Keeps the measurements.
         exact_widths: The widths of exact passes; None if all widths give the same bits.
         draft: The fingerprint of the draft that the probe times, or "" without a draft.
@@ -52,7 +52,7 @@ class Calibration:
         self._store = store
         self._draft = draft
         self._costs: dict[tuple[int, bool], RoundCosts] = {}  # by rows, and whether passes are exact
-        self._refined: set[tuple[int, bool]] = set()  # those without a rough cost
+        self._refined: set[tuple[int, bool]] = set()  # the keys without a rough cost
         self._rounds_to_wait = 0
 
     def forget(self) -> None:
@@ -63,9 +63,9 @@ class Calibration:
         self._refined.clear()
 
     def costs(self, rows: int, *, exact: bool = False) -> RoundCosts:
-        """The costs of a round with this many rows, measured at the next power of two; perhaps with exact passes only.
+        """The costs of a round with this many rows, measured at the next power of two. exact: with exact passes only.
 
-        The first call measures for about `START_SECONDS`, if no other process has.
+        The first call measures for about `START_SECONDS`, unless another process has measured before.
         """
         rows = next_power_of_two(rows)
         if (rows, exact) not in self._costs:
@@ -79,9 +79,10 @@ class Calibration:
         return self._costs[rows, exact]
 
     def refine(self, rows: int, *, exact: bool = False) -> None:
-        """Time one pass or draft again if its cost is rough. Called between rounds, when no first token is waited for.
+        """Time one pass or draft again if its cost is rough.
 
-        A process begins no further timing after `CalibrationStore.refine_seconds`.
+        Called between rounds, when no request is waiting for its first token. A process stops refining once it has
+        spent `CalibrationStore.refine_seconds`.
         """
         store = self._store
         if self._rounds_to_wait:
@@ -101,14 +102,14 @@ class Calibration:
         store.refine_seconds -= time.perf_counter() - started
 
     def measure_fully(self, rows: int, *, exact: bool = False) -> RoundCosts:
-        """Measure until no cost is rough, at most for `FULL_SECONDS`, because the user wants to know."""
+        """Measure at the user's request until no cost is rough, for at most about `FULL_SECONDS`."""
         if not self._store.is_read_only:
             self._measure(next_power_of_two(rows), exact, FULL_SECONDS)
             self._costs.clear()
         return self.costs(rows, exact=exact)
 
     def _measure(self, rows: int, exact: bool, seconds: float) -> None:
-        """Time what is known least, again and again, for this long or until no cost is rough; then store the result."""
+        """Time the least known cost repeatedly, for `seconds` or until no cost is rough; then store the results."""
         started = time.perf_counter()
         width = self._next(rows, exact)
         if width is None:
@@ -132,7 +133,7 @@ class Calibration:
     def _next(self, rows: int, exact: bool) -> int | None:
         """The width to time next, or `DRAFT`; None if no cost is rough."""
         store = self._store
-        if 1 not in store.passes.get(rows, {}):  # the baseline, also if it is not exact
+        if 1 not in store.passes.get(rows, {}):  # the baseline, even if it is not exact
             return 1
         candidates, measured, draft = self._known(rows, exact)
         if measured and draft is None:
@@ -145,7 +146,7 @@ class Calibration:
         return min(rough, key=rough.__getitem__, default=None)
 
     def _known(self, rows: int, exact: bool) -> tuple[list[int], dict[int, float], Draft | None]:
-        """The widths that passes may have, the costs of the timed ones, and of the draft; None if it was not timed."""
+        """The widths that passes may have, the costs of timed widths, and the draft's costs (None if not timed)."""
         candidates = [*range(1, max_measured_width(rows) + 1)]
         if exact and self.exact_widths is not None:
             candidates = self.exact_widths.candidates(rows)
@@ -155,7 +156,7 @@ class Calibration:
         return candidates, measured, draft
 
     def _estimate(self, rows: int, exact: bool) -> RoundCosts | None:
-        """The costs as if all were measured: what has not been timed is interpolated. None if too little is known."""
+        """The costs of all widths, interpolated where a width has not been timed. None if too little is known."""
         candidates, measured, draft = self._known(rows, exact)
         if not measured or draft is None:
             return None

@@ -1,4 +1,4 @@
-"""Estimates the cost of passes of all widths from a few timings. Arithmetic only: no models, no clock."""
+"""Estimates the cost of passes of all widths from a few timings. It uses no models and no clock."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 
 MAX_WIDTH = 17  # the longest draft and one more token; only forced prefixes need wider passes
 ALL_WIDTHS = range(1, MAX_WIDTH + 1)
-MAX_MEASURED_WIDTHS = 9  # of a single row
+MAX_MEASURED_WIDTHS = 9  # for a single row
 MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
 
 
 def next_width(costs: Mapping[int, float], candidates: Sequence[int], max_widths: int) -> int | None:
     """Return the width to measure next, or None if the cost of a pass is known well enough.
 
-    Published curves have steps (docs/decisions), so the interval with the largest rise is bisected until all intervals
-    are flat or enough widths are measured. Narrow widths count for more, because most drafts are short.
+    Published cost curves have steps (docs/decisions/calibration.md), so the interval with the largest rise is bisected
+    until all intervals are flat or enough widths are measured. Narrow widths have more weight, because most drafts are
+    short.
 
     Args:
-        costs: Of the widths that have been measured.
+        costs: The costs of the widths that have been measured.
         candidates: The widths that may be measured, in increasing order.
-        max_widths: The most widths to measure.
+        max_widths: The maximum number of widths to measure.
     """
     for width in (candidates[0], candidates[-1], *candidates[1:2]):
         if width not in costs:
@@ -47,7 +48,7 @@ def measure_widths(
     max_widths: int = MAX_MEASURED_WIDTHS,
     known: Mapping[int, float] | None = None,
 ) -> dict[int, float]:
-    """Return the costs of passes by width, for `RoundCosts`: measured, or known, at up to `max_widths` candidates."""
+    """Return the costs of passes by width, for `RoundCosts`. Up to `max_widths` are measured or already known."""
     costs = dict(known or {})
     while (width := next_width(costs, candidates, max_widths)) is not None:
         costs[width] = measure(width)
@@ -55,8 +56,8 @@ def measure_widths(
 
 
 def interpolated(costs: Mapping[int, float]) -> Callable[[int], float]:
-    """Return a rough estimate of the cost of any width from the widths that have been measured so far, at least one."""
-    slope = 0.08  # of a position relative to the first: between a memory-bound GPU and a CPU
+    """Return a function that estimates the cost of any width from the widths measured so far (at least one)."""
+    slope = 0.08  # cost of one more position relative to the first; lies between a memory-bound GPU and a CPU
     points = {width: costs[width] for width in sorted(costs)}
     last = max(points)
     if last < MAX_WIDTH:
@@ -97,12 +98,12 @@ def max_measured_width(rows: int) -> int:
 
 
 def max_widths(rows: int) -> int:
-    """The most widths that are measured."""
+    """The maximum number of widths that are measured."""
     return MAX_MEASURED_WIDTHS if rows == 1 else 6
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... up to the first that is at least `most`."""
+    """1, 2, 4, ... up to the first power of two that is at least `most`."""
     return [1 << i for i in range((most - 1).bit_length() + 1)]
 
 

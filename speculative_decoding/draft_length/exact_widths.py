@@ -1,7 +1,7 @@
 """The exact widths: pass widths that give each position the same bits, with and without drafts.
 
-They are compared completely, once, because tokens depend on them. They are chosen by bits, never by a timing or a
-draft, so all runs on a device agree (docs/decisions/exactness-class.md).
+All candidates are compared once per target and device, because tokens depend on the choice. It depends only on bits,
+never on a timing or a draft, so all runs on a device agree (docs/decisions/exactness-class.md).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .store import CalibrationStore
 if TYPE_CHECKING:
     from .probe import Bits, Probe
 
-# The same on every device
+# These values are the same on every device.
 COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 17, 24, 32)
-MAX_USUAL_WIDTH = 16  # most passes of drafts are no wider
+MAX_USUAL_WIDTH = 16  # most passes that verify drafts are no wider
 MAX_TYPICAL_WIDTH = 10  # if 70 % of the draft tokens are accepted, longer drafts gain less than 3 %
 
 
 class ExactWidths:
-    """Which passes of a target have the same bits, where not all have. Missing comparisons are made.
+    """Determines which passes of a target have the same bits, on a device where not all do. Compares them if necessary.
 
     Args:
-        probe: Makes, when it is needed, what compares passes on this device.
-        store: Opens the store of comparisons.
+        probe: Returns the probe, which compares passes on this device. Called only when it is needed.
+        store: Returns the store of comparisons.
     """
 
     def __init__(self, probe: Callable[[], Probe], store: Callable[[], CalibrationStore]) -> None:
@@ -48,9 +48,9 @@ class ExactWidths:
         return self._store().fixed_capacity
 
     def same_bits(self, rows: int, width: int) -> bool:
-        """Whether passes of this shape have the bits of the exact widths, as far as samples show."""
+        """Whether passes of this shape have the same bits as the exact widths, as far as samples show."""
         rows = next_power_of_two(rows)
-        reference = self.widths[0]  # compares all single rows first
+        reference = self.widths[0]  # first compares all widths of a single row
         store = self._store()
         known = store.same_bits.setdefault(rows, {})
         if store.is_read_only:
@@ -67,13 +67,13 @@ class ExactWidths:
         return known[width]
 
     def is_exact_by_default(self, num_draft_tokens: int | None, slots: int) -> bool:
-        """Whether decoding loses nothing with exact passes, as far as bits tell: usual passes need no padding.
+        """Whether exact passes should be the default, because passes of usual widths are exact without padding.
 
-        Times have no say, because a default that follows them could change from run to run, and tokens with it.
+        Timings are not considered. They could change the default from run to run, and with it the tokens.
 
         Args:
-            num_draft_tokens: Of every draft; 0 for baseline decoding, None for an adaptive length.
-            slots: The most rows that are decoded together.
+            num_draft_tokens: The length of every draft; 0 for baseline decoding, None for an adaptive length.
+            slots: The maximum number of rows that are decoded together.
         """
         if num_draft_tokens is None:
             usual = [width for width in COMPARED_WIDTHS if 2 <= width <= MAX_TYPICAL_WIDTH]
@@ -90,7 +90,7 @@ class ExactWidths:
     def batches_match(self, slots: int, tokens: int = 1) -> bool:
         """Whether a row has the same bits in any batch of up to `slots` rows, as far as samples show.
 
-        tokens: that a pass must be able to hold.
+        tokens: the number of tokens that a pass must be able to hold.
         """
         for rows in powers_of_two(slots)[1:]:
             narrow = [width for width in self.widths if width <= max_measured_width(rows)]

@@ -1,4 +1,4 @@
-"""What the cost and the bits of a pass depend on. A new factor is an entry of `calibration_key`."""
+"""The key of measurements: everything that the cost and the bits of a pass depend on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def device_name() -> str:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """A hash of everything in a network that decides its speed and bits: configuration, parameter shapes and dtypes."""
+    """A hash of everything in a network that affects its speed and bits: configuration, parameter shapes and dtypes."""
     parameters: Any = tree_flatten(network.parameters())
     shapes = sorted((path, str(array.shape), str(array.dtype)) for path, array in parameters)
     text = f"{type(network).__name__} {getattr(network, 'config', None)!r} {shapes}"
@@ -60,9 +60,9 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def gives_any_width_the_same_bits(target: EncoderDecoder) -> bool:
-    """Whether the matmuls of this target compute a row in the same way in any pass, so that nothing must be compared.
+    """Whether the matmuls of this target compute a row in the same way in any pass, so that no comparison is needed.
 
-    `cpu/sgemm.c` does in float32. Other operations compute each row by itself.
+    `cpu/sgemm.c` does so in float32. All other operations compute each row independently.
     """
     if on_gpu() or target.ranks > 1 or "equal_rows" not in native_libraries:
         return False

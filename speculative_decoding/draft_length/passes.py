@@ -1,6 +1,6 @@
-"""The passes of an engine: which widths there are, whether they are exact, and what a round costs.
+"""The passes of an engine: their possible widths, whether they are exact, and what a round costs.
 
-Costs have any unit, as long as all have the same. Calibration measures seconds.
+Costs may be in any unit, as long as all use the same one. Calibration measures seconds.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-TYPICAL_TOKENS = 32  # of a request; the draft model's prefill is spread over them
+TYPICAL_TOKENS = 32  # output length of a typical request; the draft model's prefill is spread over these tokens
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Costs of the parts of a round, for one number of rows.
+    """Costs of the parts of a round, for a given number of rows.
 
     Args:
-        passes: The target's pass, by width (positions per row). Passes have only these widths; a draft that needs fewer
-            positions is padded to the next one.
-        step: One draft token of a draft model or draft head.
-        start: The fixed cost of drafting with it, added once per round.
-        prefill: The draft model's forward pass over one request's source.
-        fastest_baseline: A baseline round in the fastest pass, if `passes` leaves that pass out.
+        passes: The cost of the target's pass, by width (positions per row). Passes have only these widths; a draft that
+            needs fewer positions is padded to the next width.
+        step: The cost of one draft token of a draft model or draft head.
+        start: The fixed cost of drafting with that model or head, added once per round.
+        prefill: The cost of the draft model's forward pass over one request's source.
+        fastest_baseline: The cost of a baseline round with the fastest pass, if `passes` does not include that pass.
     """
 
     passes: Mapping[int, float]
@@ -45,9 +45,9 @@ class RoundCosts:
         """The cost of a round; infinite beyond the widest measured pass.
 
         Args:
-            draft_tokens: Tokens of the longest draft.
-            steps: Steps of the draft model.
-            prefills: Sources that the draft model reads first.
+            draft_tokens: The number of tokens of the longest draft.
+            steps: The number of steps of the draft model.
+            prefills: The number of sources that the draft model must process first.
         """
         drafting = self.start + steps * self.step if steps else 0.0
         pass_cost = self.passes.get(self.width(draft_tokens + 1), math.inf)
@@ -60,12 +60,12 @@ class PassWidths:
 
     Args:
         costs: The costs of a round, by number of rows. Passes are padded to the widths of these costs.
-        exact: Passes give each position the same bits, with and without drafts: they have only these widths, unless
-            `any_width`.
-        any_width: Passes of any width give the same bits.
-        reserved: If bits also depend on the KV cache's capacity, it is reserved before the first pass: the longest
-            output and this number of positions, which is the same with and without drafts. Otherwise None.
-        refine: Spends a moment on rough costs for a number of rows, and updates `costs`.
+        exact: Whether passes give each position the same bits, with and without drafts. If so, they have only these
+            widths, unless `any_width`.
+        any_width: Whether passes of any width give the same bits.
+        reserved: The number of positions that the KV cache reserves beyond the longest output before the first pass. It
+            is the same with and without drafts. None if bits do not depend on the cache's capacity.
+        refine: Briefly measures rough costs for a number of rows, and updates `costs`.
     """
 
     costs: Callable[[int], RoundCosts]
@@ -75,13 +75,13 @@ class PassWidths:
     refine: Callable[[int], None] | None = None
 
     def max_width(self, rows: int) -> int:
-        """The width that no pass may exceed."""
+        """The maximum width of a pass."""
         return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split a prefix of `tokens` tokens into passes: yields (start, count, width).
 
-        Exact passes may need several of them; otherwise there is one, without padding.
+        With exact passes, a long prefix may need several passes. Otherwise there is one, without padding.
         """
         limit = self.max_width(rows)
         chunk = min(tokens, limit) or 1
@@ -94,9 +94,9 @@ NO_COSTS = RoundCosts({})
 
 
 def no_costs(rows: int) -> RoundCosts:
-    """For passes that are never padded."""
+    """Return no costs, for passes that are never padded."""
     return NO_COSTS
 
 
 UNPADDED = PassWidths(no_costs)
-ALL_EXACT = PassWidths(no_costs, exact=True, any_width=True)  # unpadded, where any width gives the same bits
+ALL_EXACT = PassWidths(no_costs, exact=True, any_width=True)  # unpadded, for targets with the same bits at any width

@@ -34,13 +34,13 @@ class PassPlanner:
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
     Attributes:
-        probe: Makes, when it is needed, what times and compares passes on this device.
-        store: Opens the measurements of this device.
-        exact_widths: Which passes of the target have the same bits; None if all have.
+        probe: Returns the probe, which times and compares passes on this device. Called only when it is needed.
+        store: Returns the store of this device's measurements.
+        exact_widths: Determines which passes of the target have the same bits; None if all have the same.
 
     Args:
         target: The model whose passes are planned.
-        draft: The network of the draft model or draft head, if there is one.
+        draft: The network of the draft model or draft head; None without a draft.
         make_drafter: Builds a drafter that always runs `draft`, for calibration to time; None without a draft.
         shares_encoder: Whether the draft model uses the target's encoder output, which makes its prefill cheaper.
     """
@@ -89,7 +89,7 @@ class PassPlanner:
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. Compares bits if exactness depends on them, but measures no times."""
         num_draft_tokens = options.draft_tokens
-        length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # of a `DraftLength`, unknown
+        length = num_draft_tokens if isinstance(num_draft_tokens, int | str) else None  # None: a `DraftLength` decides
         if options.num_beams > 1 or (options.strict is False and length != "auto"):
             return UNPADDED
         if self.exact_widths is None and length != "auto":
@@ -109,7 +109,7 @@ class PassPlanner:
 
     @computing()
     def prepare(self, options: GenerationOptions, slots: int = 1) -> None:
-        """Measure what requests with these options need, so that none of them waits for it."""
+        """Measure the costs that requests with these options need, so that no request waits for a measurement."""
         widths = self.widths(options, slots)
         for rows in powers_of_two(slots):
             widths.costs(rows)
@@ -161,7 +161,7 @@ class PassPlanner:
         return self._draft is not None and options.runs_draft_model
 
     def _measured_widths(self, calibration: Calibration, exact: bool) -> PassWidths:
-        """For a length that adapts to costs."""
+        """Widths with measured costs, for a draft length that adapts to them."""
         own = self.exact_widths
         return PassWidths(
             partial(calibration.costs, exact=exact),
@@ -199,7 +199,7 @@ def unmeasured_widths(own: ExactWidths, fixed: int | None) -> PassWidths:
 
 
 def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None) -> Probe:
-    """What times and compares passes; most processes need none, because they read stored measurements."""
+    """Create a probe. Most processes need none, because they read stored measurements."""
     from .probe import Probe
 
     return Probe(target, make_drafter)

@@ -1,4 +1,4 @@
-"""Times the passes of a target and its draft on this device, and compares the bits of passes. For calibration only."""
+"""Times the passes of a target and its draft on this device, and compares the bits of passes. Used for calibration."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..models.base import EncoderDecoder
 from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
 from ..sampling import GenerationOptions
 
-MAX_RUNS = 3  # of one timing
-MAX_RUN_SECONDS = 0.02  # for more than one of them
-CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes from 1,024 keys
-FEW_POSITIONS = 2  # whose bits are compared, except at the smallest capacity
+MAX_RUNS = 3  # per timing
+MAX_RUN_SECONDS = 0.02  # total time after which a timing starts no further run
+CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes for 1,024 keys or more
+FEW_POSITIONS = 2  # number of positions whose bits are compared, except at the smallest capacity
 
-Bits = list[bytes]  # of the logits of each position
+Bits = list[bytes]  # the logits of each position, as bytes
 
 
 class Probe:
-    """Measures one target, and one draft if there is any.
+    """Measures one target, and its draft if it has one.
 
     Args:
         model: The target.
@@ -41,11 +41,11 @@ class Probe:
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
         self._window: AudioFrames | None = None  # for a speech model, whose requests have windows of one length
-        self._window_layers: list[tuple[mx.array, mx.array]] = []  # its cross keys and values
+        self._window_layers: list[tuple[mx.array, mx.array]] = []  # the window's cross keys and values
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
     def pass_seconds(self, rows: int, width: int) -> float:
-        """The seconds of a pass with its logits.
+        """The seconds that a pass takes, including its logits.
 
         The first pass of a shape is not timed, because MLX traces and compiles it.
         """
@@ -65,8 +65,8 @@ class Probe:
         """The costs (step, start, prefill) of `RoundCosts`."""
         if self._make_drafter is None:
             return 0.0, 0.0, 0.0
-        output_tokens = 15  # the first draft of a request often comes late, and the draft model reads these first
-        steps = 8  # of the longer draft; the difference to a draft of one token gives the cost of a step
+        output_tokens = 15  # a request's first draft often comes late, so the draft model reads this many tokens first
+        steps = 8  # by which the longer draft exceeds a draft of one token; the difference gives the cost of a step
 
         drafter = self._make_drafter()
         cache = self._cache(rows)
@@ -83,7 +83,7 @@ class Probe:
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
                 if isinstance(request.source, AudioFrames):
-                    request.source = replace(request.source)  # not encoded yet
+                    request.source = replace(request.source)  # a copy, which has not been encoded yet
                 drafter.begin(request, encoder_output)
             propose(1)
 
@@ -115,7 +115,7 @@ class Probe:
         return found
 
     def capacity_matters(self, width: int) -> bool:
-        """Whether the same tokens have other bits in a larger cache."""
+        """Whether the same tokens have different bits in a larger cache."""
         small, large = (
             self._decode(self._filled_cache(capacity, 0), width, FEW_POSITIONS, [0])[0] for capacity in CAPACITIES[:2]
         )
@@ -130,7 +130,7 @@ class Probe:
         return self._decode(batch, width, FEW_POSITIONS, range(min(2, rows)))
 
     def single_bits(self, row: int, width: int) -> Bits:
-        """The bits of the same tokens as row `row` of `batch_bits`, decoded as a single row."""
+        """The bits of row `row` of `batch_bits` if it is decoded as a single row."""
         encoder_output = self._model.encode_rows([self._source(row)])[0]
         return self._decode(self._model.make_cache(encoder_output), width, FEW_POSITIONS, [0])[0]
 
@@ -159,7 +159,7 @@ class Probe:
         return cache
 
     def _new_cache(self) -> DecoderCache:
-        """An empty cache for one row. A window of audio has so many positions that only a few are projected."""
+        """An empty cache for one row. Of a window of audio, only a few positions are projected, then repeated."""
         (encoder_output,) = self._model.encode_rows([self._source(0)])
         if self._model.audio is None:
             return self._model.make_cache(encoder_output)
@@ -201,13 +201,13 @@ class Probe:
             if self._make_drafter is not None:
                 self._make_drafter().use_cache(
                     cache
-                )  # it may request the states of some layers, which changes the graph
+                )  # the drafter may request the states of some layers, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
 
 
 def fastest(run: Callable[[], None]) -> float:
-    """Time a few runs, and return the seconds of the fastest. Slower ones waited for other programs."""
+    """Time a few runs, and return the seconds of the fastest. Slower runs were delayed by other programs."""
     taken: list[float] = []
     while len(taken) < MAX_RUNS and sum(taken) < MAX_RUN_SECONDS:
         started = time.perf_counter()

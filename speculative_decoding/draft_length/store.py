@@ -1,4 +1,4 @@
-"""Stores the measurements of this device. Knows nothing of models, and nothing of the unit of costs.
+"""Stores the measurements of this device. It does not depend on models or on the unit of costs.
 
 Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
 target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
@@ -27,16 +27,16 @@ PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
 AGREEMENT = 1.1
-MEASUREMENTS = ("passes", "drafts", "same_bits", "fixed_capacity", "rough")  # of a `CalibrationStore`, in its file
+MEASUREMENTS = ("passes", "drafts", "same_bits", "fixed_capacity", "rough")  # attributes that the file contains
 
 Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
 
 class CalibrationStore:
-    """What has been measured of a target on a device, in a file of the cache folder if there is one.
+    """The measurements of a target on a device, kept in a file of the cache folder if possible.
 
-    Of repeated timings the fastest counts, because slower ones waited for other programs. A file that cannot be read or
-    written gives one warning; measurements then last as long as the process.
+    Of repeated timings the fastest counts, because slower ones were delayed by other programs. If the file cannot be
+    read or written, there is one warning, and measurements last only as long as the process.
 
     Args:
         key: What the measurements depend on.
@@ -46,10 +46,10 @@ class CalibrationStore:
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
-        rough: How often each cost has been timed that may still fall, by its name.
-        path: The file, or None.
+        rough: For each cost that may still fall, by name: how often it has been timed.
+        path: The file; None if measurements are not stored.
         is_read_only: Whether the user named the file. Then nothing is measured.
-        refine_seconds: How long this process may still time costs that are rough.
+        refine_seconds: How many more seconds this process may spend on timing rough costs.
     """
 
     def __init__(self, key: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class CalibrationStore:
             del self.rough[name]
 
     def announce(self) -> None:
-        """Tell the user once in a process that something is measured."""
+        """Tell the user, once per process, that the device is being measured."""
         where = f", once; stored in {self.path.parent}" if self.path else ""
         warn_once(f"measuring this device with this model, which also compiles kernels{where}")
 
@@ -233,19 +233,19 @@ def usual_cost(costs: Draft) -> float:
 
 
 def faster(one: Draft, other: Draft) -> Draft:
-    """Return the costs with the faster draft, and the faster prefill."""
+    """Return the costs of the faster draft, but with the faster prefill of the two."""
     step, start, _ = min(one, other, key=usual_cost)
     return [step, start, min(one[2], other[2])]
 
 
 def parse_cost(raw: Any, least: float = 1e-9) -> float:
-    """Raises ValueError unless `raw` is a plausible cost."""
+    """Return `raw` as a cost. Raises ValueError if it is not a plausible one."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
     return float(raw)
 
 
 def parse_draft(raw: Any) -> Draft:
-    """Raises ValueError or TypeError unless `raw` holds the costs of a draft."""
+    """Return `raw` as the costs of a draft. Raises ValueError or TypeError if it does not hold them."""
     step, start, prefill = (parse_cost(value, least=0.0) for value in raw)
     return [step, start, prefill]
