@@ -99,8 +99,8 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
 
     rounds = commit(batch, draft, kinds, verified)
     rewind(batch)  # the cache keeps every committed token but the last
-    for policy, own in by_policy(requests):  # each policy also learns from rounds without a draft
-        policy.observe([rounds[request] for request in own])
+    for policy, own in by_policy(requests):
+        policy.observe([rounds[request] for request in own])  # it learns how many of the draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
     batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
     return rounds
@@ -112,13 +112,13 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     The last token of an output is never drafted, because the target adds one token itself.
     """
     if any(request.needs_retry for request in batch.requests):
-        return {}, {}  # use the narrowest pass, because padding could also overflow
+        return {}, {}  # so that the pass is as narrow as possible: padding could overflow, too
     drafter = batch.drafter
     longest_pass = batch.widths.max_width(len(batch.slots))
     counts: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
     kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
-        if not policy.begin_round():
+        if not policy.begin_round():  # called once in each round, so that old observations count less and less
             continue  # drafts are not worthwhile, so the drafter looks up nothing
         next_kinds, limits = [], []
         for request in requests:
@@ -295,7 +295,8 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     if request.needs_retry:
         request.fail()
         kept = 0  # a free slot is also computed, so clear all its positions
-    request.needs_retry = True
+    else:
+        request.needs_retry = True
     batch.cache.zero_after(request.slot, kept)
 
 
@@ -315,14 +316,14 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """Start this round's pass and the next one, if the next round will surely need it. draft: must be empty."""
+    """Start this round's pass and the next one, if the next round can use it. draft: must be empty."""
     if not may_start_next_pass(batch):
         return
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
     rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop any padding
     logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
-    (next_verified,) = verify(batch, draft, logits)
+    (next_verified,) = verify(batch, draft, logits)  # before this round's tokens are committed; see below
     mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
     batch.started_pass = [*batch.slots], next_verified
 
@@ -337,7 +338,9 @@ def may_start_next_pass(batch: Batch) -> bool:
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
         and all(own.is_greedy and not own.timed for own in options)  # timed requests need a host sync after each phase
-        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)  # 2 positions, one for each pass
+        # `verify` sees the next pass as if it followed the committed tokens, one position too early. So nothing may
+        # depend on the position or on the tokens before it, in this pass and in the next: 2 positions.
+        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)
     )
 
 
