@@ -121,7 +121,7 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
 
 
 def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> bool:
-    """Return whether several processes share the lines rather than the target. Raises `InputError` for wrong flags."""
+    """Return whether several processes split the lines rather than the target. Raises `InputError` for wrong flags."""
     share = flags_from(BatchFlags, chosen).parallel
     if processes is None:
         if share is not None:
@@ -187,7 +187,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
 
-        if totals.lines and processes is None:  # with several processes, the others wait for the end of the job
+        if totals.lines and processes is None:  # with several processes, the other ranks wait until the job ends
             first = next(lines, None)
             if first is None:  # nothing is left to decode, so no model is needed
                 with running:
@@ -309,13 +309,13 @@ def open_input(name: str) -> BufferedReader:
 
 
 def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_format: str) -> dict[str, Any]:
-    """Return every setting that changes records. Models are identified by content, not by name."""
+    """Return every setting that affects the records. Models are identified by content, not by name."""
     options = asdict(config.options) | asdict(config.flags)
     del options["recalibrate"]
     options["acceptance"] = config.options.rule
     strict = options.pop("strict")
     return {
-        **({} if strict is None else {"exact": strict}),  # otherwise decided by the first run
+        **({} if strict is None else {"exact": strict}),  # if not set, the first run decides
         "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "dtype": config.models.dtype,

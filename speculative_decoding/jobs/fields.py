@@ -13,7 +13,7 @@ from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_opti
 from ..sampling.values import Int, Text, Value
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
-# draft length would make a record depend on the lines before it, so a line may only set a number.
+# draft length would make a record depend on the lines before it, so a line may only set a fixed number.
 LINE_OPTIONS: dict[str, Value] = {
     name: spec.type
     for name, spec in option_specs().items()
@@ -79,7 +79,7 @@ class LineFields:
             raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
 
     def _meant_option(self, name: str) -> tuple[str, ...] | None:
-        """Return the options to use instead of a name that looks like an option. Long names may contain a typo."""
+        """Return the options to use instead of a name that looks like an option. Tolerates a typo in a long name."""
         key = similarity_key(name)
         if key in self.similar:
             return self.similar[key]

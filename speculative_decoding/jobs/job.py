@@ -32,7 +32,7 @@ class JobTotals:
 
     lines: int = 0
     errors: int = 0
-    error_lines: list[int] = field(default_factory=list)  # numbers of the first five
+    error_lines: list[int] = field(default_factory=list)  # line numbers of the first five errors
     input_bytes: int = 0  # size of the finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0

@@ -82,7 +82,7 @@ class ResumableOutput:
 
         Args:
             path: The output file. It is created if it does not exist.
-            settings: Everything that the output depends on, for JSON.
+            settings: Everything that the output depends on, as JSON values.
             resume: Continue an output that exists.
             force: Replace an output that exists.
 
@@ -144,7 +144,7 @@ class ResumableOutput:
         if self.written.lines == journaled.lines:
             return lines
 
-        # Records were lost, so some lines that the journal calls finished are decoded again
+        # Records were lost, so some lines that the journal counts as finished are decoded again
         if start is None:
             raise cannot_resume(f"{self.path} has lost records, and {name} cannot be read twice", "use a file as input")
         self.written = ResumePoint(self.written.lines, self.written.size, digests[self.written.lines])
@@ -236,7 +236,7 @@ def journal_path(output: Path) -> Path:
 
 
 def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """Read the journal of an output. Raises `InputError` if it is missing, damaged, or from other settings."""
+    """Read the journal of an output. Raises `InputError` if it is missing or damaged, or its settings differ."""
     path = journal_path(output)
     if not path.exists():
         raise cannot_resume(f"{output} has no journal ({path.name})", ("name another ", Name("output")))

@@ -88,7 +88,7 @@ def transcript_fields(result: Transcription) -> dict[str, Any]:
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
-    """Return text and times. Probabilities are left out, because their last digits depend on other rows."""
+    """Return the text and times. Probabilities are left out, because their last digits depend on other rows."""
     words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
     fields = {"start": segment.start, "end": segment.end, "text": segment.text}
     return fields | ({"words": words} if words else {})

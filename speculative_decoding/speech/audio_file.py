@@ -33,11 +33,11 @@ BLOCK_SAMPLES = 10 * SAMPLE_RATE
 MAX_SAMPLE = 8.0  # loud audio may exceed 1; a sample above this limit means that the input was not scaled
 RATES = range(1000, 384_001)  # Hz
 MAX_SAMPLE_RATE = 192_000 * 8  # samples per second over all channels; limits the time to decode one second
-MAX_FRAME_SECONDS = 60.0  # a frame is decoded at once and held in memory
+MAX_FRAME_SECONDS = 60.0  # the decoder returns a frame as a whole, so all of it is held in memory
 MAX_FRAME_SAMPLES = 1 << 22  # over all channels
 MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder allocates no larger frame
 FREE_PACKETS = 10_000
-MAX_PACKETS_PER_SECOND = 4000  # counts packets and frames; even a very short one takes time
+MAX_PACKETS_PER_SECOND = 4000  # of audio; counts packets and frames, because even very short ones take time
 CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
 FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts, and raw samples of unknown rate
     *("3g2", "3gp", "aac", "ac3", "ac4", "act", "adx", "aea", "aiff", "amr", "ape", "aptx", "asf", "ast", "au"),
@@ -382,7 +382,7 @@ def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
 
 
 def is_cut_off(file: BinaryIO) -> bool:
-    """Whether a RIFF file is shorter than its header says. Ignores huge sizes, which programs write to pipes."""
+    """Whether a RIFF file is shorter than its header says. Ignores huge placeholder sizes, as in piped output."""
     file.seek(0)
     header = file.read(8)
     size = 8 + int.from_bytes(header[4:], "little")

@@ -1,4 +1,4 @@
-"""Observes a request for the no-speech probability and the log-probability of the output."""
+"""Measures the no-speech probability of a window and the log-probability of its output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Evidence:
     def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
         """Add the log-probabilities of the committed tokens.
 
-        This runs on the host, because the device does not know which tokens are committed.
+        This runs on the host, because only the host has the list of committed tokens.
 
         scores: (N, V) float32.
         """

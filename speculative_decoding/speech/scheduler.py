@@ -71,7 +71,7 @@ class Task:
 class Running:
     """A recording that is being transcribed.
 
-    attempt: The next attempt, until its decoding starts.
+    attempt: The next attempt while the recording is paused; None while an attempt is being decoded.
     """
 
     number: int

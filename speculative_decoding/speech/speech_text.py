@@ -17,7 +17,7 @@ SYMBOLS = [
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}"),
     *("♪♪", "♪♪♪"),
 ]
-NOTES = "♩♪♫♬♭♮♯"  # a note of several tokens is suppressed by its first token, which all notes share
+NOTES = "♩♪♫♬♭♮♯"  # notes with several tokens share the first one, so only that one is suppressed
 
 
 class SpeechText:

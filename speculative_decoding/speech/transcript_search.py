@@ -10,8 +10,8 @@ from ..beam_search.search import BeamSearch, Continuation, Hypothesis, in_parent
 class TranscriptBeamSearch(BeamSearch):
     """Beam search as in openai-whisper 20250625 (`BeamSearchDecoder` and `MaximumLikelihoodRanker` in decoding.py).
 
-    The search stops when N outputs have ended. Scores are log-probabilities per token. The end token counts in the
-    log-probability, but not in the length.
+    The search stops when `num_beams` outputs have ended. Scores are log-probabilities per token. The end token counts
+    in the log-probability, but not in the length.
     """
 
     normalizes_after_constraints = True

@@ -80,7 +80,7 @@ class Transcriber:
         language: The language of the speech.
         options: How to transcribe.
         align: Finds the times of words.
-        max_previous: The maximum number of tokens of text before a window.
+        max_previous: The maximum number of tokens of previous text for a window.
         opening: The frames of the first 30 seconds, if they have been encoded to detect the language.
 
     Attributes:
@@ -103,7 +103,7 @@ class Transcriber:
     def __post_init__(self) -> None:
         prompt = self.options.initial_prompt
         self._initial = [] if prompt is None else self.text_tokens.encode(" " + prompt.strip(), "initial_prompt")
-        self._tokens = [*self._initial]  # of the initial prompt and all segments
+        self._tokens = [*self._initial]  # tokens of the initial prompt and all segments
         self._previous_from = 0  # the index of the first token to put before later windows
         self._last_speech = 0.0  # when the last word ended, in seconds
 

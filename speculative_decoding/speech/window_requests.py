@@ -56,7 +56,7 @@ class WindowRequests:
 
     @property
     def max_positions(self) -> int:
-        """The maximum number of tokens of previous text and output. Each of the two may take half of them."""
+        """The maximum number of tokens of the previous text and the output together. Each may take up half."""
         return self.model.max_positions or MAX_POSITIONS
 
     def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
@@ -129,7 +129,7 @@ class WindowRequests:
         scores, states = self.model.cross_attention_weights(mx.array([read]), encoder_output, audio.alignment_heads)
         first = len(self.start)
         logits = self.model.logits(states[0, first : first + len(tokens)]).astype(mx.float32)
-        logits = mx.concatenate([logits[:, : audio.end], logits[:, audio.timestamp_end :]], axis=-1)  # of text tokens
+        logits = mx.concatenate([logits[:, : audio.end], logits[:, audio.timestamp_end :]], axis=-1)  # text tokens only
         columns = [token if token < audio.end else token - audio.timestamp_end + audio.end for token in tokens]
         likely = mx.take_along_axis(mx.softmax(logits, axis=-1), mx.array(columns)[:, None], axis=-1)[:, 0]
         own = np.array(scores[..., : window.size // FRAMES_PER_POSITION].astype(mx.float32))

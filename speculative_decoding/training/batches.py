@@ -109,13 +109,13 @@ class SequenceBatch(NamedTuple):
 
 
 def rows_of_rank(count: int, rank: int, size: int) -> tuple[mx.array, int]:
-    """Return a rank's examples and the factor for their weights. Without examples, a rank gets one of weight 0."""
+    """Return a rank's examples and the factor for their weights. A rank with no examples gets one of weight 0."""
     return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Chooses the examples of each step. They have similar lengths, and each example is used once per epoch."""
+    """Chooses examples of similar length for each step. Each example is used once per epoch."""
 
     examples: Sequence[Example]
     seed: int

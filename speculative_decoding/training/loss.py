@@ -36,7 +36,8 @@ def training_loss(
         labels: The target's distributions.
         total_variation: Use TV instead of KL.
         soft_cap: The soft cap of the logits (Gemma).
-        trains_output_matrix: Whether the CPU computes the gradient of `output_matrix`. MLX skips unused gradients.
+        trains_output_matrix: Whether to compute the gradient of `output_matrix`. Only the CPU version uses this;
+            MLX skips unused gradients.
     """
     logits = states @ output_matrix
     if soft_cap is not None:

@@ -41,8 +41,8 @@ class Example:
 
     Args:
         source: Token ids, or a window of a recording.
-        output: The ids of the output, without the start token and other given ids.
-        prefix: The given ids before the output, if they are more than the start token.
+        output: The ids of the output, without the start token or prefix.
+        prefix: The decoder ids before the output; empty means only the start token.
     """
 
     source: Sequence[int] | SpeechWindow

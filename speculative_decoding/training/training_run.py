@@ -50,7 +50,7 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 FORMAT = 4  # version of the work folder
 WAY_OUT = ("free disk space, or name another ", Name("output"))
 FREQUENT = 512  # ids that a head may propose for any source
-FREQUENT_SPEECH = 3072  # more, because audio does not suggest further ids
+FREQUENT_SPEECH = 3072  # more than for text, where the source ids may be proposed too
 Progress = Callable[[int], None]
 
 
@@ -154,7 +154,7 @@ class TrainingRun:
 
     @cached_property
     def keeps_targets(self) -> bool:
-        """Whether to store teacher targets: they fit in `max_disk_gb` and, before storing, in half of the free disk."""
+        """Whether to store teacher targets: they fit in `max_disk_gb` and, if none are stored, half the free disk."""
         has_begun = (self.work / "features").exists()
         fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
         return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))
@@ -186,7 +186,7 @@ class TrainingRun:
 
     @property
     def frequent(self) -> int:
-        """The number of frequent ids that a head may propose. Audio does not suggest further ids."""
+        """The number of frequent ids that a head may propose for any source."""
         default = FREQUENT if self.session.model.audio is None else FREQUENT_SPEECH
         return default if self.options.frequent is None else self.options.frequent
 
