@@ -25,7 +25,7 @@ def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
 
 
 def open_if_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file. Raises `OSError` for other kinds: pipes would block, and devices may be endless."""
+    """Open a regular file. Raises `OSError` for other files: pipes may block, and devices may be endless."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

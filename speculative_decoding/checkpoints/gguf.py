@@ -62,7 +62,7 @@ def ggml_types() -> Mapping[int, GgmlType]:
 @dataclass(frozen=True)
 class GgufTensor:
     type: GgmlType
-    info: TensorInfo  # its shape has Hugging Face's order; GGUF files store the reverse
+    info: TensorInfo  # its dimensions are in Hugging Face's order; GGUF files store them in reverse
     location: range  # the positions of its bytes in the file
 
 
@@ -204,7 +204,7 @@ def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, i
 
 @cache
 def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
-    """Map llama.cpp's names to Hugging Face's, for a T5 with one block. The `gguf` package supplies the table."""
+    """Map llama.cpp's names to Hugging Face's, for a T5 with one block. The table comes from the `gguf` package."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     t5_tensor = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
@@ -254,7 +254,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def dequantize_tensor(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
-    """Dequantize a few rows at a time, because the `gguf` package needs several times as much memory as its result."""
+    """Dequantize a few rows at a time, because the `gguf` package uses several times the memory of its result."""
     from gguf.quants import dequantize
 
     columns = tensor.info.shape[-1]
@@ -268,7 +268,7 @@ def dequantize_tensor(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file of a T5 model. Raises `CheckpointError` if it is damaged or of another architecture."""
+    """Open a GGUF file of a T5 model. Raises `CheckpointError` if it is damaged or has another architecture."""
     return GgufCheckpoint(read_header(path))
 
 

@@ -68,7 +68,7 @@ class MappedFile:
         return array
 
     def is_same(self, first: range, second: range) -> bool:
-        """Return whether two locations hold equal bytes. Compares chunks to bound the memory use."""
+        """Return whether two locations hold equal bytes. Compares in chunks to bound memory use."""
         if len(first) != len(second):
             return False
         for start in range(0, len(first), CHUNK_BYTES):

@@ -1,7 +1,7 @@
 """Zip files with uncompressed entries, which can be memory-mapped: our own `.npz` (read and write) and torch's `.bin`.
 
-Python's zipfile parses the directory, but accepts entries that overlap, appear twice or have paths outside the file,
-and a directory of any size. `zip_entries` refuses all of these.
+Python's zipfile parses the directory, but accepts a directory of any size, and entries that overlap, appear twice or
+have paths outside the file. `zip_entries` refuses all of these.
 
 numpy has no bfloat16. Like MLX, this module writes bfloat16 as a two-byte void (`|V2`) and reads that back as bfloat16.
 """

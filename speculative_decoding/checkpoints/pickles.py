@@ -4,8 +4,8 @@
 
 Security: nothing that a file names is looked up, imported or called. A global's name is compared with an allow-list
 and only selects which inert value to build; any other name is refused. (Deny-lists fail: even torch's `weights_only`
-has been breached, CVE-2025-32434.) All sizes are bounded. Through the memo, values can contain themselves or share
-parts. No value is traversed, so time and memory grow only with the number of opcodes.
+has been breached, CVE-2025-32434.) All sizes are bounded. The memo lets values contain themselves or share parts,
+but no value is traversed, so time and memory grow only with the number of opcodes.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class PickleInterpreter:
         strides = tuple(stride if used else 0 for stride, used in zip(strides, is_used, strict=True))
         extent = 0 if 0 in shape else 1  # elements from the first to the last, inclusive
         for stride, size, used in sorted(zip(strides, shape, is_used, strict=True)):
-            if used and stride < extent:  # an expanded tensor could have any size with a one-element storage
+            if used and stride < extent:  # an expanded tensor could claim any size with a one-element storage
                 raise self.error("a tensor with overlapping elements")
             extent += stride * (size - 1)
         if offset + extent > storage.numel:

@@ -16,7 +16,7 @@ def as_utf8(file: BinaryIO) -> BufferedReader:
 
 
 class Utf8Bytes(RawIOBase):
-    """The bytes of a file, converted to UTF-8 if it is UTF-16 with a byte-order mark. Invalid text stays invalid."""
+    """The bytes of a file, converted from UTF-16 to UTF-8 if necessary. Invalid UTF-16 yields invalid UTF-8."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

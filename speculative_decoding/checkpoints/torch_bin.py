@@ -23,7 +23,7 @@ LEGACY_VERSION = 1001
 
 
 class TorchCheckpoint(Checkpoint):
-    """The tensors of a state dict. A storage's CRC-32 is checked at first use.
+    """The tensors of a state dict. A storage's CRC-32 is checked on first use.
 
     Args:
         locations: Maps storage keys to the locations of their bytes.

@@ -39,8 +39,8 @@ def precise_softmax(scores: mx.array) -> mx.array:
 def window_softmax(scores: mx.array) -> mx.array:
     """`precise_softmax` over a window of audio.
 
-    On a CPU, the rounding of the result depends on the number of keys. All audio windows have the same number of keys,
-    but a row of text would depend on the padding of its batch.
+    On a CPU, the rounding of the result depends on the number of keys. That is harmless for audio windows, which all
+    have the same number of keys. For text, the result of a row would depend on the padding of its batch.
     """
     return precise_softmax(scores)
 

@@ -40,13 +40,13 @@ class AudioFrames:
         )
 
     def encoder_output(self, model: nn.Module, num_mel_bins: int, encode: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the output of `encode` for the frames. It is computed in the first call for this model."""
+        """Return the output of `encode` for the frames. It is computed once per model."""
         if id(model) not in self._encoder_outputs:
             self._encoder_outputs[id(model)] = model, encode(self.of(num_mel_bins))
         return self._encoder_outputs[id(model)][1]
 
 
-Source = Sequence[int] | AudioFrames  # the source of a request; see above
+Source = Sequence[int] | AudioFrames  # the source of a request
 
 
 def token_ids(source: Source) -> Sequence[int]:

@@ -32,7 +32,7 @@ MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, beca
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder without hidden state: callers pass the cache, as in `decode(tokens, cache)`.
+    """An encoder-decoder that stores no decoding state: callers pass the cache, as in `decode(tokens, cache)`.
 
     All architectures use the same names for these parts: `embedding` (of the decoder's tokens), `decoder.layers`,
     `head` (unless it is tied to the embedding), and `logits_bias` (1, V) if the head has one.
@@ -204,7 +204,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
     def keep_full_cross_attention(self) -> None:
-        """Make new caches hold all heads' cross keys and values, for a draft head. A single process always does."""
+        """Make new caches hold the cross keys and values of all heads, for a draft head. Only a shard holds fewer."""
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return weights of this target that initialize a draft head of `d_ff` units. The remaining weights are random.
@@ -386,7 +386,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 
 
 def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
-    """Return the tensor names of each quantizable layer, by path. Its columns must divide evenly into groups."""
+    """Return the tensor names of each layer whose columns divide evenly into groups, by the layer's path."""
     shapes = dict(tree_flatten(model.parameters()))
     layers = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
     return {

@@ -4,8 +4,8 @@ A cache has one row per output, and each row has its own offset. All rows grow t
 separately, to an absolute offset, without moving data. With beams, a request has several adjacent rows that share its
 cross keys and values. The cache is independent of drafts and of the model's position scheme.
 
-Buffers have only a few sizes, and a pass attends over the whole buffer. Passes therefore have few shapes, and each of
-these is compiled once. The model masks stale entries after a row's offset.
+Buffers have only a few sizes, and a pass attends over the whole buffer. Passes therefore have few shapes, and each
+shape is compiled once. The model masks stale entries after a row's offset.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CrossAttentionCache:
             buffer[slot, :, length:] = 0
 
     def append(self, keys_values: mx.array) -> mx.array:
-        """New keys and values (2, B, H, L, D) -> all keys and values. This class stores no earlier ones."""
+        """Return new keys and values (2, B, H, L, D) unchanged, because this class stores no earlier ones."""
         return keys_values
 
     def num_keys(self, length: int) -> int:

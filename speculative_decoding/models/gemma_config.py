@@ -109,7 +109,7 @@ def joined_config(
 ) -> GemmaConfig:
     """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section.
 
-    checkpoint: without duplicate tables, so that a head in it is not tied.
+    checkpoint: A checkpoint without duplicate tables. If it contains a head, the head is not tied.
     """
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
@@ -166,7 +166,7 @@ class Section:
 
         Args:
             windows: The window of each type of layer.
-            full_attention_every: N: every N-th layer has full attention if config.json has no layer types.
+            full_attention_every: The default `sliding_window_pattern`. One layer in this many has full attention.
             rope_per_kind: Whether each type of layer has its own rotary settings.
             caps_scores: Whether `attn_logit_softcapping` applies.
         """

@@ -115,7 +115,7 @@ def note_slow(subject: str, weights: int, available: int) -> None:
 
 
 def fits(weights: int, available: int) -> bool:
-    """Return whether weights fit. A reserve of 10 % is for caches and a copy of the largest weight while loading."""
+    """Return whether weights fit. 10 % is reserved for caches and, while loading, a copy of the largest weight."""
     return 1.1 * weights <= available
 
 

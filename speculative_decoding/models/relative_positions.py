@@ -51,7 +51,7 @@ class RelativePositionBias(nn.Module):
         of the line. Windows overlap, so they are views.
         """
         tables = self.weight.reshape(self.tables, self.num_buckets, self.heads)
-        if self.causal:  # one more bucket, for the future
+        if self.causal:  # an extra bucket with a bias of -inf, for future keys
             masked = mx.full((self.tables, 1, self.heads), -mx.inf, tables.dtype)
             tables = mx.concatenate([tables, masked], axis=1)
         buckets = buckets_by_distance(capacity, self.causal, self.num_buckets, self.max_distance)

@@ -28,9 +28,9 @@ CODES = {name: code for code, name in NAMES.items()} | ALIASES
 
 
 def code_of_language(name: str) -> str:
-    """Return the code of a language that is given by its name, an alias, its code or its token `<|code|>`.
+    """Return the code of a language, given its name, an alias, its code or its token `<|code|>`.
 
-    Other text is returned in lower case, and is not a language of any model.
+    Any other text is returned in lower case. No model has a language with such a code.
     """
     name = name.strip().lower()
     if name.startswith("<|") and name.endswith("|>"):

@@ -78,7 +78,7 @@ def t5gemma2_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> Gem
 
 
 class MergedAttention(SelfAttention):
-    """Attention over the previous tokens and the encoder output in one softmax. Only keys of tokens are rotated."""
+    """Attention over the previous tokens and the encoder output in one softmax. Cross keys are not rotated."""
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
         return self.keys_and_values(encoder_output.flatten(0, 1), encoder_output.shape[0])
@@ -210,7 +210,7 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """
     embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
     names = dict[str, str]()
-    for name in checkpoint:  # some versions of transformers use the other name of the encoder
+    for name in checkpoint:  # the encoder's name depends on the version of transformers
         table, _, kind = name.rpartition(".")
         if table in (*ENCODER_TABLES, DECODER_TABLE) and kind == "eoi_embedding":
             names[f"{embedding}.{kind}"] = name

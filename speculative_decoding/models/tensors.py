@@ -35,9 +35,9 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Seq
 class TokenTables:
     """The names of a family's tables with one row per token, which files store once if they are equal.
 
-    Every table may be missing. It then equals `shared`, or the first existing table of `stand_ins` if `shared` is also
-    missing. This is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`), which compares the tables regardless
-    of config.json.
+    Any table may be missing. A missing table equals `shared`, or the first existing table of `stand_ins` if `shared` is
+    also missing. This is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`), which compares the tables
+    regardless of config.json.
 
     decoder: The embedding of the decoder's tokens.
     head: The output head.

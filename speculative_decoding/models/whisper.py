@@ -124,7 +124,7 @@ class Whisper(EncoderDecoder):
     def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
         """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
 
-        mask: (B, S), False on padding, whose frames must be zeros.
+        mask: (B, S), False on padding. The frames of padding must be zero.
         """
         x = frames.astype(self.convolutions[0].bias.dtype)
         for convolution in self.convolutions:

@@ -37,7 +37,7 @@ class AudioConfig:
     alignment_note: Why `alignment_heads` differs from generation_config.json, or "".
     max_initial_timestamp_index: The largest first timestamp, in encoder positions.
     unused: Ids after the timestamps that are not tokens, but pad the vocabulary.
-    suppressed, begin_suppressed: Tokens that never occur, or not at the start. None means openai-whisper's.
+    suppressed, begin_suppressed: Tokens that never occur, or not at the start. None: as in openai-whisper.
     language, task: The model's defaults, or None.
     """
 
@@ -87,7 +87,7 @@ class AudioConfig:
 
 
 def config_by_layout(vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:
-    """Return the config of a vocabulary that ends with the timestamps, one more than there are encoder positions."""
+    """Return the config for a vocabulary that ends with the timestamps, one per encoder position plus one."""
     return AudioConfig(
         **ids_by_layout(vocab_size - window_positions - 2),
         is_multilingual=vocab_size >= MULTILINGUAL_SIZE and known["end"] != ENGLISH_END,
@@ -112,7 +112,7 @@ def resolved(
         generation_config: The parsed file.
         decoder: The number of decoder layers, and the number of heads per layer.
         vocab_size: The number of rows of the embedding.
-        file: The name of that file, for errors.
+        file: The name of the parsed file, for errors.
 
     Raises:
         InputError: The tokenizer belongs to another vocabulary.
@@ -170,10 +170,10 @@ def resolved(
 
 
 def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
-    """Return the special ids that generation_config.json or the tokenizer gives. Without any, the layout applies.
+    """Return the special ids from generation_config.json or the tokenizer, or an empty dict to keep OpenAI's layout.
 
-    A vocabulary with the size of one of OpenAI's keeps that layout unless the tokenizer names every token. This makes
-    it possible to detect the tokenizer of a different Whisper model.
+    If the vocabulary has the size of one of OpenAI's, ids that come only from the tokenizer are used only if it names
+    every token. This makes it possible to detect the tokenizer of a different Whisper model.
     """
     stated = fields.ids()
     by_piece = {name: special[piece] for piece, name in SPECIAL_PIECES.items() if piece in special}
