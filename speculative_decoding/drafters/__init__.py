@@ -93,7 +93,7 @@ def choose_drafter(
     """Build the drafter that the options name, or the default drafter. Raises `InputError`.
 
     Without a draft model, "auto" means "ngram". `build` in the drafter's module receives the n-gram drafter, the model
-    drafter and the target's vocabulary size. A drafter that `DRAFTERS` does not list for it is None.
+    drafter and the target's vocabulary size. A drafter that it does not use, according to `DRAFTERS`, is None.
 
     Args:
         options: The options of all requests.

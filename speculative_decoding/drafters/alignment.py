@@ -49,8 +49,8 @@ class Alignment:
         """Return the source position to copy from, and how many of the last output tokens precede it in the source.
 
         The longest match wins; among equally long matches, the first one that the output has not passed. Without a
-        match, the length is 0 and the position is the expected one, or the next word after a single mismatch. After
-        more mismatches, the result is None.
+        match, the length is 0, and the position is the expected one or, after a single mismatch, the start of the next
+        word. After more mismatches, the result is None.
         """
         found = self._index.find(self._output)
         if found:

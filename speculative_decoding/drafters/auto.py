@@ -1,4 +1,4 @@
-"""Drafts copies where text repeats, and drafts with the draft model, if any, elsewhere."""
+"""Copies earlier text where it repeats, and uses the draft model, if there is one, elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ngram import NgramDrafter
 
 
 class AutoDrafter(BatchDrafter):
-    """Drafts a copy if its chance per token is at least `min_chance` and close to the draft model's acceptance rate.
+    """Drafts a copy if its chance per token is at least `min_chance` and not far below the model's acceptance rate.
 
     SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter instead
     uses the acceptance rates observed for matches of similar length and origin, and for the model's drafts.

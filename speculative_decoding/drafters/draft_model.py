@@ -13,7 +13,7 @@ from ..models.base import EncoderDecoder
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens that a draft may propose. Logits of the whole vocabulary take most of a small draft model's time.
+    """The tokens that a draft may propose. Logits for all tokens would take most of a small draft model's time.
 
     Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2, compute the draft's logits over a frequency-ranked part of
     the vocabulary, with q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3, add likely ids for each word of a

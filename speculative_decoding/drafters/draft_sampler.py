@@ -96,16 +96,16 @@ class DraftSampler:
     Args:
         counts: As in `BatchDrafter.propose`.
         slots: B.
-        head: The output head, which already uses the sources of the batch.
+        head: The output head, after `use_sources` for this batch.
 
     Attributes:
-        longest: How many calls of `choose` complete the draft.
+        longest: The number of calls of `choose` for the whole draft.
     """
 
     def __init__(self, counts: Mapping[RequestView, int], slots: int, head: OutputHead) -> None:
         self._head = head
         by_slot = {request.slot: request for request in counts}
-        any_request = next(iter(counts))  # stands in for idle rows
+        any_request = next(iter(counts))  # its options are used for idle rows, too
         self._requests = [by_slot.get(slot, any_request) for slot in range(slots)]
         self._options: list[GenerationOptions] = [request.options for request in self._requests]
         self._lengths = [counts[by_slot[slot]] if slot in by_slot else 0 for slot in range(slots)]

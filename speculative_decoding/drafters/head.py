@@ -26,7 +26,7 @@ class BatchHeadDrafter(BatchDrafter):
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
         self._sources: dict[int, Sequence[int]] = {}
-        self._last_verified: dict[int, int] = {}  # the position of the last verified token in that pass
+        self._last_verified: dict[int, int] = {}  # the position of the last verified token in the target's last pass
 
     def use_cache(self, cache: DecoderCache) -> None:
         self._cache = cache
@@ -67,7 +67,7 @@ class BatchHeadDrafter(BatchDrafter):
         return sampler.draft()
 
     def _features(self, slots: int) -> mx.array:
-        """(B, d)."""
+        """Return the state from which the head starts each row's draft, (B, d)."""
         if not self._hidden:
             return mx.broadcast_to(self._head.start_state, (slots, self._head.config.d_model))
         places = mx.array([[[self._last_verified.get(slot, 0)]] for slot in range(slots)])

@@ -119,7 +119,7 @@ class BatchModelDrafter(BatchDrafter):
             for slot in range(cache.rows)
         ]
         longest = max(map(len, missing))
-        width = 1 << (longest - 1).bit_length()  # a power of two: tracing a new width costs several passes
+        width = 1 << (longest - 1).bit_length()  # a power of two: tracing a new width takes as long as several passes
         before = cache.offsets
         states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
         cache.trim_to(

@@ -8,7 +8,7 @@ A copy is chosen in three steps:
    the same text. The match with the highest chance is copied.
 3. The copy is cut where the chance that all its tokens are right falls below `min_chance`.
 
-This is prompt lookup, extended to the encoder's input: in an encoder-decoder, most of the text to copy is there.
+This is prompt lookup, extended to the encoder's input, which contains most of the text that can be copied.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
 
     Args:
         make: Returns a drafter for a new request.
-        vocab_size: V, required for drafters that return distributions. A draft ends before the first larger id.
+        vocab_size: V, required for drafters that return distributions. A draft ends before the first id >= V.
     """
 
     def __init__(self, make: Callable[[], OneDrafter], vocab_size: int | None = None) -> None:

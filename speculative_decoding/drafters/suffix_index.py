@@ -26,8 +26,8 @@ class SuffixIndex:
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        # (size, first end) identifies a context. The entry is made when a search needs it, and has all ends of the
-        # contexts that are one token longer, by that token.
+        # (size, first end) identifies a context. Its entry is created when a search needs it, and maps each token that
+        # occurs before the context to all ends of the context that is extended by this token.
         self._longer: dict[tuple[int, int], dict[int, list[int]]] = {(0, 0): {}}
         self.extend(tokens)
 

@@ -120,7 +120,7 @@ class TextStore:
 
     @classmethod
     def _from_json(cls, content: dict[str, Any]) -> TextStore:
-        """Raises KeyError, TypeError or ValueError if `save` cannot have written the content."""
+        """Build a store from the content of a file. Raises KeyError, TypeError or ValueError if it is invalid."""
         if content.pop("kind") != KIND:
             raise ValueError("it holds n-gram counts instead of texts")
         tokens = content.pop("tokens")

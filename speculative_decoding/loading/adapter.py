@@ -1,6 +1,6 @@
-"""Adapters: folders in which PEFT saves low-rank updates of a model (LoRA). They are merged as PEFT merges them.
+"""Adapters: folders in which PEFT saves low-rank updates of a model (LoRA). They are merged in the same way as in PEFT.
 
-Tensor names follow PEFT 0.21 and older: `base_model.model.` + the module's name in transformers + the part.
+Tensor names follow PEFT 0.21 and older: `base_model.model.`, the module's name in transformers, and one of `PARTS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
-# Fields of variants in which the result is not the sum of a weight and an update
+# Fields that enable LoRA variants whose result is not simply a weight plus an update
 UNSUPPORTED = {
     "use_dora": "DoRA (use_dora)",
     "lora_bias": "LoRA biases (lora_bias)",
@@ -56,8 +56,8 @@ PARTS = re.compile(
 class AdapterConfig:
     """The fields of adapter_config.json that merging needs.
 
-    base: the name or folder of the model that was trained, or None.
-    rank_pattern, alpha_pattern: ranks and alphas of some modules, by regular expression for their names.
+    base: the name or folder of the base model, or None.
+    rank_pattern, alpha_pattern: other values of `rank` and `alpha`, by a regular expression for names of modules.
     modules_to_save: suffixes of the names of modules that were trained as a whole.
     token_indices: trained rows of embeddings, by the suffix of the module's name; "" means any embedding.
     """
@@ -116,7 +116,7 @@ class AdapterConfig:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's update. Raises `CheckpointError` if the config has another rank for it."""
+        """Return the scale of a module's update. Raises `CheckpointError` if `rank` differs from the config's."""
         expected = matching(self.rank_pattern, module, self.rank)
         if rank != expected:
             raise CheckpointError(f"{ADAPTER_CONFIG}: {module} has rank {expected}, but its tensors have {rank}")
@@ -230,14 +230,14 @@ class Merging:
         self._adapter = adapter
         self._base = base
         self._tables = tables
-        # The name of each table -> the tensor that it uses, under any unique name.
+        # The name of each table -> the key of its tensor in `_own`.
         self._used = dict.fromkeys(tables.names, tables.embedding)
         self._used |= {name: name for name in (tables.source, tables.head) if name is not None and name in base}
-        self._own = {name: Source(name) for name in base}  # tensors by these names
+        self._own = {name: Source(name) for name in base}  # where each tensor comes from
         self._saved: dict[str, str] = {}  # tables that get a separate tensor
         self._updates: dict[str, dict[str, str]] = {}  # module -> "A" or "B" -> tensor
         self._rows: dict[str, str] = {}  # module -> tensor
-        self._embeddings = set[str]()  # modules with the updates of an embedding
+        self._embeddings = set[str]()  # modules whose updates are for an embedding
         self.tied_updates: list[str] = []
 
     def read(self, tensor: str) -> None:
@@ -301,7 +301,7 @@ class Merging:
     def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
         """Return the tensors by their names in a checkpoint without duplicates, as `Architecture.adapt` returns it.
 
-        used: the tensor that each table uses now, by its name in `self._own`.
+        used: the key in `self._own` of the tensor that each table uses now.
 
         Raises `CheckpointError` if the encoder has a separate table now, and the family does not support one.
         """
@@ -355,7 +355,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise `InputError`, with the way to load an adapter, if a folder given as a model is an adapter."""
+    """Raise `InputError`, which says how to load an adapter, if a folder given as a model is an adapter."""
     if not is_adapter(folder):
         return
     base = read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")

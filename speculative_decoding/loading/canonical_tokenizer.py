@@ -79,7 +79,7 @@ def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
 
 
 def differences(reference: FolderTokenizer, other: FolderTokenizer) -> Iterator[str]:
-    """Yield each hard text, or run of ids, that the other tokenizer encodes or decodes differently."""
+    """Yield a description of each difference: a token, the languages, a hard text, or a run of ids."""
     pieces, others = reference.vocabulary.pieces, other.vocabulary.pieces
     if pieces != others:
         first = next(token for token in sorted({*pieces, *others}) if pieces.get(token) != others.get(token))

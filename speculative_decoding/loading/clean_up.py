@@ -18,7 +18,7 @@ REPLACEMENTS = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-# The characters of unfinished matches: if later text completes a match, it starts in a run of these at the end.
+# The characters of unfinished matches. A match that later text may complete starts in a run of these at the end.
 OPEN = " 'nvr"
 
 

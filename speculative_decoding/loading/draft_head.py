@@ -25,7 +25,7 @@ from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
-VERSION = 2  # of the computation in a head; version 1 had a norm before each part
+VERSION = 2  # changes with the computation in a head; version 1 had a norm before each part
 CONFIG = "config.json"
 ATTENTION_OUTPUT = "o.weight"  # stored for attention values with a `value_scale` of 1
 

@@ -115,7 +115,7 @@ class Wanted:
         return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
 
     def weights(self, files: Collection[str]) -> list[str]:
-        """Return the file that `checkpoints.read` reads, or its index and shards, or an empty list without weights."""
+        """Return the files of the weights: one file, or an index and its shards. Returns [] if there are no weights."""
         if self.only_tokenizer:
             return []
         if self.gguf_file is not None:
@@ -132,7 +132,7 @@ class Wanted:
         return gguf_files if len(gguf_files) == 1 else []
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
-        """Return the files that a copy with `files` lacks. listed: all files of the commit, or none if unknown."""
+        """Return the files that a copy with `files` lacks. listed: all files of the commit; empty if unknown."""
         if self.only_tokenizer:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]

@@ -1,4 +1,4 @@
-"""Language tokens of NLLB-200, M2M-100 and mBART: added to a source, and forced before its translation."""
+"""The language tokens of NLLB-200, M2M-100 and mBART, which mark the languages of the source and the output."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..errors import CheckpointError, InputError
 
 END = "</s>"
 PLAIN = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # eng_Latn, en_XX, and codes that users added, such as myv_XX
-UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # M2M-100's
+UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # the form in M2M-100, such as __en__
 
 
 @dataclass(frozen=True)
 class Languages:
     """Adds the language tokens of a multilingual model to the token ids of a text.
 
-    NLLB-200, M2M-100 and mBART-50 write LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, write
+    NLLB-200, M2M-100 and mBART-50 use the order LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, use
     ids END LANGUAGE.
 
     ids: Language code -> token.
-    form: A regular expression of language tokens; its group is the code.
-    default: The code of a source without a language.
+    form: A regular expression that matches language tokens; its group is the code.
+    default: The source language if the caller names none.
     is_last: Whether the language follows the text.
     end: The end token.
     """

@@ -241,7 +241,7 @@ def build_model(
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
     The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small,
-    requires that some tensors are read now. unread: use bfloat16 in its place, which has the same size.
+    requires reading some tensors now. unread: use bfloat16 instead, which has the same size and needs no reading.
 
     Raises:
         CheckpointError: Tensors and config.json do not match. This is checked without reading tensors.
@@ -281,7 +281,7 @@ def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
 
 
 def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int) -> str:
-    """Return the way out for weights of more than `limit` bytes: the best precision that fits."""
+    """Return advice for weights of more than `limit` bytes: the highest precision that fits."""
     ways_out = {
         None: "load it with dtype bfloat16",
         8: "convert it with --quantize 8",
@@ -298,9 +298,9 @@ def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int
 def default_dtype(checkpoint: Checkpoint) -> str:
     """Return the type to compute in, for all weights and activations.
 
-    A CPU computes in float32. A GPU computes in the type that most bytes of the checkpoint have. Otherwise a single
-    float32 tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate
-    bfloat16 compute in float16 instead. `open_model` uses bfloat16 again for models that exceed the range of float16.
+    A CPU computes in float32. A GPU computes in the type that most bytes of the checkpoint have. With mixed types, a
+    single float32 tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate
+    bfloat16 compute in float16 instead. `open_model` falls back to bfloat16 for models that exceed float16's range.
     """
     if not on_gpu():
         return "float32"

@@ -26,7 +26,7 @@ class NoFolder(InputError):
     """No local folder has this name.
 
     known: the local names, one of which may be suggested.
-    only_paths: names of folders in models/ are not accepted either, because conversion writes them.
+    only_paths: whether folders must be given by path. Conversion requires this, because it writes to models/.
     is_final: whether the name is a file or a web address, so that the Hub is not queried.
     nearest: a local name that was probably meant, or None.
     """
@@ -103,7 +103,7 @@ def download_adapter(name: str) -> Path:
 
 
 def folders_beside(path: str, file: str = "config.json") -> list[str]:
-    """Return the folders beside `path` that contain `file`, as paths of the same form."""
+    """Return the folders beside `path` that contain `file`, as paths with the same parent."""
     parent = os.path.dirname(path.rstrip("/"))
     with suppress(OSError, ValueError):
         folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())

@@ -28,9 +28,9 @@ def write(folder: Path, **facts: Any) -> None:
 
 
 def read(folder: Path) -> Mapping[str, Any]:
-    """Return the manifest, with the size and SHA-256 of each file, or one without files if the folder has none.
+    """Return the manifest, with the size and SHA-256 of each file. If the folder has no manifest, `files` is empty.
 
-    Raises `CheckpointError` if it is damaged.
+    Raises `CheckpointError` if the manifest is damaged.
     """
     path = folder / MANIFEST
     if not path.exists():

@@ -15,7 +15,7 @@ FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether the Hub can have this name: organisation/model, or a model without an organisation."""
+    """Return whether the name is valid on the Hub: organisation/model, or a model without an organisation."""
     is_valid = len(name) <= MAX_CHARACTERS and not name.endswith(".git") and "--" not in name and ".." not in name
     return is_valid and HUB_NAME.fullmatch(name) is not None
 

@@ -35,7 +35,8 @@ class ModelPair:
     def load_weights(self, given: Collection[str] = ()) -> None:
         """Read all weights. A draft model whose encoder equals the target's shares that encoder.
 
-        Warns about unsupported fields of the target's generation_config.json. given: options that replace such fields.
+        Warns about unsupported fields of the target's generation_config.json, except those that an option in `given`
+        replaces.
         """
         model = self.target.model
         nbytes = self.target.nbytes + (self.draft.nbytes if self.draft else 0)

@@ -35,7 +35,7 @@ from .tokenizer_checks import check_added_tokens, check_sentencepiece, check_tok
 from .tokenizer_settings import family_config, languages_of, model_type_of, settings_of, tokenizer_class
 
 BYTES = "ByT5Tokenizer"  # a class that needs no files
-MAX_EXTRA_IDS = 1 << 11  # T5 has 100; the time in transformers grows with the square of their number
+MAX_EXTRA_IDS = 1 << 11  # T5 has 100; the time that transformers needs is quadratic in this number
 MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 
@@ -80,9 +80,9 @@ def check_contents(folder: Path) -> None:
 def read_with_transformers(folder: Path) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
-    The class that a folder names, or that its `model_type` implies, always builds the same kind of model.
-    transformers 5 does not compare this kind with the one in tokenizer.json. If they differ, transformers' general
-    class reads the file.
+    The class that a folder names, or that its `model_type` implies, always builds one kind of model, such as BPE.
+    transformers 5 does not check that tokenizer.json has a model of this kind. If it has another kind, the general
+    class `PreTrainedTokenizerFast` reads the file.
     """
     with quiet():  # transformers reports that torch is missing
         from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -29,7 +29,7 @@ LANGUAGE_CODE = re.compile(">>.+<<")  # of Marian models
 
 @dataclass(frozen=True)
 class Token:
-    """An added token. A text is split at it before SentencePiece reads the parts.
+    """An added token. A text is split at added tokens before SentencePiece encodes the parts between them.
 
     lstrip, rstrip: Whether it absorbs the spaces on its left or right.
     single_word: Whether it must stand between spaces.
@@ -218,7 +218,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         return list(self.processor.encode(text, out_type=str))
 
     def _decode(self, tokens: list[int]) -> str:
-        """Join the texts of runs of pieces and of added tokens with spaces. Ids without a piece have no text."""
+        """Join decoded runs of pieces and added tokens with spaces. Skips special tokens and ids without a piece."""
         texts: list[str] = []
         run: list[str] = []
         for token in tokens:
@@ -516,7 +516,7 @@ BY_MODEL_TYPE: Mapping[str | None, str] = {
 
 
 def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
-    """Read a folder's SentencePiece model, or return None if it has none, or one of a class that is not supported."""
+    """Read a folder's SentencePiece model, or return None if it has none or if the class is not supported."""
     name = tokenizer_class(folder) or BY_MODEL_TYPE.get(model_type_of(folder))
     if name == "M2M100Tokenizer" and not (folder / "vocab.json").is_file():
         name = "NllbTokenizer"  # both have the same `model_type`

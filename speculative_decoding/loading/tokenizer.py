@@ -21,8 +21,8 @@ REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
 
-    A tokenizer that conversion has written and proven equal is read with `tokenizers` alone. Other tokenizers are read
-    by the library that defines their files, which may take seconds to import.
+    A tokenizer.json that conversion has proven to equal the original is read with `tokenizers` alone. Other tokenizers
+    are read by the library that defines their files, which may take seconds to import.
     """
     if (record := proven_record(folder)) is None:
         from .reference_tokenizer import read_reference
@@ -52,7 +52,7 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
-    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: its ids."""
+    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: the text's ids."""
     pieces = tokenizer.vocabulary.pieces
     if not any(pieces.get(token) in UNKNOWN for token in tokens):
         return []
@@ -145,7 +145,7 @@ class StreamingDetokenizer:
         return text
 
     def _start_window(self, own: list[int]) -> None:
-        """Start a new window with the ids of the last text, and put visible text before them if they have none."""
+        """Start a new window with the ids of the last text, preceded by ids with visible text if they have none."""
         text = self._decode(own)
         if text and not text.isspace():
             self._anchor = self._window = own

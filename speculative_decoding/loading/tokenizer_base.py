@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
         """
 
     def encode_output(self, text: str) -> list[int]:
-        """Return the token ids that the decoder writes for this text, without a language token."""
+        """Return the decoder's output ids for this text, without a language token."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text without special tokens."""
@@ -140,7 +140,7 @@ class FolderTokenizer(ABC):
         try:
             return self._decode(list(tokens))
         except BaseException:
-            with tokenizer_errors("tokenizer: cannot decode these tokens"):  # entered late, because it takes 2 us
+            with tokenizer_errors("tokenizer: cannot decode these tokens"):  # only on errors: entering takes 2 us
                 raise
 
     @abstractmethod

@@ -31,7 +31,7 @@ GROUP = re.compile(r"\((?:\?[^:()]*[:=!>])?([^()]*)\)([*+{]?)")
 STACKED = re.compile(r"[*+?}][*{]|\}\+")
 UNREADABLE = re.compile(r"\\[gkcCM]|\(\?[a-zA-Z-]*[#x]")  # could hide a group from the patterns above
 STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
-# The maximum number of characters that each Unicode normalization, or the byte-level alphabet, makes of one character
+# How many characters a Unicode normalization, or the byte-level alphabet, can make of one character, at most
 GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
 
 

@@ -20,7 +20,7 @@ CLASSES = {
     "M2M100Tokenizer": (UNDERSCORES, "en"),
 }
 GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # tokenizers of any family
-MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # `model_type`; None without a config.json
+MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # values of `model_type`; None if there is no config.json
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def family_config(folder: Path) -> dict[str, str]:
 
 
 def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
-    """Return the language tokens of a tokenizer, or None if it has none, which is usual.
+    """Return the language tokens of a tokenizer; None for most tokenizers, which have none.
 
     Args:
         added: The added tokens by id; `str` of a token is its content.
-        folder: The folder with its files. Their class or `model_type` decides whether it has languages.
+        folder: The tokenizer's folder. The class or `model_type` in its files decides whether it has languages.
 
     Raises `CheckpointError` for an unknown `src_lang`.
     """

@@ -46,7 +46,7 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
 
 
 def shifted_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """Like `logprobs`, but shifted so that the largest of each position is 0, which takes less time than the sum."""
+    """Like `logprobs`, but shifted so that the largest of each position is 0, which is faster than normalizing."""
     x = sampled_logits(logits, rows, history)
     return x - x.max(axis=-1, keepdims=True)
 

@@ -1,4 +1,4 @@
-"""The drafters that the option `drafter` can name, and what each needs.
+"""The drafters that the option `drafter` can name, and their properties.
 
 To add one, add a line to `DRAFTERS` and a file in `drafters/`. All other code reads this table.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class DrafterFacts(NamedTuple):
-    """What a drafter needs.
+    """Where a drafter is defined, and what it uses.
 
     module: the module in `drafters/` whose function `build` makes the drafter; see `drafters.choose_drafter`.
     uses_model: whether it runs the draft model or draft head.

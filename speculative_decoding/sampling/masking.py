@@ -1,6 +1,6 @@
 """Applies constraints to the logits of all rows of a batch at once.
 
-Shapes: B rows, L positions, V ids, T tokens of the longest row, M ids that one position compares or forbids.
+Shapes: B rows, L positions, V ids, T tokens of the longest row, M ids that are compared or forbidden at one position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PADDING = -1  # fills shorter rows on the left; not a valid id
 
 
 def constrain(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V): set the logits of forbidden ids to -inf. The history must be one with `is_constrained`.
+    """(B, L, V): set the logits of forbidden ids to -inf. Call this only if `is_constrained` is true.
 
     If no id would be left, for example in a draft with a small vocabulary, the position stays unchanged. At a forced
     position only the forced ids remain, even if they are forbidden.

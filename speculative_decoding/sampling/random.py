@@ -25,7 +25,7 @@ class Purpose(IntEnum):
 
 
 def sample_seed(seed: int, number: int) -> int:
-    """Return the seed of one of several samples. Sample 0 keeps the seed; the number of samples does not matter."""
+    """Return the seed of one of several samples. Sample 0 keeps the seed. The number of samples has no effect."""
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
@@ -50,5 +50,5 @@ def categorical(logprobs: mx.array, keys: mx.array) -> mx.array:
 
 
 def split(keys: mx.array, count: int) -> mx.array:
-    """(N, 2) keys -> (N, count, 2): independent keys from each key. Another `count` gives other keys."""
+    """(N, 2) keys -> (N, count, 2): independent keys from each key. A different `count` gives different keys."""
     return mx.vmap(partial(mx.random.split, num=count))(keys)

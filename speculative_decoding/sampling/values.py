@@ -1,4 +1,4 @@
-"""Types of values, which are checked alike in Python, JSON and on the command line, and fields of these types.
+"""Types of values, with the same checks in Python, in JSON and on the command line, and fields of these types.
 
 A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. The marks are a
 `Flag`, and strings such as `PYTHON_ONLY` that say where the option exists and which other options it depends on.
@@ -24,7 +24,7 @@ FOR_ALL_ROWS = "for all rows"  # the same for every row of a batch
 
 
 class Flag(NamedTuple):
-    """How a field is written on the command line, if that differs from its Python name and its `Value`.
+    """The form of a field on the command line, where it differs from the form derived from its name and `Value`.
 
     name: The flag without dashes.
     short: A short form, with its dash.
