@@ -3,9 +3,9 @@
 import os
 import sys
 
-# `python -m speculative_decoding.train` imports this package before the module. Meanwhile, sys.argv is "-m" and the
-# module's arguments; in sys.orig_argv, the module's name precedes them. Other programs that import this package handle
-# Ctrl-C themselves.
+# `python -m speculative_decoding.train` imports this package before the module. During this import, sys.argv is "-m"
+# and the module's arguments; in sys.orig_argv, the module's name precedes them. Other programs that import this package
+# handle Ctrl-C themselves.
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__:
     from speculative_decoding_program import handle_ctrl_c
 

@@ -75,7 +75,7 @@ class InputError(ValueError):
         return one_line(f"{subject}{written(self.problem, name)}{way_out and '; '}{way_out}")
 
     def at(self, place: str) -> InputError:
-        """Return the error preceded by a place in the input, such as a line of a file."""
+        """Return this error with a place in the input, such as a line of a file, before its message."""
         subject = () if self.field is None else (Name(self.field), ": ")
         return InputError((f"{place}: ", *subject, *words(self.problem)), way_out=self.way_out)
 

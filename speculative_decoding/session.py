@@ -198,7 +198,7 @@ class Session:
         self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
 
     def _checked_draft(self) -> DraftModel | DraftHead:
-        """Return the draft, restricted to `draft_vocabulary`. Raises `InputError` if a draft model has other tokens."""
+        """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""
         draft, vocabulary = self.draft_model, self.draft_vocabulary
         if isinstance(draft, EncoderDecoder):
             from .drafters.draft_model import DraftModel

@@ -2,6 +2,6 @@
 
 __version__ = "0.3.0"
 
-# Libraries that are loaded at import to speed up MLX; measurements depend on them. "equal_rows" names the data type in
-# which a matmul gives a row the same bits in any batch, if there is one.
+# Libraries that are loaded at import to speed up MLX; measurements depend on them. If set, "equal_rows" names the
+# data type in which a matmul gives a row the same bits in any batch.
 native_libraries: dict[str, str] = {}

@@ -36,7 +36,7 @@ def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: 
 
     If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
 
-    follow: The command of the other ranks. None executes the passes of a sharded target that rank 0 sends.
+    follow: The command of the other ranks. If None, they run the passes of a sharded target as rank 0 directs.
     """
 
     def start_processes() -> int:
@@ -66,7 +66,7 @@ def launched_rank() -> int | None:
 
 
 def require_one_process() -> None:
-    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same."""
+    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same work."""
     if launched_rank() is not None:
         raise InputError("this command runs in one process; start it without mlx.launch")
 
@@ -95,7 +95,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
         say(f"{program}: error: {error.message(name)}")
         return 2
     except KeyboardInterrupt:
-        if not launched_rank():  # the other ranks also get Ctrl-C
+        if not launched_rank():  # the other ranks also get Ctrl-C; one message is enough
             say(f"\n{program}: interrupted{when_interrupted}")
         return 130
     except BrokenPipeError:
@@ -112,7 +112,7 @@ def one_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    if before is not signal.SIG_IGN:  # started with nohup, or a rank that rank 0 ends
+    if before is not signal.SIG_IGN:  # SIGINT is ignored under nohup, and on ranks that rank 0 ends
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield

@@ -45,7 +45,7 @@ class ConsoleState:
 
     Args:
         config: The models to open, and the options at the start.
-        runner: Decodes the prompts, in all modes if it `is_on`.
+        runner: Decodes the prompts, in all modes if `runner.is_on`.
         prefix: The text that is prepended to every prompt.
     """
 

@@ -159,7 +159,7 @@ def add_flags(
         elif name in lists:
             settings["nargs"] = "+"
         elif spec.flag.bare is not None:
-            hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word for its value
+            hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word as the value
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]

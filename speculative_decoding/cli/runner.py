@@ -90,7 +90,7 @@ class PromptRunner:
             tokens: The source tokens, if the prompt is already tokenized.
 
         Returns:
-            The answer, or None if the user stopped the prompt before it.
+            The answer, or None if the user stopped the prompt before the answer began.
         """
         model, tokenizer, options = session.model, session.tokenizer, session.options
         if tokens is None:

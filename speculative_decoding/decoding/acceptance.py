@@ -41,7 +41,7 @@ class AcceptanceResult(NamedTuple):
 
 
 class AcceptanceRule(ABC):
-    """A rule computes its two vectors from the distributions; `decide` samples from them."""
+    """Computes `stop` and `weights` from the distributions; `decide` samples from them."""
 
     @abstractmethod
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -81,7 +81,7 @@ class Rejection(AcceptanceRule):
         return stop, mx.ones_like(stop)
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """How much more probable acceptance is than with the exact rule, for x sampled from q."""
+        """The increase in the probability of acceptance over the exact rule, for x sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p = target_probs[:, : draft.num_tokens]
@@ -206,7 +206,7 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
 
 
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
-    """Accept draft tokens up to the first with keep (B, K) false, then take the token of best (B, K + 1) there."""
+    """Accept draft tokens before the first false keep (B, K); the next token is best (B, K + 1) at that position."""
     if not draft.num_tokens:
         return mx.zeros(best.shape[0], mx.int32), best[:, 0]
     accepted = mx.cumprod(within(keep.astype(mx.int32), draft), axis=1).sum(axis=1)
@@ -214,7 +214,7 @@ def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.arr
 
 
 def within(values: mx.array, draft: Draft) -> mx.array:
-    """(B, K), set to 0 after the end of each row's draft."""
+    """The values (B, K), with 0 after the end of each row's draft."""
     if draft.length_array is None:
         return values
     return values * (mx.arange(values.shape[1])[None] < draft.length_array[:, None]).astype(values.dtype)
@@ -231,8 +231,8 @@ def stop_from(accept: mx.array, draft: Draft) -> mx.array:
 def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: mx.array) -> mx.array:
     """(B, V), not normalized: the distribution of the token after `accepted` draft tokens.
 
-    After the end of a row's draft there is no q, and the residual is p. It is also p if rounding leaves nothing of the
-    residual, which happens if p and q are almost equal.
+    After the end of a row's draft there is no q, and the residual is p. It is also p if the residual
+    rounds to zero, which happens if p and q are almost equal.
     """
     at = accepted[:, None, None]
     p = mx.take_along_axis(target_probs, at, axis=1)[:, 0]

@@ -235,9 +235,10 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_
     """Raise `InputError` about the option `name`, or the part `what` of it, unless every id has an embedding.
 
     MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
-    config.json and generation_config.json when they are read, ids of tokenizers and callers here, and ids of drafters
-    that look up text in `SeparateDrafters`. All other ids are the arg-max of a model's logits. Draft models with a
-    smaller vocabulary clip larger ids to their last id (`encode_rows`, `BatchModelDrafter`).
+    config.json and generation_config.json when they are read, ids from tokenizers and callers here, ids of
+    copied text in `AutoDrafter`, and ids from custom drafters in `SeparateDrafters`. All other ids are the arg-max of a
+    model's logits. Draft models with a smaller vocabulary clip larger ids to their last id (`encode_rows`,
+    `BatchModelDrafter`).
     """
     for token in ids:
         if not 0 <= token < vocab_size:

@@ -50,7 +50,7 @@ class Request(RequestView):
         logprobs: The log-probability of each generated token, if the request has `logprobs=True`.
         outputs: The results, best first, of a strategy that finds several; otherwise empty.
         stats: The statistics, which are updated in place.
-        needs_retry: Whether its logits were not finite in the last round; see `retry_or_fail`.
+        needs_retry: Whether the target's logits were not finite in the last round; see `retry_or_fail`.
     """
 
     draft_length: DraftLength = field(kw_only=True)

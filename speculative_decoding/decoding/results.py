@@ -90,7 +90,7 @@ class GenerationStats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """The acceptance rate of each position given that all earlier ones were accepted, for drafts of one length."""
+        """The acceptance rate of each position if all earlier ones were accepted. Assumes equally long drafts."""
         longest = max(self.accepted_histogram, default=0)
         reached = [
             sum(n for accepted, n in self.accepted_histogram.items() if accepted >= i) for i in range(longest + 1)

@@ -42,14 +42,14 @@ def speculative_decode(
         logits = target.decode(mx.array([[tokens[-1], *drafted]]), target_cache)[0]  # (K + 1, V)
         chosen = [choose(each, len(tokens) + i, temperature, seed) for i, each in enumerate(logits)]
 
-        # Accept the draft tokens up to the first one that the target would not have chosen. The target's own token
+        # Accept the draft tokens before the first one that the target would not have chosen. The target's own token
         # follows them.
         accepted = 0
         while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
             accepted += 1
 
         # Commit, and rewind both caches to every committed token but the last. `trim_to` never moves forward: after a
-        # fully accepted draft the draft cache still lacks its last token, which the next round feeds.
+        # fully accepted draft, the draft cache still lacks the last draft token, which the next round feeds.
         for token in chosen[: accepted + 1]:
             tokens.append(token)
             if token in target.config.eos_token_ids:

@@ -71,7 +71,7 @@ class TextStreamer:
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """The start of the stop string that ends first in `text`; of several that end together, the longest."""
+    """The start of the stop string that ends first in `text`, or of the longest one if several end at that position."""
     ends_and_starts = [(at + len(each), at) for each in stop if (at := text.find(each)) >= 0]
     return min(ends_and_starts)[1] if ends_and_starts else None
 

@@ -53,7 +53,7 @@ class Acceptance:
         survives = 1.0  # the probability that all positions so far are accepted
         expected = [0.0]
         likely = before = self._prior[0]
-        weight = 4.0  # the number of observed drafts that the prior counts for
+        weight = 4.0  # the prior counts as much as this many observed drafts
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before = max(prior, 1e-3)
@@ -72,10 +72,10 @@ class AdaptiveLength(DraftLength):
     the pair (w, m) with the most tokens per second.
 
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
-    promise one. Worse and more expensive drafts are retried later.
+    promise one. The worse or more expensive a draft is, the later it is retried.
 
-    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as were
-    accepted of its best draft, as in TCP's slow start. So a useless draft model stays cheap.
+    A draft model without a prior starts with two tokens. Its later drafts are at most twice as long as the most tokens
+    accepted from one draft so far, as in TCP's slow start. So a useless draft model stays cheap.
 
     Args:
         costs: Returns the costs of a round with this many rows.

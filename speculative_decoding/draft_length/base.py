@@ -1,4 +1,4 @@
-"""How many tokens to draft in the next round: the interface, and a fixed number."""
+"""Policies that choose how many tokens to draft in the next round: the interface, and a fixed length."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 0.15  # before the first token, for each number of rows
 FULL_SECONDS = 2.0  # if the user requests a measurement
-ROUNDS_BEFORE_REFINING = 64  # in a process that has measured before its first token
+ROUNDS_BEFORE_REFINING = 64  # if the first token of this process had to wait for a measurement
 
 DRAFT = 0  # stands for the draft where a width is expected
 NO_DRAFT = (0.0, 0.0, 0.0)

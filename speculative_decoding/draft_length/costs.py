@@ -57,7 +57,7 @@ def measure_widths(
 
 def interpolated(costs: Mapping[int, float]) -> Callable[[int], float]:
     """Return a function that estimates the cost of any width from the widths measured so far (at least one)."""
-    slope = 0.08  # cost of one more position relative to the first; lies between a memory-bound GPU and a CPU
+    slope = 0.08  # relative cost of each further position; more than on a memory-bound GPU, less than on a CPU
     points = {width: costs[width] for width in sorted(costs)}
     last = max(points)
     if last < MAX_WIDTH:

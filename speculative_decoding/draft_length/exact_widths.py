@@ -50,7 +50,7 @@ class ExactWidths:
     def same_bits(self, rows: int, width: int) -> bool:
         """Whether passes of this shape have the same bits as the exact widths, as far as samples show."""
         rows = next_power_of_two(rows)
-        reference = self.widths[0]  # first compares all widths of a single row
+        reference = self.widths[0]  # compares all widths of a single row on first use
         store = self._store()
         known = store.same_bits.setdefault(rows, {})
         if store.is_read_only:
@@ -100,7 +100,7 @@ class ExactWidths:
         return True
 
     def widths_for(self, rows: int, num_draft_tokens: int | None) -> list[int]:
-        """The exact widths with drafts of this length, or of any length if it is None."""
+        """The exact widths for drafts of this length, or of any length if it is None."""
         longest = self.widths[-1] if num_draft_tokens is None else self.width_for(num_draft_tokens + 1)
         widths = sorted({*self.widths, longest or 1})
         if rows == 1:

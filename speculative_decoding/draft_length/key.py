@@ -39,7 +39,7 @@ def calibration_key(target: EncoderDecoder) -> str:
 
 
 def device_name() -> str:
-    """The name of the GPU or CPU that computes."""
+    """The name of the GPU or CPU that MLX computes on."""
     if on_gpu():
         return str(mx.device_info().get("device_name", "GPU"))
     with suppress(OSError, subprocess.SubprocessError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .exact_widths import ExactWidths
     from .probe import Probe
 
-STORES: dict[str, CalibrationStore] = {}  # of this process, by key
+STORES: dict[str, CalibrationStore] = {}  # the stores of this process, by calibration key
 
 
 class PassPlanner:

@@ -135,7 +135,7 @@ class Probe:
         return self._decode(self._model.make_cache(encoder_output), width, FEW_POSITIONS, [0])[0]
 
     def _decode(self, cache: DecoderCache, width: int, count: int, rows: Sequence[int]) -> list[Bits]:
-        """Decode at least `count` tokens in passes of this width. Returns each row's bits of the first `count`."""
+        """Decode at least `count` tokens in passes of this width. Returns each row's bits for the first `count`."""
         logits = []
         for start in range(0, count, width):
             tokens = mx.array([self._ids[start : start + width]] * cache.rows, mx.uint32)
@@ -159,7 +159,7 @@ class Probe:
         return cache
 
     def _new_cache(self) -> DecoderCache:
-        """An empty cache for one row. Of a window of audio, only a few positions are projected, then repeated."""
+        """An empty cache for one row. For an audio window, only a few positions are projected, and then repeated."""
         (encoder_output,) = self._model.encode_rows([self._source(0)])
         if self._model.audio is None:
             return self._model.make_cache(encoder_output)
@@ -182,7 +182,7 @@ class Probe:
                 self._window = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
                 self._window.encoder_output(
                     self._model, audio.num_mel_bins, self._noise_output
-                )  # encoding takes longer than all passes
+                )  # skips the encoder, which takes longer than all passes
             return self._window
         length = 24 + 11 * (row % 5)
         return self._ids[row : row + length]

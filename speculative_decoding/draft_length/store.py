@@ -35,8 +35,8 @@ Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 class CalibrationStore:
     """The measurements of a target on a device, kept in a file of the cache folder if possible.
 
-    Of repeated timings the fastest counts, because slower ones were delayed by other programs. If the file cannot be
-    read or written, there is one warning, and measurements last only as long as the process.
+    Only the fastest of repeated timings counts, because the slower ones were delayed by other programs. If the file
+    cannot be read or written, there is one warning, and measurements last only as long as the process.
 
     Args:
         key: What the measurements depend on.
@@ -46,7 +46,7 @@ class CalibrationStore:
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
-        rough: For each cost that may still fall, by name: how often it has been timed.
+        rough: How often each cost that may still fall has been timed, by the name of the cost.
         path: The file; None if measurements are not stored.
         is_read_only: Whether the user named the file. Then nothing is measured.
         refine_seconds: How many more seconds this process may spend on timing rough costs.
@@ -170,7 +170,7 @@ class CalibrationStore:
 def read_measurements(path: Path) -> dict[str, Any]:
     """Read the `MEASUREMENTS` in a file, by name.
 
-    Raises OSError, or one of `PARSE_ERRORS` if `CalibrationStore.save` cannot have written the file.
+    Raises OSError, or one of `PARSE_ERRORS` if the file does not have the format that `CalibrationStore.save` writes.
     """
     raw = json.loads(path.read_text(encoding="utf-8-sig"))
     if raw["format"] != FORMAT:
@@ -233,7 +233,7 @@ def usual_cost(costs: Draft) -> float:
 
 
 def faster(one: Draft, other: Draft) -> Draft:
-    """Return the costs of the faster draft, but with the faster prefill of the two."""
+    """Return the costs of the faster draft, but with the lower prefill cost of the two."""
     step, start, _ = min(one, other, key=usual_cost)
     return [step, start, min(one[2], other[2])]
 
