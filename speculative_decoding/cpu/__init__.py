@@ -1,8 +1,8 @@
 """Makes MLX's CPU wheel for Linux fast enough for speculative decoding; README.md has the details.
 
 The rest of the package calls the two functions below, guarded by `sys.platform`, and models/backend.py uses the other
-modules. This folder may be left out. Because it is imported first, it imports nothing of the package but errors.py,
-version.py and cache_folder.py.
+modules. The package also works without this folder. Because it is imported first, it imports only errors.py, version.py
+and cache_folder.py from the package.
 """
 
 from __future__ import annotations

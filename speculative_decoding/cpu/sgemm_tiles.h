@@ -45,7 +45,7 @@ INLINED void NAME(tile)(const struct product *g, int rows, int columns, const fl
   }
 }
 
-/* The first `parts` tiles of a column prefetch equal parts of the next column, to keep memory busy. */
+/* Each of the first `parts` tiles of a column prefetches an equal part of the next column, to keep memory busy. */
 INLINED void NAME(tiles)(const struct product *g, int columns, int parts, int from, int to, const float *w, float *y) {
   const float *x = g->x + (size_t)from * g->ldx, *next = w + (size_t)AHEAD * g->ldw;
   int rows = (to - from) % ROWS, step = (AHEAD * WIDTH + parts - 1) / parts;

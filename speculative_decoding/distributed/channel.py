@@ -1,7 +1,7 @@
 """Sends JSON messages between rank 0 and the other ranks, and detects lost ranks. It does not transfer arrays.
 
-`mx.distributed` transfers arrays, but waits forever for a machine that lost power, and its wait occupies a core. Rank 0
-therefore has a TCP connection to every other rank, and both sides send heartbeats on it.
+`mx.distributed` transfers arrays, but waits forever for a machine that lost power, and occupies a core while it waits.
+Rank 0 therefore has a TCP connection to every other rank, and both sides send heartbeats on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 HEARTBEAT_SECONDS = 5.0
 CONNECT_SECONDS = 60.0
 
-OnLost = Callable[[int, int | None, str], None]  # rank, exit status if the peer sent one, and its reason
+OnLost = Callable[[int, int | None, str], None]  # rank, exit status if the peer sent one, and the reason
 
 
 class Channel:
@@ -30,7 +30,7 @@ class Channel:
         peers: Sockets by rank: all other ranks on rank 0, and only rank 0 on the others.
         on_lost: Called in a separate thread when a peer leaves with a nonzero status. The status is None if the peer
             ended without `leave` or sent nothing for 20 seconds. The callback should end this process, because the main
-            thread may be waiting for the peer's numbers.
+            thread may be waiting for the peer's arrays.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket], on_lost: OnLost) -> None:

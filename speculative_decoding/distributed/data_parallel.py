@@ -1,7 +1,7 @@
-"""Decodes rows on several ranks that each hold the whole model. Independent of models and of the contents of rows.
+"""Decodes rows on several ranks that each hold the whole model.
 
 Rank 0 distributes the rows, a few at a time, and collects the results. Thus a single process writes the output, and
-faster ranks get more rows.
+faster ranks get more rows. This module is independent of models and of the contents of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AllRanks(Generic[Result]):
         own: Decodes rows in this process, and returns one result for each row.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
-        max_pending: Unfinished rows on each other rank; with fewer, that rank would idle while this process computes.
+        max_pending: Unfinished rows to keep on each other rank. With fewer, it would idle while this process computes.
         parse: Builds a result from its JSON fields.
     """
 
@@ -45,7 +45,7 @@ class AllRanks(Generic[Result]):
         self._max_pending = max_pending
         self._parse = parse
         self._own_pending = 0  # unfinished rows of this process
-        self._pending = dict.fromkeys(ranks, 0)  # of the other ranks
+        self._pending = dict.fromkeys(ranks, 0)  # unfinished rows of each other rank
 
     @property
     def wants_more(self) -> bool:

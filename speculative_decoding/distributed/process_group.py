@@ -51,7 +51,7 @@ def join_process_group(on_lost: OnLost) -> ProcessGroup:
         InputError: The other processes cannot be reached.
     """
     with open(os.devnull, "w") as devnull:
-        # MLX waits forever while holding Python's lock, so no other thread could end the process.
+        # MLX waits forever while holding the GIL, so no other thread could end the process.
         faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=devnull)
         try:
             group = mx.distributed.init(strict=True)

@@ -64,7 +64,7 @@ class ShardedModel(EncoderDecoder):
         return schedule(super().teacher_forced_hidden(tokens, encoder_output, mask))
 
     def keep_full_cross_attention(self) -> None:
-        """Gather all heads of the last layer's cross keys and values in new caches."""
+        """In all caches created from now on, gather all heads of the last layer's cross keys and values."""
         self.broadcaster.announce("keep_full_cross_attention")
         self._keeps_full_cross_attention = True
 

@@ -70,7 +70,7 @@ def shard_model(
 ) -> tuple[ShardedModel, ShardedCheckpoint]:
     """Return this rank's shard of a model without weights, and the checkpoint to load them from.
 
-    `partial(shard_model, processes=processes)` is the `shard` of `loading.open_model`.
+    Pass `partial(shard_model, processes=processes)` to `loading.open_model` as `shard`.
 
     Args:
         build: Builds the model for one of N ranks.

@@ -220,7 +220,7 @@ def size_entry(
 
 
 def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
-    """Predict the seconds of a pass over one position; None without figures of the device or the architecture."""
+    """Predict the seconds of a pass over one position; None without figures for the device or the architecture."""
     chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
     if chip is None or pass_bytes is None or target["architecture"] not in DISPATCHES_PER_LAYER:
         return None
@@ -348,7 +348,7 @@ def has_passed(entry: Mapping[str, Any]) -> bool:
 
 
 def fastest_precisions(precisions: Sequence[Mapping[str, Any]], *, is_measured: bool) -> dict[str, str | None]:
-    """Return the fastest precision that fits, by bytes read and by the measured time of a pass over one position."""
+    """Of the precisions that fit, return the one that reads the fewest bytes and the one measured as fastest."""
     fitting = [entry for entry in precisions if entry["fits"]]
     timed = [entry for entry in fitting if is_measured and "pass_seconds" in entry]
     by_bytes = min(fitting, key=lambda entry: entry["pass_bytes"], default={"precision": None})
@@ -367,8 +367,8 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     """Return prompts for a self-test.
 
     A bundled target gets two prompts from each bundled file, a speech model gets the bundled recording, and other
-    targets get generic prompts. Without the folder speech, a speech model gets none, because nothing can read the
-    recording.
+    targets get generic prompts. If the package lacks the folder speech, a speech model gets none, because nothing
+    can read the recording.
     """
     if audio is not None:
         if not has_room("speech"):

@@ -21,7 +21,7 @@ from ..models.rope import Rope
 LENGTHS = (1, 6, 8, 9)  # Metal has separate attention kernels for up to 8 queries and for more
 BATCHES = (1, 3)
 KEYS = 48
-MASKED_KEYS = 5  # the last keys
+MASKED_KEYS = 5  # how many keys are masked at the end
 FLOAT32_TOLERANCE = 1e-4
 TF32_TOLERANCE = 5e-3  # TF32 keeps 10 bits of the fraction
 

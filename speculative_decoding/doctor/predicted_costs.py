@@ -20,7 +20,7 @@ from ..draft_length.passes import RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half the time of an x86-64 server (docs/decisions/host-time.md)
-# Approximate; tools/dispatches.py counts them.
+# Approximate numbers; tools/dispatches.py counts the dispatches of a model.
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
 
 
@@ -67,7 +67,7 @@ class Work(NamedTuple):
 
 
 def chip_named(device: str) -> Chip | None:
-    """Return the chip that MLX calls "Apple M4 Max", or None if there is no prediction for it."""
+    """Return the chip for a device name such as "Apple M4 Max", or None if there is no prediction for it."""
     return CHIPS.get(device.removeprefix("Apple "))
 
 

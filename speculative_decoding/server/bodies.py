@@ -125,7 +125,7 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
         for task in (working, disconnecting):
             task.cancel()
         await asyncio.gather(working, disconnecting, return_exceptions=True)
-        # Their exceptions refer to this frame, which would keep the request alive until garbage collection.
+        # The tasks' exceptions refer to this frame, which would keep the request alive until garbage collection.
         del task, working, disconnecting
 
 
@@ -141,8 +141,8 @@ class EventStream(StreamingResponse):
 
     Args:
         events: Contents of `data:` lines. None sends a comment, which keeps the connection open.
-        seconds: The time limit, to which 30 seconds are added for slow clients. Then the connection is closed, even if
-            the client does not read.
+        seconds: The time limit of the request. The connection is closed 30 seconds later, even if a slow client has not
+            read all events.
         held: Resources to release after the last event.
     """
 

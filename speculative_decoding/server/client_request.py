@@ -63,7 +63,7 @@ class ClientRequest(Generic[Item]):
         on_first_output: Called when the first output of each item is read.
 
     Attributes:
-        unfinished: How many items have not been decoded completely. The client may have read even less.
+        unfinished: How many items have not been decoded completely. The client may not have read all of the others yet.
         error: Why the request failed, or None.
     """
 

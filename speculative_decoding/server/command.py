@@ -113,7 +113,7 @@ def serve_parser(program: str) -> Parser:
     parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` instead of the last
+    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` for the last of these
     add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
@@ -156,7 +156,7 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
 def served_names(folder: Path, given: str | None) -> list[str]:
     """Return the names that clients may use for a model. Responses contain the first one.
 
-    given: the value of --model, which comes first if it is one of these names, and last if it is a path.
+    given: the value of --model. It comes first if it is one of the model's names, otherwise last, as a path.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]

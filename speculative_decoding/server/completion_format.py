@@ -27,7 +27,7 @@ from .model_names import ModelNames
 from .prompts import ClientPrompt
 from .service import Service
 
-# OpenAI's fields that are accepted only with the value that has no effect, and the reason
+# OpenAI's fields that are accepted only with the value that has no effect: this value, and the reason
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "echo": (False, "the output of an encoder-decoder does not continue the prompt"),
     "best_of": (1, "use n and choose one"),

@@ -147,7 +147,7 @@ class LimitedConnection(H11Protocol):
 
 
 def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str] = ()) -> uvicorn.Server:
-    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; a second one aborts them."""
+    """Return a uvicorn server that drains requests on the first SIGTERM or Ctrl-C, and aborts them on the second."""
     loop = asyncio.get_running_loop()
     draining = list[Any]()
 

@@ -70,7 +70,7 @@ class DecodingThread:
 
     If a round fails, for example for lack of memory, all requests fail, and decoding continues with a new queue and a
     new engine. After `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because only a new process may help.
-    With a sharded model, it ends after the first failure, because other ranks may be waiting for a sum with this rank.
+    With a sharded model, it ends after the first failure, because other ranks may be waiting for its part of a sum.
 
     Args:
         open_session: Loads the models. The context is entered and exited in the thread.
@@ -213,7 +213,7 @@ def warm_up(session: Session, slots: int) -> None:
     session.planner.prepare(defaults, slots)
     audio = session.model.audio
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
-    # Copied drafts of a text this short would be too short, so use the draft model
+    # The text below is too short to copy long drafts from, so use the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)

@@ -23,8 +23,8 @@ HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECA
 class Guard:
     """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
 
-    Requests may also name the server by IP address. An attacker's DNS server can redirect only names to this
-    machine, which is how a malicious web page would reach it (DNS rebinding).
+    Requests may also name the server by IP address. A malicious web page could reach this machine through a host
+    name that an attacker's DNS server redirects to it (DNS rebinding), but an IP address cannot be redirected.
 
     Args:
         app: The application.

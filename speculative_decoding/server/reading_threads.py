@@ -1,7 +1,7 @@
 """Threads that decode the audio files of all clients in steps of a few seconds of sound.
 
 After each step, `Turns` chooses the next recording by processor time. A long or costly recording therefore delays the
-others by one step only. Independent of the model.
+others by one step only. This module is independent of the model.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class RecordingQueue:
         defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
         self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
         self._slots = limits.slots
-        self._turns = Turns[ClientRecording](credit=1.0)  # one output
-        self._numbers: dict[ClientRecording, int] = {}  # of started recordings
-        self._items: dict[int, ClientRecording] = {}  # by number
+        self._turns = Turns[ClientRecording](credit=1.0)  # a turn is one output
+        self._numbers: dict[ClientRecording, int] = {}  # numbers of the started recordings
+        self._items: dict[int, ClientRecording] = {}  # the same recordings by number
         self._next_number = count()
         self._first: set[ClientRecording] = set()  # the recordings that are decoding their first output
         self._held: dict[ClientRecording, set[ClientRecording]] = {}  # recording -> first outputs that it waits for
@@ -127,7 +127,7 @@ class RecordingQueue:
         return calls
 
     def _next(self) -> ClientRecording | None:
-        """Return the recording that gets a slot, or None if no slot is free or no recording may have it."""
+        """Return the recording that gets a slot, or None if no slot is free or no recording may take it."""
         free = self._slots - self.decoding
         if free + EXTRA_SLOTS <= 0:
             return None

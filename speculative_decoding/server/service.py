@@ -1,4 +1,4 @@
-"""Admits requests or refuses them at once, enforces time limits, and shuts down in order. Runs on the event loop."""
+"""Admits requests or refuses them at once, enforces time limits, and shuts down gracefully. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
-MAX_UPLOADS = 16  # limits memory to this many recordings of the largest size and duration, with frames
+MAX_UPLOADS = 16  # together, uploads may use as much memory as this many recordings of maximum size and duration
 
 
 class Service:
@@ -141,7 +141,7 @@ class Service:
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count a recording in the queue within the context, while it is being opened. Raises `ServerError`."""
+        """Count a recording as queued within the context, while it is being opened. Raises `ServerError`."""
         self.require_room(1)
         upload.is_opening = True
         try:

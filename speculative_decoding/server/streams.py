@@ -22,7 +22,7 @@ async def stream(
 ) -> AsyncGenerator[Mapping[str, Any] | str | None]:
     """Yield None when all items are queued, then the events of the stream.
 
-    A `ServerError` before that first None is raised; a later one becomes the last event. None is also yielded after
+    A `ServerError` before the first None is raised; a later one becomes the last event. None is also yielded after
     every `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
 
     Args:

@@ -34,7 +34,7 @@ UNSUPPORTED = {  # OpenAI's fields that are refused, and the reason
     "known_speaker_names": "speakers are not told apart",
     "known_speaker_references": "speakers are not told apart",
 }
-# Options that have another name in this API, or that would let a client have a file read repeatedly
+# Options that have another name in this API, or that would let a client make the server read a file repeatedly
 OTHER_OPTIONS = {
     "task": "send the recording to /v1/audio/translations",
     "word_timestamps": "use timestamp_granularities[]",

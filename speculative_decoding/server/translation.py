@@ -65,7 +65,7 @@ def translation_languages(session: Session, prefixes: Prefixes) -> list[dict[str
 def translation_prompt(
     session: Session, prefixes: Prefixes, text: str, source: str, target: str
 ) -> tuple[str, dict[str, Any]]:
-    """Return the prompt for a text, and options that it needs. Raises `InputError` for an unsupported pair."""
+    """Return the prompt for a text, and the options that it needs. Raises `InputError` for an unsupported pair."""
     if (source, target) in prefixes:
         return prefixes[source, target] + text, {}
     if not session.tokenizer.languages:
@@ -121,7 +121,7 @@ def parse_translation_request(
         defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
         _, options = translation_prompt(service.session, prefixes, "", source, target)
         row = defaults.override_for_row(options)
-        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # keeps the line breaks, which count as blank
+        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # keeps each line break as a separate, blank entry
         lines = [line for text in split for line in text if line.strip()]
         return split, [(translation_prompt(service.session, prefixes, line, source, target)[0], row) for line in lines]
     except InputError as error:

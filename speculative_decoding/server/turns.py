@@ -1,9 +1,9 @@
-"""Chooses the client that has received the least service, and the one of its recordings that has received the least.
+"""Chooses the client that has received the least service, and among its recordings the one that has received the least.
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989) with two levels and equal weights. Virtual time is the service
 that each entry would have received if all had received the same. A new entry starts at the virtual time, with a credit
-for its first turn. It is therefore next, but gets nothing for the time before its arrival, and a stream of new entries
-does not starve the others.
+for its first turn. It is therefore served next, but is not compensated for the time before its arrival, so a stream of
+new entries does not starve the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Turns(Generic[Item]):
     credit: float
     _all: Entry = field(init=False, default_factory=lambda: Entry(0.0))  # its entries are the clients
     _clients: dict[str, Entry] = field(init=False, default_factory=dict)
-    _items: dict[Item, tuple[str, Entry]] = field(init=False, default_factory=dict)  # with the client's name
+    _items: dict[Item, tuple[str, Entry]] = field(init=False, default_factory=dict)  # with its client's name
     _arrivals: int = field(init=False, default=0)
 
     def __contains__(self, item: Item) -> bool:

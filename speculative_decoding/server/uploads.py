@@ -12,15 +12,15 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """All methods run on the event loop. `add` also runs in the thread that reads the recording after its arrival.
+    """A recording that a client sends. Used on the event loop, except that a reading thread may also call `add`.
 
     Args:
         deadline: When its request must be finished, in the event loop's time.
         count: Called with the number of bytes that are added. It may raise `ServerError`.
 
     Attributes:
-        size: Bytes in memory: the file until it has been read, and its frames.
-        is_opening: Whether it counts in the queue, because it has arrived but has not reached the decoding thread.
+        size: Bytes in memory: the file until its frames have been computed, and the frames.
+        is_opening: Whether it counts as queued, because it has arrived but has not reached the decoding thread.
     """
 
     def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
