@@ -184,7 +184,7 @@ class RunConfig:
         if options.draft_tokens == 0:
             draft = "no draft: baseline decoding"
         elif not options.runs_draft_model or models.draft_model is None:
-            draft = "drafts copied from the text"
+            draft = "drafts copied from the text" if options.looks_up_ngrams else f"drafter {options.drafter}"
         else:
             is_self = models.draft_model == SELF_DRAFT
             draft = (
