@@ -65,7 +65,7 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
     except hub.UnknownModel as error:
         problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
         meant = missing.nearest or nearest(name, [*hub.cached_names(), *FORMER_NAMES])
-        suggestion = f"did you mean {meant}? Otherwise " if meant else ""
+        suggestion = f"did you mean {meant}? Otherwise " if meant not in (None, name) else ""
         raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
 
 

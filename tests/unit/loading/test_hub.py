@@ -472,6 +472,9 @@ def test_a_former_name_with_a_typing_error_is_answered_with_that_name(web: FakeH
     for way in WAYS.values():
         with pytest.raises(InputError, match=r"did you mean t5-small\?"):
             way("t5-samll")
+        with pytest.raises(InputError) as error:  # spelled right, but the Hub does not have it
+            way("t5-small")
+        assert "did you mean" not in str(error.value)
 
 
 def test_a_file_is_answered_with_its_folder(web: FakeHub) -> None:

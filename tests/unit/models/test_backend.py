@@ -12,6 +12,7 @@ from speculative_decoding.models import backend
 from speculative_decoding.models.attention import precise_softmax, window_softmax
 from speculative_decoding.models.config import gelu
 from tests.support.paths import ROOT
+from tests.support.rooms import needs_room
 from tests.support.tiny import audio_frames, tiny_whisper
 
 PACKAGE = ROOT / "speculative_decoding"
@@ -35,6 +36,7 @@ def test_mlx_computes_on_a_gpu_and_without_the_folder(cause: str, monkeypatch: p
         assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
 
 
+@needs_room("training")  # it has two of the operations
 def test_operations_and_replacements_have_the_same_names() -> None:
     replacements = backend.replacements()
     if replacements is None:
