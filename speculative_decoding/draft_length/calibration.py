@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .costs import interpolated, max_measured_width, max_widths, measure_widths, next_power_of_two, next_width
+from .costs import interpolated, max_measured_width, max_number_of_widths, measure_widths, next_power_of_two, next_width
 from .passes import RoundCosts
 from .store import CalibrationStore, Draft, draft_name, pass_name
 
@@ -138,7 +138,7 @@ class Calibration:
         candidates, measured, draft = self._known(rows, exact)
         if measured and draft is None:
             return DRAFT
-        width = next_width(measured, candidates, max_widths(rows))
+        width = next_width(measured, candidates, max_number_of_widths(rows))
         if width is not None or not store.rough:
             return width
         names = {pass_name(rows, each): each for each in (1, *measured)} | {draft_name(self._draft, rows): DRAFT}
@@ -160,7 +160,7 @@ class Calibration:
         candidates, measured, draft = self._known(rows, exact)
         if not measured or draft is None:
             return None
-        passes = measure_widths(interpolated(measured), candidates, max_widths(rows), measured)
+        passes = measure_widths(interpolated(measured), candidates, max_number_of_widths(rows), measured)
         step, start, prefill = draft
         baseline = self._store.passes[rows][1] if exact else 0.0
         return RoundCosts(passes, step, start, prefill, fastest_baseline=baseline)

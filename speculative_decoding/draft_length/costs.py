@@ -97,7 +97,7 @@ def max_measured_width(rows: int) -> int:
     return MAX_WIDTH if rows == 1 else max(1, min(MAX_WIDTH - 1, MAX_POSITIONS // rows))
 
 
-def max_widths(rows: int) -> int:
+def max_number_of_widths(rows: int) -> int:
     """The maximum number of widths that are measured."""
     return MAX_MEASURED_WIDTHS if rows == 1 else 6
 

@@ -50,7 +50,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
         return draft
 
     def _is_known(self, token: int) -> bool:
-        """Whether the target has this id; a text store or a user's drafter may contain others."""
+        """Whether the target has this id; a caller's drafter may return others."""
         return token >= 0 and (self._vocab_size is None or token < self._vocab_size)
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:

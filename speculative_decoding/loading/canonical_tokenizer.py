@@ -63,7 +63,7 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
 
 
 def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return a `FastTokenizer` that is equal to the reference. If there is none, note the reason and return None."""
+    """Return a `FastTokenizer` that equals the reference. If that fails, note the reason and return None."""
     try:
         fast = candidate(reference, source)
         found = None if fast is None else next(differences(reference, fast), None)

@@ -13,7 +13,7 @@ import pytest
 
 from speculative_decoding.rooms import has_room
 from tests.support.paths import ROOT
-from tests.support.rooms import CORE_TESTS
+from tests.support.rooms import CORE_TESTS, ROOMS
 
 PACKAGE = ROOT / "speculative_decoding"
 
@@ -36,17 +36,6 @@ CORE: list[tuple[str, ...]] = [
     ("cli",),
     ("verify", "train", "serve", "__main__"),
 ]
-# Folders that may be left out, and the other rooms that each one uses if they are there.
-ROOMS: dict[str, set[str]] = {
-    "beam_search": set(),
-    "speech": {"beam_search"},
-    "jobs": {"speech", "distributed"},
-    "server": {"speech", "distributed"},
-    "training": {"speech", "distributed"},
-    "distributed": {"jobs"},
-    "doctor": {"speech"},
-    "cpu": set(),
-}
 # Where the core imports a room, each time in a function that only runs if the room is needed. `__init__` imports cpu/
 # before MLX.
 SEAMS = {
@@ -352,7 +341,7 @@ def test_a_planted_function_with_nine_parameters_is_caught() -> None:
 
 
 def room_imports_of_core_tests(tests: Mapping[str, str]) -> set[str]:
-    """Return the modules that import a room, of those that the core's tests import, directly or through others.
+    """Find modules that import a room among all modules that the core's tests import, directly or indirectly.
 
     Imports in functions do not count.
     """
