@@ -23,7 +23,6 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Coupled
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, Verified
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
@@ -42,6 +41,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import ACCEPTANCE, Constraints, GenerationOptions, History, distribution, logprobs
 from speculative_decoding.sampling.random import random_keys
+from tests.integration.test_generate import drop_the_bonus_token
 from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
 
 VOCAB, LENGTH = 8, 3
@@ -439,18 +439,6 @@ def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         DecoderCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets])
     )
-
-
-def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bonus token is committed but not reported."""
-    commit_row = loop.commit_row
-
-    def without_bonus(request: Request, round: Round, row: Any) -> None:
-        commit_row(request, round, row)
-        if round.accepted == len(round.proposed):
-            round.tokens = round.tokens[:-1]
-
-    monkeypatch.setattr(loop, "commit_row", without_bonus)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
