@@ -149,16 +149,10 @@ class PickleInterpreter:
                 self.memo[argument] = self.top()
             case "BININT1" | "BININT2" | "BININT" | "LONG1" | "BINFLOAT" | "BINUNICODE":
                 self.stack.append(argument)
-            case "NONE":
-                self.stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                self.stack.append(opcode == "NEWTRUE")
-            case "EMPTY_TUPLE":
-                self.stack.append(())
-            case "EMPTY_LIST":
-                self.stack.append([])
-            case "EMPTY_DICT":
-                self.stack.append({})
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                self.stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
+            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
+                self.stack.append({"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}[opcode]())
             case "MARK":
                 if len(self.outer_stacks) == MAX_MARKS:
                     raise self.error(f"more than {MAX_MARKS} open marks")
@@ -173,9 +167,7 @@ class PickleInterpreter:
             case "APPENDS":
                 self.append(self.pop_to_mark())
             case "SETITEM":
-                value = self.pop()
-                key = self.pop()
-                self.set_items([key, value])
+                self.set_items([self.pop(), self.pop()][::-1])
             case "SETITEMS":
                 self.set_items(self.pop_to_mark())
             case "GLOBAL":
