@@ -19,13 +19,13 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.loading import hub, manifest
+from speculative_decoding.loading import manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.checkpoint_files import torch_file
-from tests.support.hub import GATED, fake_hub
+from tests.support.hub import GATED, FakeHub
 from tests.support.tiny import CONFIG, TOKENIZER, save_hugging_face, tiny_head, tiny_model
 
 MODULE = "encoder.block.0.layer.0.SelfAttention.q"
@@ -176,13 +176,10 @@ def test_a_larger_vocabulary_of_the_adapter_is_used(base: Path, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_other_methods_are_refused_by_name(
-    base: Path, tmp_path: Path, changes: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
+def test_other_methods_are_refused_by_name(base: Path, tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     adapter = write_adapter(tmp_path / "adapter", matrices(), **changes)
     with pytest.raises(InputError, match=named) as caught:
-        load(base, adapter=adapter)
+        open_model(base, adapter=adapter)
     assert "is not supported" in str(caught.value) and "merge_and_unload" in str(caught.value)
 
 
@@ -224,15 +221,12 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_adapter_is_refused_before_weights_load(
-    base: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
+def test_a_wrong_adapter_is_refused_before_weights_load(base: Path, tmp_path: Path, case: str) -> None:
     tensors, changes, message = WRONG[case]
     tensors = {name: each.astype(np.float32) for name, each in tensors.items()}
     adapter = write_adapter(tmp_path / "adapter", tensors, **changes)
     with pytest.raises(InputError, match=message) as caught:
-        load(base, adapter=adapter)
+        open_model(base, adapter=adapter)
     assert "\n" not in str(caught.value)
 
 
@@ -247,9 +241,7 @@ def test_a_folder_without_an_adapter_is_named(base: Path, adapter: Path, tmp_pat
         load(base, adapter=adapter)
 
 
-def test_a_wrong_name_of_an_adapter_is_reported_as_one(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_name_of_an_adapter_is_reported_as_one(base: Path, adapter: Path, web: FakeHub) -> None:
     """The option is named, and the way out is one for adapters: convert.py --model cannot convert them."""
 
     def message(name: str) -> str:
@@ -261,20 +253,17 @@ def test_a_wrong_name_of_an_adapter_is_reported_as_one(
     assert message(f"{adapter}s").endswith(f"did you mean {adapter}?")
     assert "name the adapter on the Hub, org/lora" in message("https://huggingface.co/org/lora/tree/main")
     assert "name the folder that PEFT saved" in message("./nothing/here")
-    monkeypatch.chdir(tmp_path)
-    with fake_hub(tmp_path / "cache") as web:
-        assert "log in with" in message("org/private")
-        web.refusal = (503, {})
-        assert "status 503" in (offline := message("org/lora")) and "convert.py" not in offline
-        web.refusal = (403, GATED)
-        assert "accept the licence" in message("org/gated")
+    assert "log in with" in message("org/private")
+    web.refusal = (503, {})
+    assert "status 503" in (offline := message("org/lora")) and "convert.py" not in offline
+    web.refusal = (403, GATED)
+    assert "accept the licence" in message("org/gated")
 
 
 def test_an_adapter_named_as_a_model_is_answered_with_both_names(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, adapter: Path, tmp_path: Path, web: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is downloaded because a file names it."""
-    monkeypatch.setattr(hub, "fetch", lambda *args, **kwargs: pytest.fail("downloads a model"))
     (adapter / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     message = rf"is an adapter of someone/base, not a model; .*--model someone/base --adapter {adapter}"
     uses = (lambda: load(adapter), lambda: convert(str(adapter), tmp_path / "out"), lambda: load(base, draft=adapter))
@@ -290,6 +279,7 @@ def test_an_adapter_named_as_a_model_is_answered_with_both_names(
         load(adapter)
     shutil.copy(base / "model.safetensors", adapter)
     assert load(adapter).model.adapter is None  # a model with remains of its training
+    assert web.requests == []
 
 
 def test_commands_merge_an_adapter(
@@ -327,18 +317,13 @@ def test_a_draft_head_of_the_base_does_not_belong_to_the_merged_model(
                 load(base, adapter=named, draft=head)
 
 
-def test_base_and_adapter_may_be_on_the_hub(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = load(base, adapter=adapter).model
-    monkeypatch.chdir(tmp_path)
-    with fake_hub(tmp_path / "cache") as web:
-        web.add("org/base-model", base)
-        web.add("org/its-adapter", adapter)
-        assert_same(load("org/base-model", adapter="org/its-adapter").model, expected)
-        converted = convert("org/base-model", Path("out"), Storage("float32"), adapter="org/its-adapter")
-        assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
-        with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
-            load("org/its-adapter")
-        with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
-            load("org/base-model", adapter="org/base-model")
+def test_base_and_adapter_may_be_on_the_hub(base: Path, adapter: Path, web: FakeHub) -> None:
+    web.add("org/base-model", base)
+    web.add("org/its-adapter", adapter)
+    assert_same(load("org/base-model", adapter="org/its-adapter").model, load(base, adapter=adapter).model)
+    converted = convert("org/base-model", Path("out"), Storage("float32"), adapter="org/its-adapter")
+    assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
+    with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
+        load("org/its-adapter")
+    with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
+        load("org/base-model", adapter="org/base-model")
