@@ -128,7 +128,8 @@ class PickleInterpreter:
         code = self.file.data[self.position : min(start, stop)]
         if code not in OPCODES:
             known = pickletools.code2op.get(code.decode("latin-1"))
-            raise self.error(f"opcode {known.name if known else code!r} is not allowed" if code else "it has no end")
+            name = known.name if known else repr(code)
+            raise self.error(f"opcode {name} is not allowed" if code else "it has no end")
         name, reader = OPCODES[code]
         if reader is None:
             return name, None, start
