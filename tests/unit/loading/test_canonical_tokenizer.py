@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
+from speculative_decoding import InputError
 from speculative_decoding.checkpoints import CheckpointError
 from speculative_decoding.errors import Note
 from speculative_decoding.loading import manifest
 from speculative_decoding.loading.canonical_tokenizer import canonical_tokenizer, differences, write_tokenizer
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer, load_tokenizer, proven_record
-from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES
+from speculative_decoding.loading.tokenizer_base import TOKENIZER_FILES, FolderTokenizer, Vocabulary
 from tests.support.tokenizers import FOLDERS, loaded, require_equal
 
 COPIED = {"bartpho", "byt5", "mbart50_added", "mt5", "pile_t5", "t5_added", "t5_once", "m2m_100", "marian"}
@@ -83,12 +86,44 @@ def test_conversion_says_where_two_tokenizers_of_a_folder_differ(tmp_path: Path)
     assert "tokenizer.json and spiece.model differ, for example in " in note and "tokenizer.json is used" in note
 
 
-def test_a_planted_difference_fails_the_proof() -> None:
-    tokenizer = loaded(FOLDERS["bert"])
-    assert isinstance(tokenizer, FastTokenizer)
-    other = FastTokenizer(tokenizer.backend, tokenizer.language_rules, cleans_up=False)
-    assert list(differences(tokenizer, tokenizer)) == []
-    assert next(differences(tokenizer, other)).startswith("the text ")
+@pytest.mark.parametrize(
+    ("name", "changes", "found"),
+    [
+        ("bert", {}, None),
+        ("byt5", {}, None),
+        ("bert", {"cleans_up": False}, 'the text "He does'),
+        ("nllb", {"languages": {}}, "the languages"),
+        ("bert", {"vocabulary": Vocabulary({"[PAD]": 0, "x": 1})}, "token 1: "),
+        ("byt5", {"_decode": lambda tokens: str(len(tokens) == 3)}, "the text"),
+        ("t5", {"_encode": lambda *_, **__: refuse()}, "the text"),
+    ],
+    ids=str,
+)
+def test_a_planted_difference_fails_the_proof(name: str, changes: dict[str, Any], found: str | None) -> None:
+    tokenizer = loaded(FOLDERS[name])
+    other = copy.copy(tokenizer)
+    assert isinstance(tokenizer, FolderTokenizer) and isinstance(other, FolderTokenizer)
+    vars(other).update(changes)
+    assert (next(differences(tokenizer, other), None) or "").startswith(found or "\n") == (found is not None)
+
+
+def refuse() -> list[int]:
+    raise InputError("planted")
+
+
+@pytest.mark.parametrize(
+    "change", [{"trainer_spec": {"model_type": "CHAR"}}, {"pieces": [{"piece": "<x>", "type": 4}]}]
+)
+def test_models_that_only_sentencepiece_reads_are_copied(change: dict[str, Any], tmp_path: Path) -> None:
+    """Models of characters, and pieces that the user defined."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    data = (FOLDERS["t5"] / "spiece.model").read_bytes()
+    (folder / "spiece.model").write_bytes(data + ModelProto(**change).SerializeToString())
+    shutil.copy(FOLDERS["t5"] / "config.json", folder)
+    output, (note,) = converted(folder, tmp_path / "converted")
+    assert "it has no equal in the tokenizers package" in note
+    assert (output / "spiece.model").read_bytes() == (folder / "spiece.model").read_bytes()
 
 
 def test_a_sentencepiece_model_that_cannot_be_read_does_not_stop_a_conversion(tmp_path: Path) -> None:

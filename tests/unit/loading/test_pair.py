@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.loading.pair import require_same_tokens
+from speculative_decoding.loading.pair import SELF_DRAFT, open_pair, require_same_tokens
 from speculative_decoding.loading.tokenizer import Vocabulary
+from tests.support.hub import TINY
 from tests.support.tiny import tiny_model
 
 
@@ -26,3 +29,26 @@ def test_a_draft_with_other_tokens_is_refused_with_the_first_difference() -> Non
         require_same_tokens(target, draft)
     with pytest.raises(InputError, match="decoder_start_token_id is 3"):
         require_same_tokens(target, tiny_model(decoder_start_token_id=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 32}, "^group_size: 32 has no effect without quantize; give 4 or 8 bits, or leave it out$"),
+        (
+            {"draft": SELF_DRAFT, "quantize": 4},
+            "^draft: 'self-8bit' needs a target that is not quantized; leave out",
+        ),
+        ({"quantize": 3}, "^quantize: must be one of 4, 8, not 3$"),
+        ({"quantize": True}, "^quantize: must be one of 4, 8, not True$"),
+        ({"dtype": "int8"}, "^dtype: must be one of float32, bfloat16, float16, not 'int8'$"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_pair(TINY, **options)
+
+
+def test_a_model_is_a_folder_or_a_name() -> None:
+    with pytest.raises(InputError, match="a model must be a folder or a name, not int"):
+        open_pair(3)  # type: ignore[arg-type]

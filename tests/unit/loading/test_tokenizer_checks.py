@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import shutil
 import struct
@@ -98,10 +99,13 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
             r"(?<a>a?b?)\g<a>\g<a>",
         )
     ],
+    ({"normalizer": functools.reduce(lambda inner, _: {"a": inner}, range(40), {})}, "too large or too deep"),
+    ({"decoder": {"type": "x" * 4000, "a": ["x" * 4000] * 1100}}, "too large or too deep"),
     (with_rules(b"abc"), "rules are damaged"),
     ({"normalizer": {"type": "Precompiled"}}, "rules are damaged"),
     (with_rules(struct.pack("<I", 0xFFFFFC00)), "rules are damaged"),
     (with_rules(rules(unit=1 << 20)), "rules are damaged"),
+    (with_rules(rules(unit=1 << 8 | 1 << 10) + b"\x80"), "rules are damaged"),
     (with_rules(rules(unit=1 << 8 | 1 << 10) + b"\xff"), "utf-8"),
     (with_rules(rules(replacements=b"a" * 2000)), "normalizer makes more than"),
 ]
@@ -131,7 +135,7 @@ def test_escaped_keys_cannot_hide_a_normalizer() -> None:
 
 
 def test_common_steps_of_tokenizers_are_accepted() -> None:
-    steps = [{"type": "NFKC"}, {"type": "Lowercase"}, replace("▁", String=" "), SPACES, prepend(1)]
+    steps: list[Any] = ["no object", {"type": "NFKC"}, replace("▁", String=" "), SPACES, prepend(1)]
     check({"normalizer": in_sequence("normalizers", *steps), **with_piece("x" * 4000), **with_merge("##b")})
 
 
