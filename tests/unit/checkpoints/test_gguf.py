@@ -14,8 +14,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import load
-from speculative_decoding.checkpoints.base import Checkpoint
-from speculative_decoding.checkpoints.gguf import ggml_types, gguf_config, hugging_face_name, read_gguf
+from speculative_decoding.checkpoints.base import Checkpoint, TensorInfo
+from speculative_decoding.checkpoints.gguf import (
+    dequantize_tensor,
+    ggml_types,
+    gguf_config,
+    hugging_face_name,
+    read_gguf,
+    read_header,
+)
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import CheckpointError, InputError
@@ -83,19 +90,16 @@ T5_OUTER = {"shared", "lm_head", "encoder.final_layer_norm", "decoder.final_laye
 
 
 @pytest.mark.parametrize("number", QUANTIZED, ids=lambda number: TYPES[number].name)
-def test_quantized_types_equal_the_packages_dequantization(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(
-        "speculative_decoding.checkpoints.gguf.CHUNK_ELEMENTS", 2000
-    )  # less than the tensor, which is then dequantized in several steps
+def test_quantized_types_equal_the_packages_dequantization(tmp_path: Path, number: int) -> None:
     raw = random_blocks(number, rows=37, blocks=2)
     tensor = GgufArray(number, (37, 2 * TYPES[number].block_size), raw.tobytes())
-    checkpoint = read_gguf(written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, {Q: tensor})))
+    path = written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, {Q: tensor}))
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
-    assert np.isfinite(expected).all() and checkpoint.info(HF_Q).dtype == mx.float32
-    assert np.array(checkpoint[HF_Q]).tobytes() == expected.tobytes()
-    assert checkpoint[HF_Q].shape == checkpoint.info(HF_Q).shape == tensor.shape
+    array = read_gguf(path)[HF_Q]
+    assert np.isfinite(expected).all() and read_gguf(path).info(HF_Q) == TensorInfo(tensor.shape, mx.float32)
+    assert np.array(array).tobytes() == expected.tobytes() and array.shape == tensor.shape
+    in_steps = dequantize_tensor(raw, read_header(path).tensors[Q], chunk_elements=1000)
+    assert in_steps.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", mx.float16), ("BF16", mx.bfloat16), ("F32", mx.float32)])
