@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -106,6 +107,21 @@ def test_an_index_that_does_not_fit_its_files_is_refused(weight_map: object, mes
     indexed(tmp_path)
     write_index(tmp_path, weight_map)
     with pytest.raises(CheckpointError, match=message):
+        checkpoints.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"dtype": "F8_E4M3", "shape": [8]}, "unsupported dtype F8_E4M3"),
+        ({"dtype": "F32", "shape": [3]}, "not a readable safetensors file"),
+        ({"dtype": "F32", "shape": [0, 1 << 31], "data_offsets": [0, 0]}, "not a readable|unsupported shape"),
+    ],
+)
+def test_unsupported_safetensors_are_refused(entry: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"data_offsets": [0, 8]} | entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match=problem):
         checkpoints.read(tmp_path)
 
 

@@ -251,6 +251,13 @@ def test_invalid_headers_are_refused(tmp_path: Path, content: bytes) -> None:
         read_gguf(written(tmp_path / "model.gguf", content))
 
 
+def test_a_tensor_that_appears_twice_is_named(tmp_path: Path) -> None:
+    field = struct.pack("<Q20sIQ2s", 20, b"general.architecture", 8, 2, b"t5")
+    content = header(2, 1, field + struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 0) * 2)
+    with pytest.raises(CheckpointError, match="tensor 'a' appears twice"):
+        read_gguf(written(tmp_path / "model.gguf", content))
+
+
 def test_truncated_files_are_refused(tmp_path: Path) -> None:
     whole = gguf_bytes(GGUF_METADATA, {Q: tensor()})
     for size in range(0, len(whole), 31):

@@ -199,6 +199,7 @@ def test_defaults_of_peft_are_accepted(base: Path, tmp_path: Path) -> None:
 
 
 A, B = matrices()
+ROWS = {f"{PREFIX}shared.token_adapter.trainable_tokens_delta": np.ones((1, 64))}
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another module": (matrices("encoder.block.7.layer.0.SelfAttention.q"), {}, r"block\.7.* fits no tensor of"),
     "a tensor without a module": ({f"{PREFIX}unknown.weight": np.ones(3)}, {}, r"unknown\.weight' fits no tensor"),
@@ -217,6 +218,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a slow pattern": (matrices(), {"alpha_pattern": {"(.*.*)*x": 2}}, "too complex"),
     "another slow pattern": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
     "modules": (matrices(), {"modules_to_save": "lm_head"}, "'modules_to_save' must be a list"),
+    "rows without indices": (ROWS, {}, "adapter_config.json has no token indices for"),
+    "a row that the base lacks": (ROWS, {"trainable_token_indices": [24]}, "is for a row that .* does not have"),
 }  # fmt: skip
 
 

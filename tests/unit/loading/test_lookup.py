@@ -14,6 +14,7 @@ from speculative_decoding.loading import hub
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, locate, open_model, tokenizer_folder
 from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.models import default_tokenizer
 from tests.support.hub import SINGLE, TINY, WAYS, FakeHub, offline
 
 
@@ -53,6 +54,15 @@ def use_everywhere(name: str) -> None:
 def test_a_draft_head_can_be_on_the_hub(web: FakeHub) -> None:
     web.add("org/head", BUNDLED / "t5-web-docs-head")
     assert open_pair(BUNDLED / "t5-web-docs", "org/head").folders["draft_model"] == "org/head"
+
+
+def test_a_model_without_its_usual_tokenizer_names_where_to_get_it(web: FakeHub, tmp_path: Path) -> None:
+    raw = {"model_type": "whisper", "vocab_size": 51865}
+    name = default_tokenizer(raw) or ""
+    with pytest.raises(InputError, match=f"tokenizer of {name} is not available: .*; copy the tokenizer's files from"):
+        tokenizer_folder(tmp_path, raw)
+    web.add(name, SINGLE)
+    assert tokenizer_folder(tmp_path, raw).name == "a" * 40 and "model.safetensors" not in web.downloaded
 
 
 def test_a_local_folder_wins(web: FakeHub, tmp_path: Path) -> None:

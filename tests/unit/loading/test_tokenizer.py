@@ -13,7 +13,7 @@ from speculative_decoding.loading.hard_texts import HARD_TEXTS
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import read_reference
 from speculative_decoding.loading.tokenizer import StreamingDetokenizer
-from speculative_decoding.loading.tokenizer_base import FolderTokenizer
+from speculative_decoding.loading.tokenizer_base import MAX_IDS, FolderTokenizer
 from tests.support.tiny import EOS, OneLanguage, tiny_model
 from tests.support.tokenizers import FOLDERS, loaded
 
@@ -100,6 +100,25 @@ def test_an_incomplete_last_character_is_returned_by_finish() -> None:
     tokens = Bytes().encode("ab🎉")[:-2]
     assert "".join(map(stream.add, tokens)) == "ab"
     assert stream.finish() == "\ufffd"
+
+
+def test_an_id_that_is_too_large_is_refused() -> None:
+    """`tokenizers` allocates memory for each id below it."""
+    with pytest.raises(InputError, match=f"tokenizer: the id {MAX_IDS} is too large"):
+        PlainTokenizer({"a": 0, "b": MAX_IDS}, None, False)
+
+
+class PlainTokenizer(FolderTokenizer):
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        return []
+
+    def _decode(self, tokens: list[int]) -> str:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_not_an_error_of_a_tokenizer() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        PlainTokenizer({"a": 0}, None, False).decode([0])
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 40])
