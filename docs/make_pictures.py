@@ -2,8 +2,7 @@
 
 measure     measure docs/pictures/speed.json again, in some minutes on a quiet machine; then update README.md's table
 speed       bars of docs/pictures/speed.json
-show-draft  a session of main.py in a terminal (needs tmux)
-console     a session of the console in a terminal (needs tmux)
+show-draft  main.py in a terminal, in colors
 server      the server's page after a request (needs chromium)
 training    the curves of a training run of twelve minutes (needs matplotlib)
 """
@@ -19,9 +18,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from io import StringIO
 from itertools import count
@@ -34,7 +35,6 @@ from rich.text import Text
 
 PICTURES = Path(__file__).parent / "pictures"
 ROOT = PICTURES.parent.parent
-MODULE = "python -m speculative_decoding"
 GERMAN = "translate English to German: The method returns the value of the property."
 PORT = 8765
 
@@ -114,71 +114,30 @@ def speed() -> None:
     (PICTURES / "speed.svg").write_text(text)
 
 
-class Terminal:
-    """A separate tmux session."""
-
-    numbers = count()
-
-    def __init__(self, columns: int, rows: int) -> None:
-        self.columns = columns
-        self._socket = f"pictures-{os.getpid()}-{next(self.numbers)}"
-        folder = Path(tempfile.mkdtemp())
-        (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        (folder / "python").chmod(0o755)
-        environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": os.environ["HOME"], "LANG": "C.UTF-8"}
-        settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        shell = f"env -i {settings} PS1='$ ' TERM=$TERM sh"
-        self._tmux("new-session", "-d", "-x", str(columns), "-y", str(rows), "-c", str(ROOT), shell)
-        self.wait_for("$")
-
-    def _tmux(self, *arguments: str) -> str:
-        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def type(self, line: str, then: str, times: int = 1) -> None:
-        """Type a line, and wait until `then` has appeared `times` times and the prompt is back."""
-        self._tmux("send-keys", "-l", line)
-        self._tmux("send-keys", "Enter")
-        self.wait_for(then, times)
-        while self._tmux("capture-pane", "-p", "-S", "-").rstrip().split("\n")[-1] not in ("$", ">"):
-            time.sleep(0.1)
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        end = time.monotonic() + 300
-        while self._tmux("capture-pane", "-p", "-J", "-S", "-").count(text) < times:
-            if time.monotonic() > end:
-                raise TimeoutError(f"waited for {text!r}:\n{self._tmux('capture-pane', '-p')}")
-            time.sleep(0.1)
-        time.sleep(0.2)
-
-    def save(self, name: str, title: str) -> None:
-        shown = self._tmux("capture-pane", "-p", "-e", "-S", "-").rstrip("\n")
-        console = Console(
-            record=True, width=self.columns, file=StringIO(), force_terminal=True, color_system="truecolor"
-        )
-        console.print(Text.from_ansi(shown))
-        console.save_svg(str(PICTURES / f"{name}.svg"), title=title, code_format=TERMINAL, unique_id=name)
-        self._tmux("kill-server")
-
-
 def show_draft() -> None:
     """The terminal is so narrow that its letters can be read on a phone."""
-    terminal = Terminal(60, 40)
-    terminal.type(f'python main.py "{GERMAN}" --show-draft', "peak memory")
-    terminal.type(f'python main.py "{GERMAN}" --show-draft rounds', "peak memory", 2)
-    terminal.save("show-draft", "main.py")
+    columns = 60
+    console = Console(record=True, width=columns, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for options in (["--show-draft"], ["--show-draft", "rounds"]):
+        console.print(Text(f'$ python main.py "{GERMAN}" {" ".join(options)}'))
+        console.print(Text.from_ansi(in_terminal([sys.executable, "main.py", GERMAN, *options], columns)))
+    console.save_svg(str(PICTURES / "show-draft.svg"), title="main.py", code_format=TERMINAL, unique_id="show-draft")
 
 
-def console() -> None:
-    terminal = Terminal(76, 44)
-    terminal.type(f"{MODULE} console", "/quit to exit.")
-    terminal.type("/prefix translate English to German:", "prefix: ")
-    terminal.type("The method returns the value of the property.", "tokens/s")
-    terminal.type("/show-draft", "show-draft: text")
-    terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
-    terminal.type("/compare", "compare: on")
-    terminal.type("The method returns the value of the property.", "identical")
-    terminal.save("console", "speculative-decoding console")
+def in_terminal(command: list[str], columns: int) -> str:
+    """Return what a command writes to a terminal."""
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (40, columns))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    running = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, cwd=ROOT, env=environment)
+    os.close(its)
+    written = b""
+    with suppress(OSError):  # Linux raises it at the end
+        while block := os.read(ours, 1 << 16):
+            written += block
+    if running.wait() != 0:
+        raise SystemExit(f"main.py failed:\n{written.decode()}")
+    return written.decode().replace("\r\n", "\n").rstrip("\n")
 
 
 class Browser:
@@ -245,16 +204,12 @@ def server() -> None:
 
 
 def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while True:
-        try:
+    for _ in range(1500):
+        with suppress(OSError):  # the server answers 503, or does not listen yet
             if done():
                 return
-        except OSError:  # the server answers 503, or does not listen yet
-            pass
-        if time.monotonic() > end:
-            raise TimeoutError
         time.sleep(0.2)
+    raise TimeoutError
 
 
 def training() -> None:
@@ -269,7 +224,6 @@ MAKERS = {
     "measure": measure,
     "speed": speed,
     "show-draft": show_draft,
-    "console": console,
     "server": server,
     "training": training,
 }
