@@ -78,9 +78,10 @@ BARS = """\
 
 def measure() -> None:
     """The baseline and the default settings, with the bundled models."""
-    command = [sys.executable, "-m", "benchmarks", "--limit", "15", "--drafter", "auto", "--num-draft", "auto"]
+    options = ["--limit", "15", "--drafter", "auto", "--num-draft", "auto", "--json", "-"]
+    command = [sys.executable, "-m", "benchmarks", *options]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT).stdout
-    rows = json.loads(next(line for line in text.splitlines() if line.startswith("{")))["rows"]
+    rows = json.loads(text)["rows"]
     baseline, drafts = ([row for row in rows if row["label"] == label] for label in ("baseline", "auto auto"))
     cores = len(os.sched_getaffinity(0))
     recorded = {
