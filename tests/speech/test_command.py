@@ -187,6 +187,7 @@ def test_flags_become_options(run: Any) -> None:
         "no_speech_threshold": None,
     }
     assert run(JFK, "--chunked", events=progress_of(0, ["eins"]))[3] == {"chunks": JFK, "slots": 8}
+    assert run(JFK, "--source-language", "none", events=progress_of(0, ["eins"]))[3]["language"] is None
 
 
 def test_decoding_flags_become_options(run: Any) -> None:
