@@ -79,16 +79,16 @@ models/cache.py: the offsets of rows do not move with them | unit/models/test_ca
 models/absolute_positions.py: a token attends to the next one | parity/test_bart.py
 - visible = mx.arange(capacity) <= positions[:, None, :, None]
 + visible = mx.arange(capacity) <= positions[:, None, :, None] + 1
-models/attention.py: rows of a prompt get the masks of other prompts | unit/models/test_attention.py beam_search/test_beam.py
+models/attention.py: rows of a prompt get other prompts' masks | unit/models/test_attention.py beam_search/test_beam.py
 - mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
 + mask = mx.concatenate([mask] * (len(scores) // len(mask)))
-models/relative_positions.py: the first shared bucket begins one distance too late | parity/test_t5.py
-- past = np.where(distance < exact, distance,
-+ past = np.where(distance <= exact, distance,
+models/relative_positions.py: the scale of the shared buckets ignores where it begins | parity/test_t5.py
+- furthest = np.float32(np.log(max_distance / exact))
++ furthest = np.float32(np.log(max_distance))
 models/t5.py: the encoder attends to padding | unit/models/test_batch_cache.py
 - masks = [mask + padding for mask in masks]
 + masks = [mask for mask in masks]
-models/t5.py: the scale of the outputs depends on the tie of the tables only | parity/test_t5_relatives.py
+models/t5.py: the scale of the outputs depends on the tie of the tables only | parity/test_t5.py parity/test_adapters.py
 - if self.config.scale_decoder_outputs else states
 + if self.config.tie_word_embeddings else states
 models/t5.py: norms ignore the configured epsilon | parity/test_t5.py
@@ -182,15 +182,15 @@ checkpoints/lora.py: the update of an embedding is not transposed | unit/loading
 checkpoints/gguf.py: a tensor may reach past the end of the file | unit/checkpoints/test_gguf.py
 - or location.start < stop or location.stop > len(cursor.data):
 + or location.start < stop:
-checkpoints/pickles.py: any global of torch is allowed | unit/checkpoints/test_torch_bin.py
+checkpoints/pickles.py: any global is allowed, though not called | unit/checkpoints/test_torch_bin.py
 - if argument not in GLOBALS:
-+ if argument not in GLOBALS and not argument.startswith("torch"):
++ if argument in ():
 checkpoints/pickles.py: a tensor may begin anywhere in its storage | unit/checkpoints/test_torch_bin.py
 - if offset + extent > storage.numel:
 + if extent > storage.numel:
 checkpoints/npz.py: checksums are computed, but not compared | unit/checkpoints/test_torch_bin.py
 - if crc != expected:
-+ if not crc:
++ if crc is None:
 loading/atomic_io.py: a text file is overwritten in place | unit/loading/test_atomic_io.py
 -         partial.chmod(mode)
 -         partial.replace(path)
@@ -202,7 +202,7 @@ loading/manifest.py: a damaged file of the same size is not found | unit/loading
 loading/conversion.py: weights are not converted to the chosen type | unit/loading/test_conversion.py
 - yield name, checkpoint[name]
 + yield name, original[name]
-loading/tokenizer.py: an incomplete character after other text is released | unit/loading/test_tokenizer.py
+loading/tokenizer.py: an incomplete character after other text is released | integration/test_streaming.py
 - if text.endswith(REPLACEMENT):
 + if text == REPLACEMENT:
 loading/sentencepiece_tokenizer.py: extra ids are shifted by one | unit/loading/test_hard_tokenizers.py
@@ -225,13 +225,13 @@ speech/timestamp_rules.py: a segment may end where it starts | speech/test_times
 speech/mel.py: the mirror image at the start is one sample off | speech/test_mel.py
 - self._pending[half:0:-1]
 + self._pending[half - 1 :: -1]
-speech/segments.py: the next window starts after the first segment | speech/test_transcription.py
+speech/segments.py: the next window starts after the first segment | speech/test_transcriptions.py
 - next_seek = window.seek + (tokens[ends[-1] - 1] - zero)
 + next_seek = window.seek + (tokens[ends[0] - 1] - zero)
-speech/word_timestamps.py: a merged mark puts its tokens after those of its word | speech/test_transcription.py
-- following.tokens = word.tokens + following.tokens
-+ following.tokens = following.tokens + word.tokens
-speech/chunks.py: segments of later chunks end too early | speech/test_transcribe.py
+speech/word_timestamps.py: a mark before a word is merged into its end | speech/test_transcriptions.py
+- following.word = word.word + following.word
++ following.word = following.word + word.word
+speech/chunks.py: segments of later chunks end too early | speech/test_transcription.py
 - end=segment.end + seconds,
 + end=segment.end,
 
@@ -239,8 +239,8 @@ jobs/job.py: records are written in the order in which lines finish | jobs/test_
 - in_order(drive(self, enumerate(self.lines)), attrgetter("index"))
 + drive(self, enumerate(self.lines))
 jobs/output.py: a torn record is kept | jobs/test_jobs.py
-- self._file.truncate(self.written.size)
-+ pass
+- if not record.endswith(b"\n"):
++ if not record:
 jobs/input.py: all lines are sampled with the same seed | jobs/test_jobs.py
 - f"{seed} {number}"
 + f"{seed}"
