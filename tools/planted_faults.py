@@ -182,9 +182,9 @@ checkpoints/lora.py: the update of an embedding is not transposed | parity/test_
 checkpoints/gguf.py: a tensor may reach past the end of the file | unit/checkpoints/test_gguf.py
 - or location.start < stop or location.stop > len(cursor.data):
 + or location.start < stop:
-checkpoints/pickles.py: any global is allowed, though not called | unit/checkpoints/test_torch_bin.py
-- if argument not in GLOBALS:
-+ if argument in ():
+checkpoints/pickles.py: unknown opcodes are skipped | robustness/test_checkpoint_fuzz.py
+- raise self.error(f"opcode {opcode} is not allowed")
++ pass
 checkpoints/pickles.py: a tensor may begin anywhere in its storage | unit/checkpoints/test_torch_bin.py
 - if offset + extent > storage.numel:
 + if extent > storage.numel:
@@ -202,7 +202,7 @@ loading/manifest.py: a damaged file of the same size is not found | unit/loading
 loading/conversion.py: weights are not converted to the chosen type | unit/loading/test_conversion.py
 - yield name, checkpoint[name]
 + yield name, original[name]
-loading/tokenizer.py: an incomplete character after other text is released | integration/test_streaming.py
+loading/tokenizer.py: an incomplete character after other text is released | unit/loading/test_tokenizer.py
 - if text.endswith(REPLACEMENT):
 + if text == REPLACEMENT:
 loading/sentencepiece_tokenizer.py: extra ids are shifted by one | unit/loading/test_hard_tokenizers.py
