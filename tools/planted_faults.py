@@ -264,7 +264,7 @@ server/completion_format.py: the tokens of a prompt are counted for each of its 
 training/batches.py: a position learns the token that it reads | training
 - written[:, b, :count] = sequence[positions + 1]
 + written[:, b, :count] = sequence[positions]
-training/trainer.py: the learning rate ends at 0 | training
+training/trainer.py: the learning rate ends at 0 | training/test_schedule.py
 - (0.02 + 0.98 * cosine)
 + cosine
 training/trainer.py: a resumed run starts with a new optimizer | training
