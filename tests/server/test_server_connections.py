@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections import Counter
@@ -11,8 +12,11 @@ from resource import RLIM_INFINITY
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from speculative_decoding.server import app, connections
+from speculative_decoding.server.bodies import read_body
+from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from tests.server.test_server_lifecycle import tiny
 from tests.support.serving import Serving, serving
@@ -161,6 +165,19 @@ def test_an_overlong_body_is_refused_before_it_arrives(server: Serving) -> None:
     for body in (b"Content-Length: 1000000000\r\n\r\n", chunk):
         with connected(server, POST + body) as client:
             assert "413 " in response(client)
+
+
+def test_a_body_of_small_chunks_is_refused_at_the_limit() -> None:
+    received = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal received
+        received += 1
+        return {"type": "http.request", "body": b"1234", "more_body": received < 9}
+
+    with pytest.raises(ServerError, match="at most 10 bytes"):
+        asyncio.run(read_body(Request({"type": "http", "headers": []}, receive), 10))
+    assert received == 3
 
 
 def test_the_rest_of_a_refused_body_is_discarded(server: Serving) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,17 @@ def test_writers_that_run_at_the_same_time_lose_nothing(folder: Path) -> None:
         for _ in threads.map(save_often, (1, 2, 3)):
             pass
     assert {rows: len(by_width) for rows, by_width in stored(folder)["passes"].items()} == {1: 20, 2: 20, 3: 20}
+
+
+def test_a_writer_waits_for_another(folder: Path) -> None:
+    store = CalibrationStore(KEY)
+    store.add_pass(1, 1, 0.001)
+    with ThreadPoolExecutor(1) as threads:
+        with module.locked(folder):
+            saving = threads.submit(store.save)
+            assert not wait([saving], 0.3).done
+        saving.result()
+    assert stored(folder)["passes"] == {1: {1: 0.001}}
 
 
 def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:

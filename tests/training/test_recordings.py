@@ -24,10 +24,11 @@ from speculative_decoding.training.outputs import Example, SpeechWindow
 from speculative_decoding.training.recordings import Recording, Spoken, WindowMaker, read_manifest, write_windows
 from speculative_decoding.training.target_store import TargetStore, batch_ends
 from speculative_decoding.training.teacher import Teacher
-from tests.speech.test_transcription import END, ENGLISH, MODEL, PREVIOUS, START, TRANSCRIBE, ZERO, Letters
 from tests.support.audio import sound
+from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
 from tests.support.tiny import CONFIG, WHISPER, save_hugging_face, save_whisper, tiny_model, tiny_whisper
 
+MODEL = speech_model()
 NO_TIMESTAMPS, POSITIONS, SECONDS = ZERO - 1, 30, 0.6  # of a window
 SEGMENTS = [(0.02, 0.2, "ab"), (0.24, 0.5, "cd"), (0.5, 0.9, "ef"), (1.0, 2.0, "much longer"), (2.02, 2.3, "g h")]
 
