@@ -36,7 +36,7 @@ SETITEM SETITEMS
 """)
 # The code of each opcode that is allowed -> its name, and the function that reads its argument, if it has one
 OPCODES = {
-    each.code.encode("latin-1"): (each.name, each.arg and each.arg.reader)
+    each.code.encode("latin-1"): (each.name, each.arg.reader if each.arg else None)
     for each in pickletools.opcodes
     if each.name in NAMES
 }
@@ -127,8 +127,7 @@ class PickleInterpreter:
         start = self.position + 1
         code = self.file.data[self.position : min(start, stop)]
         if code not in OPCODES:
-            known = pickletools.code2op.get(code.decode("latin-1"))
-            name = known.name if known else repr(code)
+            name = {each.code: each.name for each in pickletools.opcodes}.get(code.decode("latin-1"), repr(code))
             raise self.error(f"opcode {name} is not allowed" if code else "it has no end")
         name, reader = OPCODES[code]
         if reader is None:
