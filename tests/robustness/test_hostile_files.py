@@ -107,14 +107,8 @@ OPCODES = {
     "an integer of 255 bytes": b"\x8a\xff" + b"\xff" * 255,
     "a long integer": b"\x8b" + struct.pack("<i", LONG) + b"\x7f" * LONG,
     "a long decimal": b"L" + b"9" * LONG + b"L\n",
-    "a memo that is empty": b"hA",
     "integer keys that collide": b"}(" + b"".join(b"\x8a\x08%bN" % struct.pack("<q", i << 40) for i in range(9)) + b"u",
-    "protocol 4": b"\x80\x04N",
-    "stack underflow": b"R",
-    "a dict of odd length": b"}(Nu",
-    "no UTF-8": b"X\x01\x00\x00\x00\xff",
     "a view of a storage": STORAGE + b"(" + text("1") + b"K\x00K\x02ttQ",
-    "a persistent id of a module": text("module") + b"\x85Q",
 }  # fmt: skip
 
 

@@ -57,28 +57,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def t5_11b_shapes() -> dict[str, tuple[int, ...]]:
-    width = 1024
-    inner = 128 * 128
-    hidden = 65536
-    heads = 128
-    shapes: dict[str, tuple[int, ...]] = {"shared.weight": (32128, width)}
-    for side in ("encoder", "decoder"):
-        for block in range(24):
-            layers = ["SelfAttention"] if side == "encoder" else ["SelfAttention", "EncDecAttention"]
-            for layer, attention in enumerate(layers):
-                at = f"{side}.block.{block}.layer.{layer}"
-                shapes |= {f"{at}.{attention}.{part}.weight": (inner, width) for part in "qkv"}
-                shapes |= {f"{at}.{attention}.o.weight": (width, inner), f"{at}.layer_norm.weight": (width,)}
-                if block == 0:
-                    shapes[f"{at}.{attention}.relative_attention_bias.weight"] = (32, heads)
-            at = f"{side}.block.{block}.layer.{len(layers)}"
-            shapes[f"{at}.DenseReluDense.wi.weight"] = (hidden, width)
-            shapes |= {f"{at}.DenseReluDense.wo.weight": (width, hidden), f"{at}.layer_norm.weight": (width,)}
-        shapes[f"{side}.final_layer_norm.weight"] = (width,)
-    return shapes
-
-
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("form", TORCH_FORMATS)
 def test_all_dtypes_and_views_are_read(tmp_path: Path, form: str, name: str) -> None:
@@ -296,16 +274,16 @@ def test_large_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
 
 
 def test_a_sparse_file_of_45_gigabytes_opens_within_bounds(tmp_path: Path) -> None:
-    """The file has the shapes of T5-11B. Only the requested tensor may be read."""
+    """As large as T5-11B. Only the requested tensor may be read."""
     path = tmp_path / "model.bin"
-    shapes = t5_11b_shapes()
-    assert write_sparse_legacy(path, shapes) > 45.2e9
+    shapes = {"norm": (1024,), **{str(number): (65536, 1024) for number in range(169)}}
+    assert write_sparse_legacy(path, shapes) > 45e9
     before = peak_bytes()
     started = time.process_time()
     checkpoint = read_torch(path)
     assert {name: checkpoint.info(name).shape for name in checkpoint} == shapes
     assert time.process_time() - started < 2
-    assert not checkpoint["decoder.final_layer_norm.weight"].any()
+    assert not checkpoint["norm"].any()
     assert peak_bytes() - before < 100 << 20
 
 

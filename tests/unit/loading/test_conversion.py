@@ -67,14 +67,6 @@ def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> Non
     assert mx.array_equal(*logits)
 
 
-def test_shards_equal_a_single_file(source: Path, tmp_path: Path) -> None:
-    single = checkpoints.read(convert(str(source), tmp_path / "single"))
-    shard(source)
-    parts = checkpoints.read(convert(str(source), tmp_path / "parts"))
-    assert single.keys() == parts.keys()
-    assert all(mx.array_equal(single[name], parts[name]) for name in single)
-
-
 def as_torch(form: str) -> Callable[[Path], None]:
     def rewrite(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
@@ -222,11 +214,6 @@ def test_a_damaged_source_is_reported_and_nothing_is_written(
     with pytest.raises(InputError, match=named):
         convert(str(source), tmp_path / "out" / "model")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_instead_of_a_folder_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name its folder"):
-        convert(str(source / "model.safetensors"), tmp_path / "out")
 
 
 def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path) -> None:
