@@ -1,4 +1,4 @@
-"""A fake scheduler, jobs that use it, and functions that test_jobs.py calls in separate processes."""
+"""A fake scheduler, jobs that use it, and functions that tests call in separate processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,9 @@ from speculative_decoding.decoding.results import GenerationResult, GenerationSt
 from speculative_decoding.jobs import InputLine, Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.command import RowScheduler
 from speculative_decoding.jobs.input import ParsedLine
+from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.rows import BatchResult
+from tests.support.processes import launch
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # selects the next row to finish
@@ -102,22 +105,22 @@ def run_job(
     resume: bool = False,
     force: bool = False,
     source: type[io.BytesIO] = io.BytesIO,
-    after_row: Callable[[ResumableOutput], None] = lambda journal: None,
+    after_row: Callable[[ResumableOutput], None] = lambda output: None,
 ) -> JobTotals:
-    with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
-        lines = journal.remaining(source(content), "input")
-        totals = JobTotals(lines=journal.written.lines, errors=journal.errors)
+    with ResumableOutput.open(path, settings, resume=resume, force=force) as output:
+        lines = output.remaining(read_lines(source(content)), "input")
+        totals = JobTotals(lines=output.lines, errors=output.errors)
         job = Job(
             lines,
             partial(parse_line, format=format),
             scheduler or FakeScheduler(),
-            journal.write,
+            output.write,
             slots=4,
             totals=totals,
         )
-        with journal.running():
+        with output.running():
             for _ in job.run():
-                after_row(journal)
+                after_row(output)
     return job.totals
 
 
@@ -128,22 +131,12 @@ def sample_input(count: int) -> bytes:
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
 
 
-class HalfWrites:
-    """A file that writes in two halves and calls `moment` after each."""
-
-    def __init__(self, file: Any, moment: Callable[[], None]) -> None:
-        self._file = file
-        self._moment = moment
-
-    def write(self, data: memoryview) -> int:
-        self._file.write(data[: len(data) // 2])
-        self._moment()
-        self._file.write(data[len(data) // 2 :])
-        self._moment()
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+def in_a_process(folder: Path, target: Callable[..., None], *arguments: object) -> tuple[int | None, str, str]:
+    """Call a function in a new process. Return its exit status, standard output and standard error."""
+    out, said = (Path(tempfile.mkstemp(dir=folder)[1]) for _ in range(2))
+    process = launch(target, *arguments, out=out, said=said, folder=BUNDLED.parent)
+    process.join()
+    return process.exitcode, out.read_text(), said.read_text()
 
 
 def print_memory(lines: int, window: int | None = None) -> None:
