@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +15,15 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, generate, load
 from speculative_decoding.cli.common import read_prompts
+from speculative_decoding.jobs import ResumableOutput
 from speculative_decoding.jobs import command as batch_command
 from speculative_decoding.jobs.command import open_input, settle_exactness
 from speculative_decoding.jobs.output import settings_path
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
-from tests.integration.test_cli import FIXED, LINES_IN_A_TEXT, PROMPT, ROOT, FullDisk, with_line_breaks  # noqa: F401
-from tests.support.job_engine import in_a_process, interrupted_batch
-from tests.support.terminal import read_terminal
+from tests.integration.test_cli import FIXED, PROMPT, ROOT, FullDisk
+from tests.support.job_engine import killed_batch
+from tests.support.processes import launch
 
 Batch = Callable[..., tuple[int, str, str]]
 SAMPLE = {"temperature": 1.5}  # does not depend on the draft
@@ -51,23 +50,10 @@ def batch(capfd: pytest.CaptureFixture[str]) -> Batch:
     return call
 
 
-def test_files_with_a_byte_order_mark_are_decoded(tmp_path: Path, batch: Batch) -> None:
-    records = []
-    for name, encoding in (("plain", "utf-8"), ("marked", "utf-16")):
-        path = tmp_path / f"{name}.txt"
-        path.write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
-        assert read_prompts(path) == [PROMPT, "Grüße"]
-        status, out, _ = batch(str(path), "-m", "8", "--drafter", "none")
-        assert status == 0
-        records.append(out)
-    assert records[0] == records[1]
-
-
-@pytest.mark.usefixtures("with_line_breaks")
-def test_records_keep_line_breaks(batch: Batch, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text("a\n")
-    _, out, _ = batch(str(tmp_path / "in.txt"), "-m", "1", "--drafter", "none")
-    assert json.loads(out)["text"] == LINES_IN_A_TEXT
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_of_prompts_may_have_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
+    assert read_prompts(tmp_path / "prompts.txt") == [PROMPT, "Grüße"]
 
 
 def test_a_delta_of_a_line_is_labeled_lossy(batch: Batch, tmp_path: Path) -> None:
@@ -130,10 +116,7 @@ def with_prefix(line: Any, prefix: str) -> str:
 
 def test_a_job_is_not_resumed_with_another_prefix(batch: Batch, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("He go home.\n")
-    arguments = [str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "-m", "2", *FIXED, "--resume"]
-    for more, status in (([], 0), (["--prefix", "grammar: "], 2)):
-        assert batch(*arguments, *more)[0] == status
-    (tmp_path / "out").unlink()
+    arguments = [tmp_path / "in.txt", "--output", tmp_path / "out", "-m", "2", *FIXED, "--resume"]
     for prefix, status in (("grammar: ", 0), ("grammar: ", 0), ("x", 2), ("", 2)):
         assert batch(*arguments, "--prefix", prefix)[0] == status
 
@@ -219,43 +202,31 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
         assert batch("-", "--baseline")[:2] == (status, out)
 
 
-def test_batch_resumes_an_interrupted_job(tmp_path: Path, batch: Batch) -> None:
+def test_batch_resumes_an_interrupted_job(tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
     options = "--temperature 1.5 --max-tokens 12 --slots 2 --model t5-web-docs-draft --dtype float32"
-    arguments = [tmp_path / "in.txt", *options.split()]
-    assert batch(*arguments, "--output", tmp_path / "whole")[0] == 0
-    arguments += ["--output", tmp_path / "out"]
-    resumed = [*map(str, arguments), "--resume"]
-    status, _, err = in_a_process(tmp_path, interrupted_batch, 3, signal.SIGINT, resumed)
+    arguments = [tmp_path / "in.txt", *options.split(), "--output"]
+    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
+    status, _, err = batch(*arguments, tmp_path / "whole")
+    assert status == 0 and re.search(r"^12 lines, .* tokens/s.*, about 0 min left$", err, re.MULTILINE)
+
+    arguments += [tmp_path / "out", "--resume"]
+    said = tmp_path / "said"
+    process = launch(killed_batch, 3, [*map(str, arguments)], out=said, said=said, folder=ROOT)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and (tmp_path / "out").read_bytes().count(b"\n") == 3
+    write = ResumableOutput.write
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableOutput, "write", lambda *given: (write(*given), signal.raise_signal(signal.SIGINT)))
+        status, _, err = batch(*arguments)
     assert status == 130 and "Traceback" not in err
-    assert "run the same command with --resume to continue" in err
-    assert (tmp_path / "out").read_bytes().count(b"\n") == 3
-    assert in_a_process(tmp_path, interrupted_batch, 4, signal.SIGKILL, resumed)[0] == -signal.SIGKILL
-    assert (tmp_path / "out").read_bytes().count(b"\n") == 7
-    status, _, err = batch(*arguments, "--resume")
+    assert "interrupted after line 3; run the same command with --resume to continue" in err
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 4
+    status, _, err = batch(*arguments)
     assert status == 0 and "resuming" in err
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
-    status, _, err = batch(*arguments, "--resume", "--seed", 1)
+    status, _, err = batch(*arguments, "--seed", 1)
     assert status == 2 and "seed was 0, is 1" in err
-
-
-def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
-    tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
-    arguments = [str(tmp_path / "in.txt"), "--model", "t5-web-docs-draft", "-m", "5", "--output"]
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "speculative_decoding", "batch", *arguments, str(tmp_path / "out")]
-    environment = os.environ | {"COLUMNS": "120", "TERM": "xterm"}
-    with subprocess.Popen(command, cwd=ROOT, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        seen = b"".join(iter(lambda: read_terminal(ours), b"")).decode()
-    os.close(ours)
-    assert process.returncode == 0
-    assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
-    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
-    _, _, err = batch(*arguments, tmp_path / "out", "--force")
-    assert re.search(r"^12 lines, .*, about 0 min left$", err, re.MULTILINE) and "100%" not in err
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 
 from speculative_decoding import load
 from speculative_decoding.cli import lines
-from speculative_decoding.jobs import Job, choose_format, parse_line, read_lines
+from speculative_decoding.jobs import InputLine, Job, choose_format, parse_line, read_lines
 from speculative_decoding.jobs.fields import LINE_OPTIONS, RECORD_FIELDS
+from speculative_decoding.jobs.input import ParsedLine
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.options import option_specs
 from tests.support.job_engine import (
@@ -23,9 +26,7 @@ from tests.support.job_engine import (
     FakeScheduler,
     at_random,
     first,
-    in_a_process,
     last,
-    print_memory,
     result_of,
     run_job,
     sample_input,
@@ -67,35 +68,22 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b"nonsense", "not JSON (Expecting value, column 1)"),
         (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
         (b"", "empty (expected a JSON object"),
-        (b"[1]", "must be a JSON object, not [1]"),
         (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "unsupported JSON (more than 32 levels)"),
         (b"[" * 100_000, "unsupported JSON (maximum recursion depth"),
-        (
-            b'{"x": ' + b"9" * 5000 + b"}",
-            "unsupported JSON (Exceeds the limit (4300 digits) for integer string conversion)",
-        ),
+        (b'{"x": %s}' % (b"9" * 5000), "unsupported JSON (Exceeds the limit (4300 digits) for integer"),
         (b'{"x": NaN, "prompt": "a"}', "'x': is not valid JSON (a lone surrogate, NaN or Infinity)"),
         (b'{"x": "\\ud800", "prompt": "a"}', "lone surrogate"),
         (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
         (b'{"id": 1}', "prompt: is missing"),
         (b'{"prompt": 5}', "prompt: must be text, not 5"),
         (b'"a\x00b"', "contains a NUL character (character 3)"),
-        (
-            b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
-            "repetition_penalty: must be a number, 1e-10 to",
-        ),
+        (b'{"prompt": "a", "min_p": 1%s}' % (b"0" * 400), "min_p: must be a number, 0 to 1, not 1000"),
         (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
         (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
-        (b'{"prompt": "a", "min_ngram_size": 2}', "min_ngram_size: is an option of all lines; give it on"),
-        (
-            b'{"prompt": "a", "num_beam_groups": 4}',
-            "num_beam_groups: unknown option; leave it out, or rename the field",
-        ),
-        (b'{"prompt": "a", "--top-k": 4}', "--top-k: unknown option; use top_k"),
+        (b'{"prompt": "a", "num_beam_groups": 4}', "num_beam_groups: unknown option; leave it out, or rename the"),
         (b'{"prompt": "a", "temprature": 1}', "temprature: unknown option; use temperature"),
         (b'{"prompt": "a", "num_draft": 4}', "num_draft: unknown option; use num_draft_tokens, or rename"),
         (b'{"prompt": "a", "source_language": 4}', "source_language: unknown option; use src_lang, or rename"),
-        (b'{"prompt": "a", "top_p": 2}', "top_p: must be a number above 0, at most 1, not 2"),
         (b'{"prompt": "too long"}', "too long"),
     ],
 )
@@ -150,10 +138,11 @@ def test_user_fields_are_copied_to_the_record(tmp_path: Path) -> None:
         "output": "",
         "speed": 1,
     }
-    lines = [{"prompt": "abc", **own}, {"prompt": 5, **own}, {"prompt": "too long", **own}]
+    lines = [{"prompt": "a\n\rb", **own}, {"prompt": 5, **own}, {"prompt": "too long", **own}]
     run_job(tmp_path / "out", b"\n".join(json.dumps(each).encode() for each in lines), format="jsonl")
     for fields in records(tmp_path / "out"):
         assert {name: fields[name] for name in own} == own and ("text" in fields) != ("error" in fields)
+    assert records(tmp_path / "out")[0]["text"] == "b\r\na"
 
 
 def test_options_of_a_line_are_passed_on() -> None:
@@ -162,19 +151,13 @@ def test_options_of_a_line_are_passed_on() -> None:
     row = parse_line(line, "jsonl")
     assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
-    assert {name for name, spec in option_specs().items() if spec.per_row} - LINE_OPTIONS.keys() == {
-        "decoder_prefix",
-        "logprobs",
-    }
 
 
 @pytest.mark.parametrize(
     ("field", "error"),
     [
         ("langauge", "langauge: unknown option; use language, or rename the field if it is not an option"),
-        ("word-timestamps", "word-timestamps: unknown option; use word_timestamps, or rename"),
         ("max_tokens", "max_tokens: unknown option; use sample_len, or rename"),
-        ("source_language", "source_language: unknown option; use language, or rename"),
         ("stop", "stop: unknown option; leave it out, or rename"),
         ("strict", "strict: is an option of all lines; give it on the command line"),
         ("speaker", None),
@@ -186,7 +169,7 @@ def test_a_field_of_a_recording_that_looks_like_an_option_is_refused(field: str,
     assert (row.error or "").startswith(error or "") and (row.error is None) == (error is None)
 
 
-@pytest.mark.parametrize("name", [*LINE_OPTIONS, *(option_specs().keys() - LINE_OPTIONS.keys())])
+@pytest.mark.parametrize("name", option_specs())
 def test_an_option_with_a_wrong_value_or_name_is_refused(name: str) -> None:
     def error_of(**fields: Any) -> str:
         (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", **fields}).encode()))
@@ -203,29 +186,23 @@ def test_an_option_with_a_wrong_value_or_name_is_refused(name: str) -> None:
         assert error_of(**{spelling: None}).startswith(f"{spelling}: unknown option; use {name}, or rename the field")
 
 
-@pytest.mark.parametrize("name", RECORD_FIELDS - {"seed"})
+@pytest.mark.parametrize("name", sorted(RECORD_FIELDS - {"seed"}))
 def test_a_field_with_the_name_of_an_output_field_is_refused(name: str) -> None:
     (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", name: 1}).encode()))
     assert parse_line(line, "jsonl").error == f"{name}: is also a field of the output; rename it"
 
 
 def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
-    content = b"\n".join(b'{"prompt": "a"}' for _ in range(2000))
-    seeds = [
-        parse_line(line, "jsonl", GenerationOptions(seed=3, temperature=1)).seed
-        for line in read_lines(io.BytesIO(content))
-    ]
-    others = [
-        parse_line(line, "jsonl", GenerationOptions(seed=4, temperature=1)).seed
-        for line in read_lines(io.BytesIO(content))
-    ]
-    assert len({*seeds, *others}) == 4000 and all(seed is not None and 0 <= seed < 2**32 for seed in seeds)
-    changed = [
-        parse_line(line, "jsonl", GenerationOptions(seed=3, temperature=1)).seed
-        for line in read_lines(io.BytesIO(b"x\n" + content[16:]))
-    ]
-    assert changed[1:] == seeds[1:] and changed[0] is None
-    assert parse_line(next(read_lines(io.BytesIO(content))), "jsonl").seed is None  # no sampling at temperature 0
+    def seeds(content: bytes, **options: Any) -> list[int | None]:
+        lines = read_lines(io.BytesIO(content))
+        return [parse_line(line, "jsonl", GenerationOptions(**options)).seed for line in lines]
+
+    content = b'{"prompt": "a"}\n' * 2000
+    found = seeds(content, seed=3, temperature=1)
+    assert len({*found, *seeds(content, seed=4, temperature=1)}) == 4000
+    assert all(seed is not None and 0 <= seed < 2**32 for seed in found)
+    changed = seeds(b"x\n" + content[16:], seed=3, temperature=1)
+    assert changed == [None, *found[1:]] and seeds(content[:16]) == [None]  # no sampling at temperature 0
 
 
 def test_line_ends_byte_order_mark_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,44 +232,36 @@ def test_format_is_chosen_by_suffix_or_first_line() -> None:
 # Memory
 
 
-def test_memory_does_not_grow_with_the_number_of_lines(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_lines() -> None:
     """Uses the worst order, which finishes the oldest row last. An object kept per line would add 7,200 objects."""
+    ahead, peaks = 0, [0, 0]  # lines read ahead; memory blocks in the first tenth of the job, and after it
 
-    def measured(*arguments: int) -> dict[str, Any]:
-        status, out, err = in_a_process(tmp_path, print_memory, *arguments)
-        assert status == 0, err
-        return json.loads(out)  # type: ignore[no-any-return]
-
-    seen = measured(8_000)
-    assert seen["lines"] == 8_000 and seen["ahead"] == 512
-    early, later = seen["peaks"]
-    assert later < early + 1000
-    without_window = measured(4_000, 10**9)  # without the window, memory must grow
-    early, later = without_window["peaks"]
-    assert without_window["ahead"] == 4_000 and later > early + 10_000
-
-
-def test_long_lines_reduce_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.jobs.job.WINDOW_BYTES", 1000)
-    written = io.BytesIO()
-    lines = read_lines(io.BytesIO(b"\n".join([b"x" * 100] * 200)))
-    taken = 0
-
-    def counted() -> Iterator[Any]:
-        nonlocal taken
-        for line in lines:
-            taken = line.number
+    def lines_and_memory() -> Iterator[InputLine]:
+        nonlocal ahead
+        for line in read_lines(io.BytesIO(b"some words\n" * 8_000)):
+            ahead = max(ahead, line.number - job.totals.lines)
+            peaks[line.number > 800] = max(peaks[line.number > 800], sys.getallocatedblocks())
             yield line
 
-    job = Job(
-        counted(),
-        partial(parse_line, format="text"),
-        FakeScheduler(last),
-        written.write,
-        slots=4,
-    )
-    assert max(taken - totals.lines for totals in job.run()) <= 10
-    assert len(written.getvalue().splitlines()) == 200
+    parse = partial(parse_line, format="text")
+    job = Job(lines_and_memory(), parse, FakeScheduler(last, 8), lambda _: None, slots=8)
+    gc.collect()
+    *_, totals = job.run()
+    early, later = peaks
+    assert totals.lines == 8_000 and ahead == 512 and later < early + 1000
+
+
+def test_long_lines_reduce_the_window() -> None:
+    ahead = 0
+
+    def parse(line: InputLine) -> ParsedLine:
+        nonlocal ahead
+        ahead = max(ahead, line.number - job.totals.lines)
+        return ParsedLine(line, {"prompt": "a"})
+
+    lines = (InputLine(number, bytes(10**7), b"", 0) for number in range(1, 51))
+    job = Job(lines, parse, FakeScheduler(last), lambda _: None, slots=4)
+    assert [totals.lines for totals in job.run()][-1] == 50 and ahead == 7
 
 
 def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

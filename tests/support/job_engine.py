@@ -1,13 +1,11 @@
-"""A fake scheduler, jobs that use it, and functions that tests call in separate processes."""
+"""A fake scheduler, jobs that use it, and a job that kills itself."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
-import sys
-import tempfile
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
-from speculative_decoding.jobs import InputLine, Job, JobTotals, ResumableOutput, parse_line, read_lines
+from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.command import RowScheduler
-from speculative_decoding.jobs.input import ParsedLine
-from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.rows import BatchResult
-from tests.support.processes import launch
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # selects the next row to finish
@@ -131,56 +126,18 @@ def sample_input(count: int) -> bytes:
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
 
 
-def in_a_process(folder: Path, target: Callable[..., None], *arguments: object) -> tuple[int | None, str, str]:
-    """Call a function in a new process. Return its exit status, standard output and standard error."""
-    out, said = (Path(tempfile.mkstemp(dir=folder)[1]) for _ in range(2))
-    process = launch(target, *arguments, out=out, said=said, folder=BUNDLED.parent)
-    process.join()
-    return process.exitcode, out.read_text(), said.read_text()
-
-
-def print_memory(lines: int, window: int | None = None) -> None:
-    """Print the peak number of Python's memory blocks, in the first tenth and after it, and the lines read ahead."""
-
-    class Source(io.RawIOBase):
-        read_lines = 0
-
-        def read1(self, size: int = -1) -> bytes:
-            if self.read_lines == lines:
-                return b""
-            self.read_lines += 1
-            return b"some words and number %d\n" % self.read_lines
-
-    source = Source()
-    ahead = 0
-    peaks = [0, 0]
-
-    def parse(line: InputLine) -> ParsedLine:
-        nonlocal ahead
-        ahead = max(ahead, line.number - job.totals.lines)
-        behind = line.number > lines // 10
-        peaks[behind] = max(peaks[behind], sys.getallocatedblocks())
-        return parse_line(line, "text")
-
-    job = Job(read_lines(source), parse, FakeScheduler(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
-    if window is not None:
-        job._window = window
-    *_, totals = job.run()
-    print(json.dumps({"lines": totals.lines, "peaks": peaks, "ahead": ahead}))
-
-
-def interrupted_batch(count: int, how: int, arguments: Sequence[str]) -> None:
-    """Run `batch` in a process that sends itself a signal after `count` records."""
+def killed_batch(count: int, arguments: Sequence[str]) -> None:
+    """Run `batch` in a process that kills itself after `count` records."""
     from speculative_decoding.jobs.command import main
 
     write, left = ResumableOutput.write, count
 
-    def counted(self: ResumableOutput, *record: Any) -> None:
+    def counted(self: ResumableOutput, record: bytes) -> None:
         nonlocal left
-        write(self, *record)
+        write(self, record)
         left -= 1
         if not left:
-            os.kill(os.getpid(), how)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     ResumableOutput.write = counted  # type: ignore[method-assign]
-    sys.exit(main([*arguments]))
+    main([*arguments])
