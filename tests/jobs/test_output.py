@@ -181,6 +181,7 @@ def changed_outputs() -> dict[str, Any]:
     one = b'{"line": 1, "text": "", "input_sha256": "0000000000000000"}\n'
     return {
         "order": lambda first, second, *rest: [second, first, *rest],
+        "order of equal lines": lambda *lines: [*lines[:3], lines[14], *lines[4:14], lines[3]],
         "removed": lambda first, second, *rest: [first, *rest],
         "twice": lambda first, *rest: [first, first, *rest],
         "no object": lambda first, *rest: [b"1\n", *rest],
@@ -191,6 +192,7 @@ def changed_outputs() -> dict[str, Any]:
         "last line": lambda *lines: [*lines[:-1], b"x" + lines[-1]],
         "text at the end": lambda *lines: [*lines, b"notes\n"],
         "text without a line end": lambda *lines: [*lines, b"notes"],
+        "spaces and no line end": lambda *lines: [*lines[:-1], b" " + lines[-1].rstrip()],
         "another file": lambda *lines: [b"precious"],
     }
 
