@@ -190,7 +190,7 @@ def read_measurements(path: Path) -> dict[str, Any]:
             for rows, by_width in raw["same_bits"].items()
         },
         "fixed_capacity": bool(raw["fixed_capacity"]),
-        "rough": {name: int(count) for name, count in raw.get("rough", {}).items()},
+        "rough": {name: int(count) for name, count in raw["rough"].items()},
     }
 
 
