@@ -107,9 +107,11 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
     "content",
     [
         "", "{", "[]", "null", '{"format": 2}', '{"format": 1}', '{"format": 1, "passes": {"1": {"1": -1}}}',
-        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-        '{"format": 1, "passes": {}, "drafts": {"a": {"1": [1]}}, "same_bits": {}, "fixed_capacity": false}',
+        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}'
+        ', "same_bits": {}, "fixed_capacity": false, "rough": {}}',
+        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false, "rough": {}}',
+        '{"format": 1, "passes": {}, "drafts": {"a": {"1": [1]}}'
+        ', "same_bits": {}, "fixed_capacity": false, "rough": {}}',
         '{"format": 1, "passes": {}, "drafts": {}, "same_bits": {}, "fixed_capacity": false, "rough": [1]}',
         "\udcff",
     ],
@@ -184,6 +186,7 @@ def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.Mon
         "drafts": {},
         "same_bits": {},
         "fixed_capacity": False,
+        "rough": {},
     }
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(content))
