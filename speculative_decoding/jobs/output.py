@@ -63,7 +63,7 @@ class ResumableOutput:
             InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
         """
         if path.exists() and not path.is_file():
-            way_out = ("leave out ", Name("output"), " to write to standard output")
+            way_out: Words = ("leave out ", Name("output"), " to write to standard output")
             raise InputError(f"{path} is not a regular file", "output", way_out)
         with writing(Name("output"), path):
             file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
