@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +139,20 @@ def test_settings_are_on_disk_before_the_first_record_and_records_at_the_end(
 def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole")
 
-    class Full:
+    class Full(FileIO):
         """A file on a disk that has room for five more bytes."""
 
-        def __init__(self, file: Any) -> None:
-            self._file, self._room = file, 5
+        room = 5
 
-        def write(self, data: memoryview) -> int:
-            if not self._room:
+        def write(self, data: Any) -> int:
+            if not self.room:
                 raise OSError(28, "No space left on device")
-            written, self._room = self._file.write(data[: self._room]), 0
-            return int(written)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
+            size, self.room = self.room, 0
+            return super().write(data[:size])
 
     def fill(output: Any) -> None:
         if output.lines == 10:
-            output._file = Full(output._file)
+            output._file = Full(os.dup(output._file.fileno()), "r+b")
 
     with pytest.raises(InputError, match=r"\(No space left on device\); the records written so far are kept; continue"):
         run_job(tmp_path / "out", INPUT, after_row=fill)
