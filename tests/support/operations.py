@@ -17,6 +17,7 @@ from speculative_decoding.decoding import round as loop
 from speculative_decoding.drafters import Draft
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
+from tests.support.device import use
 
 # These only change how existing data is addressed.
 VIEWS = {"AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze"}
@@ -53,6 +54,17 @@ def counted() -> Iterator[Counter[str]]:
 
             patch.setattr(mx, name, counting)
         yield seen
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run functions as they are written. Then tests of several dtypes need not compile kernels for each."""
+    mx.disable_compile()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        mx.enable_compile()  # type: ignore[no-untyped-call]
+        use(mx.cpu)
 
 
 @contextmanager
