@@ -1,10 +1,9 @@
-"""BART families: planted faults, file variants, positions and decoding. test_t5.py checks the goldens."""
+"""BART families: file variants, positions and decoding. test_t5.py checks the goldens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,63 +68,6 @@ def random_model(**changes: Any) -> BART:
     model.load_weights([(path, 0.12 * each + (path in norms)) for path, each in noise.items()])
     mx.eval(model.parameters())
     return model
-
-
-# Planted faults, which the goldens must catch.
-
-
-def no_offset(model: BART) -> None:
-    for stack in (model.encoder, model.decoder):
-        stack.positions.offset = 0
-
-
-def other_wavelengths(model: BART) -> None:
-    for stack in (model.encoder, model.decoder):
-        stack.positions.includes_longest = not stack.positions.includes_longest
-
-
-def positions_from_zero(model: BART) -> None:
-    model.decoder.positions.first = 0
-
-
-def unscaled(model: BART) -> None:
-    model.config = replace(model.config, scale_embedding=not model.config.scale_embedding)
-
-
-def without(stack: str, norm: str) -> Callable[[BART], None]:
-    return lambda model: model[stack].pop(norm)
-
-
-def norms_elsewhere(model: BART) -> None:
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.norm_first = not layer.norm_first
-
-
-def unscaled_attention(model: BART) -> None:
-    for layer in model.decoder.layers:
-        layer.cross_attention.config = replace(layer.cross_attention.config, scale=1.0)
-
-
-def no_logits_bias(model: BART) -> None:
-    model.pop("logits_bias")
-
-
-FAULTS: dict[str, list[Callable[[BART], None]]] = {
-    "bart": [no_offset, unscaled, without("decoder", "embedding_norm"), no_logits_bias],
-    "mbart": [no_offset, unscaled, without("encoder", "norm"), without("encoder", "embedding_norm")],
-    "pegasus": [other_wavelengths, unscaled, without("decoder", "norm")],
-    "m2m_100": [other_wavelengths, positions_from_zero, unscaled, without("encoder", "norm")],
-    "marian": [other_wavelengths, unscaled, no_logits_bias],
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_goldens_catch_planted_faults(family: str) -> None:
-    for fault in (*FAULTS[family], norms_elsewhere, unscaled_attention):
-        model, golden = opened(family)
-        assert error_of(model, golden) < 1e-4
-        fault(model)
-        assert error_of(model, golden) > 1e-2, fault.__qualname__
 
 
 # Files.
@@ -267,10 +209,8 @@ def test_drafts_keep_the_output(family: str) -> None:
     assert {0, 1, 4} <= accepted
 
 
-STORED = [
-    (family, storage) for family in FAMILIES for storage in (Storage("bfloat16", 4, 32), Storage("float32", 8, 32))
-]
-STORED += [(family, Storage("float16", bits, 32)) for family in ("bart", "marian") for bits in (8, None)]
+STORED = [(family, Storage("bfloat16", 4, 32)) for family in FAMILIES]
+STORED += [("mbart", Storage("float32", 8, 32)), ("bart", Storage("float16", 8, 32)), ("marian", Storage("float16"))]
 
 
 @pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
@@ -323,7 +263,7 @@ def test_head_of_some_ids_includes_the_logits_bias() -> None:
     assert mx.allclose(model.head_of(ids)(states), model.logits(states)[..., ids], atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bart", "m2m_100"])
 def test_graph_size_of_a_pass_is_independent_of_rows(family: str) -> None:
     model = random_model(model_type=family)
     counts = []

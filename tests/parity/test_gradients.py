@@ -1,4 +1,4 @@
-"""Teacher-forced passes: logits equal those of cached passes, and gradients equal Hugging Face's."""
+"""Teacher-forced passes: logits and gradients equal Hugging Face's."""
 
 from __future__ import annotations
 
@@ -37,16 +37,12 @@ def gradients(model: EncoderDecoder, loss: Callable[[EncoderDecoder], mx.array])
 
 
 @pytest.mark.parametrize("folder", FAMILIES_WITH_GOLDENS, ids=lambda folder: folder.name)
-def test_teacher_forced_logits_match_cached_passes_and_hugging_face(folder: Path) -> None:
+def test_teacher_forced_logits_match_hugging_face(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     encoder_output, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
     whole = np.array(model.logits(model.teacher_forced(tokens, encoder_output, mask)))
     assert np.abs(whole - golden["logits"]).max() < NOISE
-    cache = model.make_cache(encoder_output, mask)
-    for start in range(0, tokens.shape[1], 5):
-        piece = np.array(model.decode(tokens[:, start : start + 5], cache))
-        assert np.abs(piece - whole[:, start : start + 5]).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["t5", "umt5"])

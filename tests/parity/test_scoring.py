@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError, encode, generate, load, score
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding import InputError, Session, encode, generate, score
 from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, tokens_of
 
@@ -70,8 +69,8 @@ def test_probabilities_of_all_outputs_of_a_length_sum_to_one() -> None:
     assert total == pytest.approx(np.exp(first[3]) + np.exp(first[8]), rel=1e-4)
 
 
-def test_score_of_an_output_matches_its_logprobs() -> None:
-    session = load(BUNDLED / "t5-web-docs")
+def test_score_of_an_output_matches_its_logprobs(pair: Session) -> None:
+    session = pair
     prompt = "translate English to German: The method returns the value."
     result = session.generate(prompt, logprobs=True)
     found = session.score(prompt, result.text)

@@ -88,11 +88,6 @@ def test_tensor_with_a_wrong_shape_is_refused(name: str) -> None:
         checked_sources(build(config | {"d_kv": 2 * config["d_kv"]}), published(config))
 
 
-def test_longt5_is_refused_with_an_alternative() -> None:
-    with pytest.raises(CheckpointError, match="'longt5': local attention is not supported; use T5 or"):
-        build(T5 | {"model_type": "longt5"})
-
-
 def test_suggested_drafts_have_the_same_vocabulary() -> None:
     assert suggested_draft("google/flan-ul2") == "google/flan-t5-small"
     assert suggested_draft("Salesforce/codet5p-770m") == "Salesforce/codet5p-220m"
