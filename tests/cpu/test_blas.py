@@ -121,8 +121,6 @@ def test_importing_runs_no_compiler(compiled: Path, without_extension: Path, tmp
 
 CHECK = """
 import os
-os.sched_setaffinity(0, range(os.cpu_count()))  # the test suite pins itself to one core
-os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # under batch scheduling, spinning threads do not yield
 import speculative_decoding.cpu.blas as b
 import ctypes, threading
 import numpy as np
