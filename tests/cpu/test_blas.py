@@ -260,11 +260,6 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(checked: subprocess.Completed
     assert "passed 2" in checked.stdout, checked.stderr
 
 
-def test_matmuls_of_one_thread_match_float64(compiled: Path) -> None:
-    done = check(compiled, 1, PRODUCTS)
-    assert "passed 0" in done.stdout, done.stderr
-
-
 def test_decoding_calls_no_openblas_matmul(compiled: Path) -> None:
     """Idle OpenBLAS threads spin for 25 ms and would slow the next rounds. Covers a draft head, biases, long sources
     and batches."""

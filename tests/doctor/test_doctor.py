@@ -180,9 +180,6 @@ def test_weights_that_do_not_fit_in_memory_are_not_loaded(
 
 REFUSED = [
     ("unexpected argument", "x"),
-    ("--prompt: unknown option", "--prompt", "x"),
-    ("--verify: unknown option", "--verify"),
-    ("--temperature: unknown option", "--temperature", "1"),
     ("--num-draft: unknown option", "--num-draft", "3"),
     ("--json: /nowhere/x.json cannot be written", "--json", "/nowhere/x.json"),
     ("--json: . cannot be written", "--json", "."),

@@ -28,7 +28,7 @@ from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
 from tests.support.operations import uncompiled
-from tests.support.tiny import DRAFTERS, TOKENIZER, noisy_copy, run, tokens_of
+from tests.support.tiny import DRAFTERS, TOKENIZER, run, tokens_of
 
 NAMES = ("t5gemma", "t5gemma-unequal", "t5gemma2")
 FOLDERS = {folder.name: folder for folder in GOLDENS if folder.name in NAMES}
@@ -43,35 +43,6 @@ def target_of(name: str) -> EncoderDecoder:
 
 def config_of(name: str) -> dict[str, Any]:
     return json.loads((FOLDERS[name] / "config.json").read_text())  # type: ignore[no-any-return]
-
-
-# Decoding.
-
-
-DECODED: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4})
-
-
-@cache
-def draft_of(name: str) -> EncoderDecoder:
-    return noisy_copy(target_of(name), 0.03)
-
-
-@cache
-def baselines_of(name: str) -> list[list[int]]:
-    """The baseline output for each of `DECODED`."""
-    return [tokens_of(run(target_of(name), SOURCE, max_tokens=14, **options)) for options in DECODED]
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@every_family
-def test_output_equals_the_baseline(name: str, drafter: str) -> None:
-    """Greedy and coupled outputs are compared."""
-    target, draft = target_of(name), draft_of(name)
-    for options, baseline in zip(DECODED, baselines_of(name), strict=True):
-        made = DRAFTERS[drafter](target, draft, baseline)
-        rounds = run(target, SOURCE, made, max_tokens=14, **options)
-        assert tokens_of(rounds) == baseline
-        assert drafter != "target itself" or len(rounds) <= 1 + len(baseline) // 3
 
 
 # Storage.

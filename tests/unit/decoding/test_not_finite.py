@@ -16,11 +16,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding import InputError, Round, batch_generate, generate, score, stream_generate
+from speculative_decoding import InputError, batch_generate, generate, score, stream_generate
 from speculative_decoding.drafters import NgramDrafter, RequestView, SeparateDrafters
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from tests.support.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like, tokens_of
+from tests.support.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
 
 MODEL = tiny_model(pad_token_id=22)
@@ -123,26 +123,6 @@ def test_rejected_non_finite_draft_tokens_change_nothing(value: float, rule: str
             **RULES[rule],
         )
         assert found.tokens == baseline and found.stats.drafted_tokens > 20
-
-
-def test_non_finite_draft_token_costs_one_round() -> None:
-    """The round commits nothing, and the next one has no draft."""
-    baseline, rounds = alone(max_tokens=20), list[Round]()
-    drafter = Scripted(baseline, lambda i, token: BAD if i == 9 else token)
-    generate(
-        changed("embedding", {BAD: mx.nan}),
-        Letters(),
-        "abc",
-        drafter=drafter,
-        num_draft_tokens=3,
-        max_tokens=20,
-        on_round=rounds.append,
-    )
-    spoiled = [i for i, round in enumerate(rounds) if not round.tokens]
-    assert spoiled and tokens_of(rounds) == baseline
-    for i in spoiled:
-        assert BAD in rounds[i].proposed and rounds[i].accepted == 0 and rounds[i].finish_reason is None
-        assert rounds[i + 1].proposed == [] and len(rounds[i + 1].tokens) == 1
 
 
 def test_drafters_observe_only_finite_states() -> None:

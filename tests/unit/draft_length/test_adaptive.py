@@ -58,27 +58,6 @@ def best_speed(costs: RoundCosts, right: float) -> float:
     return max(sum(right**i for i in range(k + 1)) / costs.round_cost(k, k) for k in range(17))
 
 
-@pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
-@pytest.mark.parametrize("kinds", [*product((COPY, MODEL), repeat=2)])
-def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) -> None:
-    length = AdaptiveLength(lambda rows: costs, max_draft_tokens=5)
-    for kind, right in ((COPY, 0.9), (MODEL, 0.7)):
-        decode(length, costs, right, 300, kind)
-
-    def rate(counts: Sequence[int]) -> float:
-        tokens = sum(1 + length._kinds[kind].expected()[n] for kind, n in zip(kinds, counts, strict=True))
-        steps = max(n * (kind == MODEL) for kind, n in zip(kinds, counts, strict=True))
-        return tokens / costs.round_cost(max(counts), steps)
-
-    best = max(rate(counts) for counts in product(range(6), repeat=2))
-    lengths, gain = length._best(kinds, [5] * len(kinds), costs)
-    if best > adaptive.WORTHWHILE * rate((0, 0)):
-        assert rate([lengths[kind] for kind in kinds]) == pytest.approx(best)
-        assert gain == pytest.approx(best / rate((0, 0)))
-    else:
-        assert not any(lengths.values()) and gain == 1.0
-
-
 def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
     rng = random.Random(3)
     drafted = 0
@@ -128,10 +107,6 @@ def test_a_draft_that_improves_is_used_again() -> None:
 @pytest.mark.parametrize("costs", [FLAT, STEP, MEASURED])
 def test_a_useless_draft_costs_at_most_two_percent(costs: RoundCosts, prior: Sequence[float]) -> None:
     assert speed(AdaptiveLength(lambda rows: costs, prior=prior), costs, 0.0) >= 0.98
-
-
-def test_a_useless_draft_model_costs_at_most_one_percent_of_25_requests() -> None:
-    assert speed(AdaptiveLength(lambda rows: MEASURED), MEASURED, 0.0, 25 * 32) >= 0.99
 
 
 def test_drafts_of_an_unknown_model_grow_with_its_accepted_tokens() -> None:

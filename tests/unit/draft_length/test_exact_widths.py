@@ -61,13 +61,6 @@ def test_the_choice_does_not_depend_on_the_order_of_groups(groups: list[list[int
     assert choose_exact_widths(groups) == expected == choose_exact_widths(groups[::-1])
 
 
-@pytest.mark.parametrize("speed", [1.0, 50.0])
-@pytest.mark.parametrize("draft", ["", "a head"])
-def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed: float, draft: str) -> None:
-    probe = FakeProbe(slope=0.02 * speed)
-    assert exact_widths_of(calibrated(probe, draft)).widths == compared(FakeProbe()).widths
-
-
 def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> None:
     probe = FakeProbe(batches=False)
     calibration = Calibration(lambda: probe, CalibrationStore(KEY))

@@ -141,11 +141,10 @@ def damaged(target: EncoderDecoder, damage: str) -> DraftHead:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_head_changes_no_output(damage: str) -> None:
     for options in ({}, {"temperature": 1.0}):
-        for source in SOURCES[:3]:
+        for source in SOURCES[:2]:
             rounds = run(TARGET, source, BatchHeadDrafter(damaged(TARGET, damage), TARGET), **options)
             assert tokens_of(rounds) == tokens_of(run(TARGET, source, **options))
-    for rule in ("rejection", "block"):
-        check_distribution_of_head(rule, damaged(SMALL, damage))
+    check_distribution_of_head("rejection", damaged(SMALL, damage))
 
 
 def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
