@@ -219,6 +219,11 @@ def test_recommendations_equal_those_of_the_adaptive_length(costs: RoundCosts, r
     assert bool(recommended) == (expected_speedup > 1.0)
 
 
+def test_a_recommended_draft_ends_before_a_token_that_is_never_accepted() -> None:
+    costs = RoundCosts(dict.fromkeys(range(1, 5), 1.0))
+    assert recommend_length(costs, (1.0, 1.0, 0.0), baseline=1.0, has_steps=False) == (2, 3.0)
+
+
 def test_exact_passes_are_compared_with_the_fastest_baseline() -> None:
     found = recommend_length(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
     assert found == (1, 0.75)

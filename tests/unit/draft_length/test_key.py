@@ -12,7 +12,7 @@ from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny import tiny_model
 
 
-def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_differs_by_target_ranks_libraries_and_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     key = calibration_key(tiny_model())
     assert key == calibration_key(tiny_model(seed=8))  # weights change neither speed nor bits
     half = tiny_model()
@@ -20,7 +20,12 @@ def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch
     others = [calibration_key(half), calibration_key(tiny_model(d_ff=64)), calibration_key(tiny_model(num_layers=3))]
     monkeypatch.setitem(native_libraries, "blas", "another")
     others.append(calibration_key(tiny_model()))
-    assert len({key, *others}) == 5
+    monkeypatch.setenv("MLX_ENABLE_TF32", "another")
+    others.append(calibration_key(tiny_model()))
+    shard = tiny_model()
+    shard.ranks = 2
+    others.append(calibration_key(shard))
+    assert len({key, *others}) == 7
 
 
 def test_equal_bits_are_known_for_float32_with_tiles_only(monkeypatch: pytest.MonkeyPatch) -> None:

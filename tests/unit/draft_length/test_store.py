@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -17,6 +18,7 @@ from speculative_decoding.draft_length.store import (
     CALIBRATION_VARIABLE,
     ENOUGH_TIMINGS,
     CalibrationStore,
+    locked,
     read_measurements,
 )
 from tests.support.fake_probe import KEY, FakeProbe, calibrated
@@ -77,6 +79,17 @@ def test_processes_and_threads_that_save_at_the_same_time_lose_nothing(folder: P
     found = stored(folder)["passes"]
     assert {rows: [*by_width] for rows, by_width in found.items()} == {rows: [*range(1, 13)] for rows in (1, 2, 3, 4)}
     assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing partial is left
+
+
+def test_a_writer_waits_for_another(folder: Path) -> None:
+    store = CalibrationStore(KEY)
+    store.add_pass(1, 1, 0.001)
+    with ThreadPoolExecutor(1) as threads:
+        with locked(folder):
+            saving = threads.submit(store.save)
+            assert not wait([saving], 0.3).done
+        saving.result()
+    assert stored(folder)["passes"] == {1: {1: 0.001}}
 
 
 @pytest.mark.filterwarnings("ignore:calibration. .* is damaged")

@@ -142,6 +142,18 @@ def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
     assert probs is not None and probs.shape == (1, 2, VOCAB)
 
 
+@pytest.mark.parametrize("accepted", range(4))
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_draft_does_not_depend_on_earlier_drafts(source: list[int], accepted: int) -> None:
+    draft = DraftModel(DRAFT)
+    row, drafter = RequestView(GenerationOptions(), source, [0]), BatchModelDrafter(draft, VOCAB)
+    drafter.begin(row)
+    for token in (7, 8, 9):
+        proposal = np.array(drafter.propose({row: 3}, 1).tokens)[0].tolist()
+        assert proposal == proposed(draft, source, 3, row.decoder_tokens)[0]
+        row.decoder_tokens += [*proposal[:accepted], token]
+
+
 # The options of the rows of a batch. Any two differ in seed, penalty or acceptance rule.
 ROW_OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 8.0},

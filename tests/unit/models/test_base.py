@@ -22,7 +22,7 @@ from speculative_decoding.models.base import checked_sources
 from speculative_decoding.models.t5 import T5Config
 from tests.support.checkpoint_files import torch_file
 from tests.support.paths import GOLDENS
-from tests.support.tiny import TOKENIZER, WHISPER, audio_frames, save_whisper, tiny_whisper
+from tests.support.tiny import TOKENIZER, WHISPER, audio_frames, save_whisper, tiny_model, tiny_whisper
 
 GOLDEN = json.loads((GOLDENS / "ties.json").read_text())
 HEADS = {family: names[-1] for family, names in GOLDEN["names"].items()}
@@ -69,6 +69,14 @@ def used_tables(family: str, flag: bool | None, values: Mapping[str, int]) -> tu
     source = None if family == "whisper" else value(sources.get("source_embedding.weight", embedding))
     scaled = model.config.scale_decoder_outputs if isinstance(model.config, T5Config) else None
     return [source, value(embedding), value(sources.get("head.weight", embedding))], scaled
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_outputs_are_scaled_as_config_json_says_with_and_without_a_tied_head(is_tied: bool) -> None:
+    unscaled, scaled = (tiny_model(tie_word_embeddings=is_tied, scale_decoder_outputs=scale) for scale in (False, True))
+    hidden = mx.random.normal((1, 3, scaled.config.d_model), key=mx.random.key(0))
+    expected = unscaled.final_states(hidden) * scaled.config.d_model**-0.5
+    assert mx.allclose(scaled.final_states(hidden), expected)
 
 
 @pytest.mark.parametrize("family", HEADS)

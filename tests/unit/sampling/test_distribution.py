@@ -59,6 +59,10 @@ def test_four_elements_by_hand(settings: dict[str, Any], kept: list[float]) -> N
     assert np.allclose(probs_of(np.log(PROBS).tolist(), [0], **settings), expected, atol=within(1e-6))
 
 
+def test_top_p_drops_ids_whose_total_is_exactly_the_rest() -> None:
+    assert probs_of([0.0] * 4, [0], top_p=0.5) == [0, 0, 0.5, 0.5]
+
+
 PENALISED = GenerationOptions(repetition_penalty=2.0)
 
 
