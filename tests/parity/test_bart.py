@@ -106,15 +106,14 @@ def test_zero_logits_bias_is_ignored(tmp_path: Path) -> None:
 
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
-    *((name, value) for name in ("d_model", "encoder_layers", "decoder_ffn_dim") for value in (0, 1 << 30, "2", None)),
-    *((name, value) for name in ("encoder_attention_heads", "decoder_attention_heads") for value in (0, 3, True)),
-    *(("d_model", value) for value in (2, 66)),
-    *(("max_position_embeddings", value) for value in (0, 1 << 40, [1])),
-    *(("activation_function", value) for value in ("sine", 3, ["gelu"])),
-    *(("scale_embedding", value) for value in (1, "yes")),
-    *(("share_encoder_decoder_embeddings", value) for value in (False, 0)),
-    *((name, value) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id") for value in (64, -1, "2")),
-]  # fmt: skip
+    *(("d_model", value) for value in (0, 1 << 30, "2", None, 2, 66)),
+    *(("decoder_attention_heads", value) for value in (0, 3, True)),
+    ("max_position_embeddings", 1 << 40),
+    ("activation_function", "sine"),
+    ("scale_embedding", 1),
+    ("share_encoder_decoder_embeddings", False),
+    *((name, 64) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
