@@ -93,7 +93,6 @@ def test_sharded_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
     for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
         assert found["errors"].keys() == set(names)
         assert max(found["errors"].values()) < 1e-4
-    assert found_by(two[1])["unsummed"] > 1e-2
 
 
 def test_a_pass_has_three_all_reduces_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:

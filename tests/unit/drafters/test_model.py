@@ -211,12 +211,6 @@ def test_vocabulary_has_the_ends_and_the_most_frequent_ids(size: int) -> None:
     assert DraftVocabulary.most_frequent(size, OUTPUTS, [1, 2]).ids[:2] == (1, 2)
 
 
-def test_an_end_token_is_included_exactly_once() -> None:
-    for outputs in (OUTPUTS, [[5, 7]], [[1, 1, 1, 5]]):
-        ids = DraftVocabulary.most_frequent(4, outputs, [1]).ids
-        assert ids.count(1) == 1 and len(set(ids)) == len(ids)
-
-
 def test_ids_that_accompany_a_source_id_are_learned() -> None:
     """Each output contains 100 + s for every source id s, shuffled, and also frequent ids and a copied id."""
     rng, pairs = np.random.default_rng(0), []
