@@ -103,16 +103,6 @@ def test_a_writer_that_found_a_damaged_file_keeps_what_another_has_stored_since(
     assert {*stored(folder)["passes"]} == {1, 2}
 
 
-def test_a_writer_waits_for_another(folder: Path) -> None:
-    store = CalibrationStore(KEY)
-    store.add_pass(1, 1, 0.001)
-    with ThreadPoolExecutor(1) as threads:
-        with module.locked(folder):
-            saving = threads.submit(store.save)
-            assert not wait([saving], 0.3).done
-        saving.result()
-    assert stored(folder)["passes"] == {1: {1: 0.001}}
-
 
 def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:
     one, other = CalibrationStore(KEY), CalibrationStore(KEY)
