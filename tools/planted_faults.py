@@ -173,7 +173,7 @@ jobs/output.py: a changed input line is not noticed | jobs/test_output.py
 - if fields[INPUT_HASH] != input_hash(line):
 + if fields[INPUT_HASH] is None:
 
-checkpoints/safetensors.py: bfloat16 is read as float16 | unit/loading/test_dtypes.py
+checkpoints/safetensors.py: bfloat16 is read as float16 | unit/loading/test_load.py
 - "BF16": mx.bfloat16
 + "BF16": mx.float16
 checkpoints/lora.py: the update of an embedding is not transposed | parity/test_adapters.py
@@ -182,9 +182,9 @@ checkpoints/lora.py: the update of an embedding is not transposed | parity/test_
 checkpoints/gguf.py: a tensor may reach past the end of the file | unit/checkpoints/test_gguf.py
 - or location.start < stop or location.stop > len(cursor.data):
 + or location.start < stop:
-checkpoints/pickles.py: unknown opcodes are skipped | robustness/test_checkpoint_fuzz.py
-- raise self.error(f"opcode {opcode} is not allowed")
-+ pass
+checkpoints/pickles.py: other opcodes without an argument are skipped | unit/checkpoints/test_pickles.py
+- if each.name in NAMES
++ if each.name in NAMES or each.arg is None
 checkpoints/pickles.py: a tensor may begin anywhere in its storage | unit/checkpoints/test_torch_bin.py
 - if offset + extent > storage.numel:
 + if extent > storage.numel:
@@ -196,7 +196,7 @@ loading/atomic_io.py: a text file is overwritten in place | unit/loading/test_at
 -         partial.replace(path)
 +         path.write_text(text, encoding="utf-8")
 +         path.chmod(mode)
-loading/manifest.py: a damaged file of the same size is not found | unit/loading/test_conversion.py
+loading/manifest.py: a damaged file of the same size is not found | unit/loading/test_manifest.py
 - if sha256(path) != entry["sha256"]:
 + if path.stat().st_size != entry["bytes"]:
 loading/conversion.py: weights are not converted to the chosen type | unit/loading/test_conversion.py
@@ -205,7 +205,7 @@ loading/conversion.py: weights are not converted to the chosen type | unit/loadi
 loading/tokenizer.py: an incomplete character after other text is released | unit/loading/test_tokenizer.py
 - if text.endswith(REPLACEMENT):
 + if text == REPLACEMENT:
-loading/sentencepiece_tokenizer.py: extra ids are shifted by one | unit/loading/test_hard_tokenizers.py
+loading/sentencepiece_tokenizer.py: extra ids are shifted by one | unit/loading/test_reference_tokenizer.py
 - end = len(self.pieces) - 1 + count
 + end = len(self.pieces) + count
 

@@ -253,14 +253,16 @@ class GgufCheckpoint(Checkpoint):
         return array
 
 
-def dequantize_tensor(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
+def dequantize_tensor(
+    raw: NDArray[np.uint8], tensor: GgufTensor, chunk_elements: int = CHUNK_ELEMENTS
+) -> NDArray[np.float32]:
     """Dequantize a few rows at a time, because the `gguf` package uses several times the memory of its result."""
     from gguf.quants import dequantize
 
     columns = tensor.info.shape[-1]
     rows = raw.reshape(-1, columns // tensor.type.block_size * tensor.type.block_bytes)
     out = np.empty((len(rows), columns), np.float32)
-    step = max(1, CHUNK_ELEMENTS // columns)
+    step = max(1, chunk_elements // columns)
     with np.errstate(all="ignore"):  # a file may contain infinite scales
         for start in range(0, len(rows), step):
             out[start : start + step] = dequantize(rows[start : start + step], tensor.type.quantization)

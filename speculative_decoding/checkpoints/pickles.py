@@ -1,18 +1,19 @@
 """Reads the pickles of torch checkpoints without unpickling: an interpreter for the few opcodes that state dicts use.
 
-`pickletools`, Python's disassembler, splits a pickle into opcodes and arguments without building objects.
-
 Security: nothing that a file names is looked up, imported or called. A global's name is compared with an allow-list
 and only selects which inert value to build; any other name is refused. (Deny-lists fail: even torch's `weights_only`
-has been breached, CVE-2025-32434.) All sizes are bounded. The memo lets values contain themselves or share parts,
-but no value is traversed, so time and memory grow only with the number of opcodes.
+has been breached, CVE-2025-32434.) An opcode is checked before its argument is read, and `pickletools`, which decodes
+the argument, sees only the few bytes that it may have. The memo lets values contain themselves or share parts, but no
+value is traversed, compared or hashed, except short texts and small integers. Time and memory therefore grow only with
+the number of opcodes.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, TypeGuard
 
 import mlx.core as mx
@@ -24,8 +25,21 @@ from .mapped import MappedFile
 # Each opcode adds at most one value, mark or memo entry, so this bounds them all. T5-11B needs 25,000.
 MAX_OPCODES = 250_000
 MAX_BYTES = 16 << 20
-MAX_STRING_LENGTH = 4096
+MAX_ARGUMENT_BYTES = 4096
+MAX_MARKS = 32  # that are open at once; a state dict has 3
 MAX_INTEGER_KEY = 1 << 20
+
+NAMES = str.split("""
+PROTO STOP GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET MARK NONE NEWTRUE NEWFALSE BININT1
+BININT2 BININT LONG1 BINFLOAT BINUNICODE EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT
+SETITEM SETITEMS
+""")
+# The code of each opcode that is allowed -> its name, and the function that reads its argument, if it has one
+OPCODES = {
+    each.code.encode("latin-1"): (each.name, each.arg.reader if each.arg else None)
+    for each in pickletools.opcodes
+    if each.name in NAMES
+}
 
 STORAGE_TYPES: Mapping[str, mx.Dtype] = {
     "torch DoubleStorage": mx.float64, "torch FloatStorage": mx.float32, "torch HalfStorage": mx.float16,
@@ -44,6 +58,10 @@ class GlobalName:
     """The name of an allowed global as "module attribute". It is never looked up."""
 
     name: str
+
+
+class NestedTuple(tuple[object, ...]):
+    """A tuple that contains tuples, such as the arguments of a tensor. No other tuple may contain it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,31 +108,38 @@ class PickleInterpreter:
         return self.file.error(f"pickle refused: {problem} (at byte {self.position})")
 
     def run(self, max_bytes: int) -> None:
-        for count, (opcode, argument) in enumerate(self.opcodes(max_bytes)):
-            if count == MAX_OPCODES:
-                raise self.error(f"more than {MAX_OPCODES} opcodes")
-            if isinstance(argument, str) and len(argument) > MAX_STRING_LENGTH:
-                raise self.error(f"a string of {len(argument)} characters (at most {MAX_STRING_LENGTH})")
-            if opcode != "STOP":
-                self.step(opcode, argument)
+        stop = self.position + max_bytes
+        for _ in range(MAX_OPCODES):
+            opcode, argument, end = self.read(stop)
+            if opcode == "STOP":
+                break
+            self.step(opcode, argument)
+            self.position = end
+        else:
+            raise self.error(f"more than {MAX_OPCODES} opcodes")
         if self.outer_stacks or len(self.stack) != 1:
             raise self.error("it ends before its value is complete")
         self.value = self.stack[0]
-        self.position += 1
+        self.position = end
 
-    def opcodes(self, max_bytes: int) -> Iterator[tuple[str, Any]]:
-        """Yield each opcode's name and argument, ending with STOP."""
-        start = self.position
-        operations: Iterator[tuple[Any, Any, Any]] = pickletools.genops(self.file.data[start : start + max_bytes])
+    def read(self, stop: int) -> tuple[str, Any, int]:
+        """Return the name and the argument of the opcode at `position`, and the position after them."""
+        start = self.position + 1
+        code = self.file.data[self.position : min(start, stop)]
+        if code not in OPCODES:
+            name = {each.code: each.name for each in pickletools.opcodes}.get(code.decode("latin-1"), repr(code))
+            raise self.error(f"opcode {name} is not allowed" if code else "it has no end")
+        name, reader = OPCODES[code]
+        if reader is None:
+            return name, None, start
+        raw = BytesIO(self.file.data[start : min(start + MAX_ARGUMENT_BYTES, stop)])
         try:
-            for opcode, argument, offset in operations:
-                self.position = start + offset
-                yield opcode.name, argument
+            return name, reader(raw), start + raw.tell()
         except ValueError as error:
-            raise self.error(str(error)[:MAX_STRING_LENGTH]) from error  # the message may quote the file, so it is cut
+            raise self.error(f"the argument of {name} is damaged, cut off or too long") from error
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Execute one opcode of protocol 2. Opcodes that build other objects (INST, OBJ, NEWOBJ, EXT*) are refused."""
+        """Execute one opcode of protocol 2."""
         match opcode:
             case "BINGET" | "LONG_BINGET":
                 if argument not in self.memo:
@@ -124,33 +149,25 @@ class PickleInterpreter:
                 self.memo[argument] = self.top()
             case "BININT1" | "BININT2" | "BININT" | "LONG1" | "BINFLOAT" | "BINUNICODE":
                 self.stack.append(argument)
-            case "NONE":
-                self.stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                self.stack.append(opcode == "NEWTRUE")
-            case "EMPTY_TUPLE":
-                self.stack.append(())
-            case "EMPTY_LIST":
-                self.stack.append([])
-            case "EMPTY_DICT":
-                self.stack.append({})
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                self.stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
+            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
+                self.stack.append({"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}[opcode]())
             case "MARK":
+                if len(self.outer_stacks) == MAX_MARKS:
+                    raise self.error(f"more than {MAX_MARKS} open marks")
                 self.outer_stacks.append(self.stack)
                 self.stack = []
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                items = [self.pop() for _ in range(int(opcode[-1]))]
-                self.stack.append(tuple(reversed(items)))
+                self.push_tuple([self.pop() for _ in range(int(opcode[-1]))][::-1])
             case "TUPLE":
-                items = self.pop_to_mark()
-                self.stack.append(tuple(items))
+                self.push_tuple(self.pop_to_mark())
             case "APPEND":
                 self.append([self.pop()])
             case "APPENDS":
                 self.append(self.pop_to_mark())
             case "SETITEM":
-                value = self.pop()
-                key = self.pop()
-                self.set_items([key, value])
+                self.set_items([self.pop(), self.pop()][::-1])
             case "SETITEMS":
                 self.set_items(self.pop_to_mark())
             case "GLOBAL":
@@ -166,8 +183,12 @@ class PickleInterpreter:
             case "PROTO":
                 if argument != 2:  # torch.save's default
                     raise self.error(f"protocol {argument} is not supported (expected 2)")
-            case _:
-                raise self.error(f"opcode {opcode} is not allowed")
+
+    def push_tuple(self, items: list[object]) -> None:
+        kinds = set(map(type, items))
+        if NestedTuple in kinds:
+            raise self.error("tuples of more than two levels")
+        self.stack.append(NestedTuple(items) if tuple in kinds else tuple(items))
 
     def pop(self) -> object:
         self.top()
@@ -202,7 +223,7 @@ class PickleInterpreter:
     def reduce(self) -> None:
         arguments = self.pop()
         function = self.pop()
-        if not isinstance(function, GlobalName) or type(arguments) is not tuple:
+        if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
             raise self.error("REDUCE without a function and a tuple of arguments")
         if function.name == ORDERED_DICT and not arguments:
             self.stack.append({})

@@ -126,14 +126,14 @@ class AdapterConfig:
 
 def check_pattern(pattern: str, path: Path) -> None:
     """Raise `CheckpointError` for a regular expression that is invalid, or may need exponential time."""
-    try:
-        re.compile(pattern)
-        is_simple = len(pattern) <= 1000 and len(re.findall(r"[*+{]", pattern)) <= MAX_WILDCARDS
-        if is_simple and not re.search(r"\)[*+{?]", pattern):
+    is_simple = len(pattern) <= 1000 and len(re.findall(r"[*+{]", pattern)) <= MAX_WILDCARDS
+    problem = "too complex"
+    if is_simple and not re.search(r"\)[*+{?]", pattern):
+        try:
+            re.compile(pattern)
             return
-        problem = "too complex"
-    except (re.error, RecursionError, OverflowError) as error:
-        problem = str(error)
+        except (re.error, RecursionError, OverflowError) as error:
+            problem = str(error)
     raise CheckpointError(f"{path}: the pattern {pattern[:80]!r} cannot be used ({problem})")
 
 

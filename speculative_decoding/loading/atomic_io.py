@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -59,11 +59,11 @@ def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
         partial.unlink(missing_ok=True)
 
 
-def replace_folder(folder: Path, target: Path) -> None:
-    """Rename `folder` to `target`, swapping the two atomically if `target` exists."""
+def replace_folder(folder: Path, target: Path, swap: Callable[[Path, Path], bool] | None = None) -> None:
+    """Rename `folder` to `target`, swapping the two atomically if `target` exists. swap: replaces `exchange`."""
     if not target.exists():
         folder.rename(target)
-    elif not exchange(folder, target):  # no atomic swap: for a moment, `target` does not exist
+    elif not (swap or exchange)(folder, target):  # no atomic swap: for a moment, `target` does not exist
         aside = old_name(target)
         target.rename(aside)
         folder.rename(target)

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, file_download, utils
+from huggingface_hub import constants, utils
+
+from speculative_decoding import load
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED, tokenizer_folder
+from speculative_decoding.loading.pair import open_pair
 
 GATED = {
     "X-Error-Code": "GatedRepo",
     "X-Error-Message": "Access to this model is restricted. You must be authenticated to access it. Please log in.",
 }
 UNKNOWN = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
+TINY = BUNDLED / "t5-web-docs-draft"
+SMALL = {name: name.encode() for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model")}
+SINGLE = SMALL | {"model.safetensors": b"weights"}
+# The functions that take the name of a model
+WAYS: dict[str, Callable[[str], object]] = {
+    "model": lambda name: load(name),
+    "draft model": lambda name: open_pair(TINY, name),
+    "tokenizer": lambda name: tokenizer_folder(TINY, {}, name),
+    "conversion": lambda name: convert(name),
+    "tokenizer of a conversion": lambda name: convert(str(TINY), Path("out"), tokenizer=name),
+}
 OTHERS = {"README.md": b"# a model\n", ".gitattributes": b"*.npz filter=lfs\n", "onnx/model.onnx": b"onnx"}
 
 
@@ -139,35 +156,42 @@ def running(hub: FakeHub) -> Iterator[str]:
         thread.join()
 
 
-def set_endpoint(patch: pytest.MonkeyPatch, address: str) -> None:
-    """Do what HF_ENDPOINT does before huggingface_hub is imported."""
-    patch.setattr(constants, "ENDPOINT", address)
-    for module in (constants, file_download):  # versions below 1.0 have two copies
-        address_of_file = address + "/{repo_id}/resolve/{revision}/{filename}"
-        patch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", address_of_file, raising=False)
-
-
 @contextmanager
-def hub_client(address: str, cache: Path, *, offline: bool = False) -> Iterator[None]:
-    """Let huggingface_hub ask the Hub at this address, without a login, and store files in this folder."""
+def environment(**variables: str | None) -> Iterator[None]:
+    """Set or remove environment variables, which huggingface_hub reads when it is imported."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        patch.delenv("HF_TOKEN", raising=False)
-        set_endpoint(patch, address)
-        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
-        patch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
-        patch.setattr(constants, "HF_STORED_TOKENS_PATH", str(cache / "no tokens"))
-        patch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 120)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
-        utils.disable_progress_bars()
-        yield
-        utils.enable_progress_bars()
+        for name, value in variables.items():
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        importlib.reload(constants)
+        try:
+            yield
+        finally:
+            patch.undo()
+            importlib.reload(constants)
 
 
 @contextmanager
 def fake_hub(cache: Path) -> Iterator[FakeHub]:
-    """Run a Hub, and let huggingface_hub ask it."""
+    """Run a Hub, and let huggingface_hub ask it, without a login, and store files in this folder."""
     hub = FakeHub()
-    with running(hub) as address, hub_client(address, cache):
+    settings = {"HF_HUB_OFFLINE": None, "HF_TOKEN": None, "HF_TOKEN_PATH": str(cache / "no token")}
+    settings |= {"NO_PROXY": "127.0.0.1", "HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DISABLE_XET": "1"}
+    with running(hub) as address, environment(HF_ENDPOINT=address, HF_HUB_CACHE=str(cache), **settings):
+        utils.disable_progress_bars()
         yield hub
+        utils.enable_progress_bars()
+
+
+@contextmanager
+def offline(hub: FakeHub, how: str = "HF_HUB_OFFLINE") -> Iterator[None]:
+    """Make a Hub unreachable. how: a name in `settings`, or the status of its answers."""
+    settings = {
+        "HF_HUB_OFFLINE": {"HF_HUB_OFFLINE": "1"},
+        "no connection": {"HF_ENDPOINT": "http://127.0.0.1:9"},  # the discard port, which nobody serves
+        "no answer": {"HF_HUB_ETAG_TIMEOUT": "1"},
+    }
+    hub.silent = how == "no answer"
+    hub.refusal = (int(how), {}) if how not in settings else None
+    with environment(**settings.get(how, {})):
+        yield
+    hub.silent, hub.refusal = False, None

@@ -19,13 +19,13 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.loading import hub, manifest
+from speculative_decoding.loading import manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.checkpoint_files import torch_file
-from tests.support.hub import GATED, fake_hub
+from tests.support.hub import GATED, FakeHub
 from tests.support.tiny import CONFIG, TOKENIZER, save_hugging_face, tiny_head, tiny_model
 
 MODULE = "encoder.block.0.layer.0.SelfAttention.q"
@@ -176,13 +176,10 @@ def test_a_larger_vocabulary_of_the_adapter_is_used(base: Path, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_other_methods_are_refused_by_name(
-    base: Path, tmp_path: Path, changes: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
+def test_other_methods_are_refused_by_name(base: Path, tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     adapter = write_adapter(tmp_path / "adapter", matrices(), **changes)
     with pytest.raises(InputError, match=named) as caught:
-        load(base, adapter=adapter)
+        open_model(base, adapter=adapter)
     assert "is not supported" in str(caught.value) and "merge_and_unload" in str(caught.value)
 
 
@@ -202,6 +199,7 @@ def test_defaults_of_peft_are_accepted(base: Path, tmp_path: Path) -> None:
 
 
 A, B = matrices()
+ROWS = {f"{PREFIX}shared.token_adapter.trainable_tokens_delta": np.ones((1, 64))}
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another module": (matrices("encoder.block.7.layer.0.SelfAttention.q"), {}, r"block\.7.* fits no tensor of"),
     "a tensor without a module": ({f"{PREFIX}unknown.weight": np.ones(3)}, {}, r"unknown\.weight' fits no tensor"),
@@ -220,19 +218,18 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a slow pattern": (matrices(), {"alpha_pattern": {"(.*.*)*x": 2}}, "too complex"),
     "another slow pattern": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
     "modules": (matrices(), {"modules_to_save": "lm_head"}, "'modules_to_save' must be a list"),
+    "rows without indices": (ROWS, {}, "adapter_config.json has no token indices for"),
+    "a row that the base lacks": (ROWS, {"trainable_token_indices": [24]}, "is for a row that .* does not have"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_adapter_is_refused_before_weights_load(
-    base: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
+def test_a_wrong_adapter_is_refused_before_weights_load(base: Path, tmp_path: Path, case: str) -> None:
     tensors, changes, message = WRONG[case]
     tensors = {name: each.astype(np.float32) for name, each in tensors.items()}
     adapter = write_adapter(tmp_path / "adapter", tensors, **changes)
     with pytest.raises(InputError, match=message) as caught:
-        load(base, adapter=adapter)
+        open_model(base, adapter=adapter)
     assert "\n" not in str(caught.value)
 
 
@@ -247,9 +244,7 @@ def test_a_folder_without_an_adapter_is_named(base: Path, adapter: Path, tmp_pat
         load(base, adapter=adapter)
 
 
-def test_a_wrong_name_of_an_adapter_is_reported_as_one(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_name_of_an_adapter_is_reported_as_one(base: Path, adapter: Path, web: FakeHub) -> None:
     """The option is named, and the way out is one for adapters: convert.py --model cannot convert them."""
 
     def message(name: str) -> str:
@@ -261,20 +256,17 @@ def test_a_wrong_name_of_an_adapter_is_reported_as_one(
     assert message(f"{adapter}s").endswith(f"did you mean {adapter}?")
     assert "name the adapter on the Hub, org/lora" in message("https://huggingface.co/org/lora/tree/main")
     assert "name the folder that PEFT saved" in message("./nothing/here")
-    monkeypatch.chdir(tmp_path)
-    with fake_hub(tmp_path / "cache") as web:
-        assert "log in with" in message("org/private")
-        web.refusal = (503, {})
-        assert "status 503" in (offline := message("org/lora")) and "convert.py" not in offline
-        web.refusal = (403, GATED)
-        assert "accept the licence" in message("org/gated")
+    assert "log in with" in message("org/private")
+    web.refusal = (503, {})
+    assert "status 503" in (offline := message("org/lora")) and "convert.py" not in offline
+    web.refusal = (403, GATED)
+    assert "accept the licence" in message("org/gated")
 
 
 def test_an_adapter_named_as_a_model_is_answered_with_both_names(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, adapter: Path, tmp_path: Path, web: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is downloaded because a file names it."""
-    monkeypatch.setattr(hub, "fetch", lambda *args, **kwargs: pytest.fail("downloads a model"))
     (adapter / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     message = rf"is an adapter of someone/base, not a model; .*--model someone/base --adapter {adapter}"
     uses = (lambda: load(adapter), lambda: convert(str(adapter), tmp_path / "out"), lambda: load(base, draft=adapter))
@@ -290,6 +282,7 @@ def test_an_adapter_named_as_a_model_is_answered_with_both_names(
         load(adapter)
     shutil.copy(base / "model.safetensors", adapter)
     assert load(adapter).model.adapter is None  # a model with remains of its training
+    assert web.requests == []
 
 
 def test_commands_merge_an_adapter(
@@ -327,18 +320,13 @@ def test_a_draft_head_of_the_base_does_not_belong_to_the_merged_model(
                 load(base, adapter=named, draft=head)
 
 
-def test_base_and_adapter_may_be_on_the_hub(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = load(base, adapter=adapter).model
-    monkeypatch.chdir(tmp_path)
-    with fake_hub(tmp_path / "cache") as web:
-        web.add("org/base-model", base)
-        web.add("org/its-adapter", adapter)
-        assert_same(load("org/base-model", adapter="org/its-adapter").model, expected)
-        converted = convert("org/base-model", Path("out"), Storage("float32"), adapter="org/its-adapter")
-        assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
-        with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
-            load("org/its-adapter")
-        with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
-            load("org/base-model", adapter="org/base-model")
+def test_base_and_adapter_may_be_on_the_hub(base: Path, adapter: Path, web: FakeHub) -> None:
+    web.add("org/base-model", base)
+    web.add("org/its-adapter", adapter)
+    assert_same(load("org/base-model", adapter="org/its-adapter").model, load(base, adapter=adapter).model)
+    converted = convert("org/base-model", Path("out"), Storage("float32"), adapter="org/its-adapter")
+    assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
+    with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
+        load("org/its-adapter")
+    with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
+        load("org/base-model", adapter="org/base-model")

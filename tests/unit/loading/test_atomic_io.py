@@ -71,6 +71,21 @@ def test_an_old_folder_is_restored_after_an_interrupted_swap(tmp_path: Path) -> 
     assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
 
 
+def test_a_folder_is_replaced_where_two_names_cannot_be_swapped(tmp_path: Path) -> None:
+    target, folder = tmp_path / "model", tmp_path / "new"
+    write(target, "old")
+    write(folder, "new")
+    atomic_io.replace_folder(folder, target, swap=lambda one, other: False)
+    assert (target / "a").read_text() == "new" and os.listdir(tmp_path) == ["model"]
+
+
+def test_the_file_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".text.partial-12345678").write_text("killed")
+    atomic_write(tmp_path / "text", "new", 0o600)
+    atomic_io.clean_up(tmp_path / "text")
+    assert os.listdir(tmp_path) == ["text"] and (tmp_path / "text").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("name", ["model", "m*"])
 def test_unrelated_folders_with_similar_names_are_kept(name: str, tmp_path: Path) -> None:
     unrelated = [tmp_path / hidden for hidden in (".model.old", ".model.partial-mine", ".mine.partial-abcd1234")]

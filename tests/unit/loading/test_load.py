@@ -1,8 +1,10 @@
-"""All tensors of a model have one dtype, which depends on the checkpoint and the device."""
+"""A model is loaded in one dtype, which depends on its checkpoint and the device, with only the modules it needs."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import checkpoints
-from speculative_decoding.loading.load import Storage, build_model, default_dtype, open_model, read_folder
+from speculative_decoding.checkpoints import ADAPTER_FORMATS, FORMATS, reader
+from speculative_decoding.loading.load import BUNDLED, Storage, build_model, default_dtype, open_model, read_folder
 from tests.parity.test_families import FOLDERS
 from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny import TOKENIZER, whisper_tokenizer
@@ -75,25 +78,57 @@ def test_a_gpu_computes_in_one_dtype(
     assert dtypes == {mx.bfloat16} and mx.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("family", FOLDERS)
+DTYPES: dict[mx.Dtype, dict[str | None, str]] = {
+    mx.bfloat16: {None: "float32", M1: "float16", M2: "float16", M3: "bfloat16"},
+    mx.float16: {None: "float32", M1: "float16", M3: "float16"},
+    mx.float32: {None: "float32", M1: "float32", M3: "float32"},
+}
+CELLS = [("t5", stored, device) for stored, choices in DTYPES.items() for device in choices]
+CELLS += [(family, mx.bfloat16, M1) for family in FOLDERS if family != "t5"]  # only float16 depends on the family
+
+
+@pytest.mark.parametrize(("family", "stored", "device"), CELLS, ids=str)
 def test_the_dtype_depends_on_the_device_and_the_family(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, stored: mx.Dtype, device: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float16 replaces bfloat16 where bfloat16 is emulated, but only in families that cannot overflow."""
-    expected = {
-        mx.bfloat16: {None: "float32", M1: "float16", M2: "float16", M3: "bfloat16"},
-        mx.float16: {None: "float32", M1: "float16", M3: "float16"},
-        mx.float32: {None: "float32", M1: "float32", M3: "float32"},
-    }
-    for stored, choices in expected.items():
-        folder = store_mixed(FOLDERS[family], tmp_path / str(stored), stored)
-        for architecture, dtype in choices.items():
-            with monkeypatch.context() as patch:
-                if architecture is None:
-                    patch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
-                else:
-                    pretend_gpu(patch, architecture)
-                checkpoint = open_model(folder).checkpoint
-            if dtype == "float16" and family in NO_FLOAT16:
-                dtype = "bfloat16"
-            assert {checkpoint.info(name).dtype for name in checkpoint} == {getattr(mx, dtype)}
+    folder = store_mixed(FOLDERS[family], tmp_path / "mixed", stored)
+    if device is not None:
+        pretend_gpu(monkeypatch, device)
+    checkpoint = open_model(folder).checkpoint
+    dtype = "bfloat16" if family in NO_FLOAT16 else DTYPES[stored][device]
+    assert {checkpoint.info(name).dtype for name in checkpoint} == {getattr(mx, dtype)}
+
+
+SCRIPT = """
+import sys
+from speculative_decoding.loading.pair import open_pair
+open_pair({target!r}, {draft!r}).load_weights()
+print(*sys.modules)
+"""
+FOR_OTHER_FILES = {
+    *(
+        f"checkpoints.{name}"
+        for name in ("gguf", "indexed", "lora", "pickles", "quantized", "safetensors", "torch_bin")
+    ),
+    *(f"loading.{name}" for name in ("adapter", "clean_up", "hub", "language_codes", "lookup", "suggested_drafts")),
+    *(f"loading.{name}_tokenizer" for name in ("canonical", "reference", "sentencepiece")),
+    *(f"models.{name}" for name in ("bart", "gemma", "rope", "t5_float16", "t5gemma", "t5gemma2", "whisper")),
+}
+FOR_OTHER_COMMANDS = {"loading.conversion", "loading.hard_texts", "loading.tokenizer_settings"}
+LIBRARIES = {"gguf", "huggingface_hub", "safetensors", "sentencepiece", "torch", "transformers"}
+
+
+def test_a_converted_model_with_a_head_imports_one_reader_and_one_architecture() -> None:
+    folders = {"target": str(BUNDLED / "t5-web-docs"), "draft": str(BUNDLED / "t5-web-docs-head")}
+    command = [sys.executable, "-c", SCRIPT.format(**folders)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {name.removeprefix("speculative_decoding.") for name in result.stdout.split()}
+    assert {"checkpoints.npz", "models.t5", "models.draft_head"} <= found
+    assert not found & (FOR_OTHER_FILES | FOR_OTHER_COMMANDS | LIBRARIES)
+    assert not any(name.split(".")[0] == "distributed" for name in found)
+
+
+@pytest.mark.parametrize("name", FORMATS | ADAPTER_FORMATS)
+def test_each_format_has_a_reader(name: str) -> None:
+    assert callable(reader(name))

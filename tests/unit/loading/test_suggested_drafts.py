@@ -1,0 +1,42 @@
+"""Drafts that are suggested for well-known targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run_config
+from speculative_decoding.loading.suggested_drafts import suggested_draft
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("google/flan-t5-xl", "google/flan-t5-small"),
+        ("models/t5-11b", "google-t5/t5-small"),
+        (Path("/home/me/T5-Base"), "google-t5/t5-small"),
+        ("~/.cache/hub/models--google--madlad400-10b-mt/snapshots/0123abcd", "google/madlad400-3b-mt"),
+        ("Salesforce/codet5-large", "Salesforce/codet5-small"),
+        ("facebook/bart-large-cnn", "sshleifer/distilbart-cnn-12-6"),
+        ("facebook/nllb-200-3.3B", "facebook/nllb-200-distilled-600M"),
+        ("google/t5gemma-9b-9b-ul2-it", "google/t5gemma-2b-2b-ul2-it"),
+        ("models/t5gemma-9b-2b-prefixlm", "google/t5gemma-2b-2b-prefixlm"),
+        ("google/t5gemma-2-4b-4b", "google/t5gemma-2-270m-270m"),
+        ("facebook/nllb-200-distilled-600M", None),
+        ("Helsinki-NLP/opus-mt-en-de", None),
+        ("google/flan-t5-small", None),
+        ("me/my-t5-base-finetuned", None),
+        ("t5-web-docs", None),
+    ],
+)
+def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: str | None) -> None:
+    assert suggested_draft(target) == draft
+
+
+def test_a_draft_is_suggested_if_none_was_given() -> None:
+    def said(draft: Path | None, **options: str) -> str:
+        return make_run_config(ModelFlags("models/flan-t5-xl", draft), options, DraftFlags()).describe()
+
+    assert said(None).endswith("; to use a draft model, add --draft-model google/flan-t5-small")
+    assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")
