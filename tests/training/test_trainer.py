@@ -49,3 +49,9 @@ def test_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
     parts = student, store, Sampler(store.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), {}
     with pytest.raises(CheckpointError, match="not a checkpoint of this training"):
         Trainer(*parts, tmp_path / "other.npz").resume()
+
+
+def test_the_rate_warms_up_in_80_steps_and_falls_to_two_percent_along_a_cosine() -> None:
+    schedule = Schedule(0.5, steps=1000)
+    rates = [schedule.rate(0, 0.0), schedule.rate(79, 0.0), schedule.rate(999, 0.5), schedule.rate(999, 1.0)]
+    assert rates == pytest.approx([0.5 / 80, 0.5, 0.5 * 0.51, 0.01])

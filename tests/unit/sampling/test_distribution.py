@@ -72,21 +72,6 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> N
 
 
 @pytest.mark.usefixtures("device")
-def test_each_position_sees_only_the_tokens_before_it() -> None:
-    """After the ids 0, 3 and the draft 1, 2, the last of three positions sees all ids, the first only 0 and 3."""
-    found = scores(mx.ones((1, 3, 5)), [PENALISED], History([[0, 3]], mx.array([[1, 2]])))
-    assert found.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
-
-
-@pytest.mark.usefixtures("device")
-def test_rows_do_not_see_tokens_of_other_rows() -> None:
-    """Rows have different lengths, and one has no penalty."""
-    rows = [PENALISED, PENALISED, GenerationOptions()]
-    found = scores(mx.ones((3, 1, 3)), rows, History([[0], [2, 1, 1], [0, 1, 2]]))
-    assert found.tolist() == [[[0.5, 1, 1]], [[1, 0.5, 0.5]], [[1, 1, 1]]]
-
-
-@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda case: f"{case['settings']}-{len(case['logits'])}")
 def test_probabilities_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
     ours = probs_of(case["logits"], case["history"], **case["settings"])

@@ -1,11 +1,12 @@
 """Draft heads: drafts against a reference implementation, untrained or damaged heads, and their folders.
 
-test_generate.py and test_streaming.py test the output of every drafter.
+tests/integration/test_generate.py and test_streaming.py test the output of every drafter.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,12 +30,14 @@ from speculative_decoding.sampling import GenerationOptions
 from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes, seeded
 from tests.integration.test_sampling_distribution import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.operations import counted
 from tests.support.tiny import (
     CONFIG,
     EOS,
     SOURCES,
     VOCAB,
     head_drafter,
+    model_drafter,
     run,
     save_hugging_face,
     source_for,
@@ -107,16 +110,6 @@ def test_drafts_equal_the_reference(
         assert one.tokens == tokens_of(run(TARGET, source, max_tokens=options.max_tokens))
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_reading_states_at_a_wrong_position_is_detected(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    features_at = DraftHead.features_at
-    monkeypatch.setattr(
-        DraftHead, "features_at", lambda self, hidden, places, *rest: features_at(self, hidden, places + shift, *rest)
-    )
-    with pytest.raises(AssertionError, match="another draft"):
-        test_drafts_equal_the_reference(1, (), {})
-
-
 @pytest.mark.parametrize("frequent", [(), (EOS, 2, 6)], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_sampled_outputs_follow_the_target_distribution(rule: str, frequent: Sequence[int]) -> None:
@@ -129,28 +122,6 @@ def check_distribution_of_head(rule: str, head: DraftHead) -> None:
     drafter = BatchHeadDrafter(head, SMALL)
     found = outcomes(drafter, batch, [1 + seed % 2 for seed in range(samples)])
     check_counts(Counter(found), exact_distribution(options), samples)
-
-
-def test_distributions_of_a_wrong_slot_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: tokens are sampled from one slot's distribution and reported with another slot's."""
-    propose = BatchHeadDrafter.propose
-
-    def shifted(self: BatchHeadDrafter, *arguments: Any) -> Draft:
-        draft = propose(self, *arguments)
-        assert draft.probs is not None
-        return Draft(draft.tokens, mx.roll(draft.probs, 1, axis=0), draft.lengths)
-
-    step = DraftHead.compiled_step
-    monkeypatch.setattr(DraftHead, "compiled_step", lambda self, *arrays: negate_every_second_row(step(self, *arrays)))
-    monkeypatch.setattr(BatchHeadDrafter, "propose", shifted)
-    with pytest.raises(AssertionError, match=r"too far|cannot be"):
-        check_distribution_of_head("rejection", tiny_head(SMALL))
-
-
-def negate_every_second_row(found: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
-    """Negate every second row, so that adjacent rows have different distributions."""
-    signs = mx.array([1.0, -1.0] * len(found[1]))[: len(found[1]), None]
-    return found[0], found[1] * signs
 
 
 DAMAGES: dict[str, Callable[[mx.array], mx.array]] = {
@@ -170,16 +141,13 @@ def damaged(target: EncoderDecoder, damage: str) -> DraftHead:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_head_changes_no_output(damage: str) -> None:
     for options in ({}, {"temperature": 1.0}):
-        for source in SOURCES[:3]:
+        for source in SOURCES[:2]:
             rounds = run(TARGET, source, BatchHeadDrafter(damaged(TARGET, damage), TARGET), **options)
             assert tokens_of(rounds) == tokens_of(run(TARGET, source, **options))
-    for rule in ("rejection", "block"):
-        check_distribution_of_head(rule, damaged(SMALL, damage))
+    check_distribution_of_head("rejection", damaged(SMALL, damage))
 
 
 def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
-    from tests.support.operations import counted
-
     found = []
     for kept in ((), (0, 2)):
         cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
@@ -212,14 +180,20 @@ def test_a_head_drafts_for_every_family(folder: Path) -> None:
 # Folders of heads.
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Write a target and a draft head for it."""
-    config = CONFIG | {"tie_word_embeddings": False}
-    target = save_hugging_face(TARGET, tmp_path / "target", config | {"num_layers": 3, "vocab_size": VOCAB})
+    folder = tmp_path_factory.mktemp("saved")
+    target = save_hugging_face(TARGET, folder / "target", CONFIG | {"num_layers": 3, "vocab_size": VOCAB})
     opened, _ = load(target)
-    write_draft_head(tmp_path / "head", tiny_head(TARGET).with_frequent(FREQUENT, BY_SOURCE), opened, mx.float32)
-    return target, tmp_path / "head"
+    write_draft_head(folder / "head", tiny_head(TARGET).with_frequent(FREQUENT, BY_SOURCE), opened, mx.float32)
+    return target, folder / "head"
+
+
+@pytest.fixture
+def folders(saved: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Return the target, and a copy of the head that a test may change."""
+    return saved[0], shutil.copytree(saved[1], tmp_path / "head", ignore=shutil.ignore_patterns("manifest.json"))
 
 
 def test_a_saved_head_loads_unchanged(folders: tuple[Path, Path]) -> None:
@@ -268,16 +242,11 @@ def test_the_command_line_accepts_a_head(
         ({"layers": [0, 100]}, "'layers' must be a list, each a whole number, 0 to "),
         ({"frequent": [10**9]}, "'frequent' must be a list, each a whole number, 0 to "),
         ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
-        ({"by_source": {"10000": [3]}}, "'by_source' must have lists of the target's ids"),
-        ({"by_source": {"3": 4}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": {"3": ["4"]}}, "'by_source' must have lists of the target's ids"),
-        ({"by_source": {"x": [3]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
         ({"d_model": 10**9}, "'d_model' must be a whole number, 16 to 16"),
-        ({"heads": 10**9}, "'heads' must be a whole number"),
         ({"d_ff": 10**12}, "'d_ff' must be a whole number, 1 to "),
         ({"activation": "tanh"}, "'activation' must be one of relu"),
-        ({"activation": ["relu"]}, "'activation' must be one of relu"),
         ({"is_gated": 1}, "'is_gated' must be true or false"),
         ({"acceptance": [0.5, 2]}, "'acceptance' must be a list, each a number, 0 to 1"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
@@ -286,15 +255,13 @@ def test_the_command_line_accepts_a_head(
     ids=str,
 )
 def test_a_head_of_another_target_or_an_invalid_one_is_refused_in_one_line(
-    folders: tuple[Path, Path], change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, Path], change: dict[str, Any], named: str
 ) -> None:
     path = folders[1] / "config.json"
     raw = json.loads(path.read_text())
     for name, value in change.items():
         raw[name] = raw[name] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(raw))
-    (folders[1] / "manifest.json").unlink()
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
     with pytest.raises(InputError, match=named) as caught:
         load(folders[0], draft=folders[1])
     assert "\n" not in str(caught.value) and str(folders[1]) in str(caught.value)
@@ -304,7 +271,6 @@ def test_unknown_fields_of_a_folder_are_ignored(folders: tuple[Path, Path]) -> N
     path = folders[1] / "config.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"scales": {"state": "large"}}))
-    (folders[1] / "manifest.json").unlink()
     assert isinstance(load(folders[0], draft=folders[1]).draft_model, DraftHead)
 
 
@@ -314,12 +280,12 @@ def test_weights_that_are_nan_are_refused(folders: tuple[Path, Path], tmp_path: 
         load(folders[0], draft=tmp_path / "bad")
 
 
-def test_a_head_drafts_for_the_bundled_target_in_every_dtype(tmp_path: Path) -> None:
-    target = load(BUNDLED / "t5-web-docs").model
+def test_a_head_drafts_for_the_bundled_target_in_other_dtypes(pair: Session, tmp_path: Path) -> None:
+    target = pair.model
     made = DraftHead.for_target(target, default_layers(6)).with_frequent(range(2048))
     write_draft_head(tmp_path / "head", made, target, mx.bfloat16)
     text = "describe: restaurant name is Sino ; city is San Jose."
-    for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
+    for options in ({"dtype": "bfloat16"}, {"quantize": 8}):
         session = load(BUNDLED / "t5-web-docs", draft=tmp_path / "head", **options)
         strict = "dtype" in options
         found = session.generate(text, drafter="model", num_draft_tokens=4, max_tokens=16, strict=strict)
@@ -328,9 +294,6 @@ def test_a_head_drafts_for_the_bundled_target_in_every_dtype(tmp_path: Path) -> 
 
 
 def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
-    from tests.support.operations import counted
-    from tests.support.tiny import model_drafter
-
     totals = {}
     for name, drafter in {
         "head": head_drafter(TARGET, range(12)),

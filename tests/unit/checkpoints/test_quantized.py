@@ -8,7 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load
+from speculative_decoding import CheckpointError, InputError, checkpoints, load
+from speculative_decoding.checkpoints import Checkpoint, TensorInfo
 from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
@@ -16,7 +17,6 @@ from speculative_decoding.models.base import EncoderDecoder
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
-PROMPT = "translate English to German: The method returns the value."
 
 
 def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
@@ -27,27 +27,19 @@ def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (4, 128)])
 def test_the_quantization_of_a_folder_follows_from_its_tensors(bits: int, group_size: int, tmp_path: Path) -> None:
     output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
     from_file, _ = load(output, dtype="float32")
     layers = quantized_layers(from_file)
     assert set(layers.values()) == {(bits, group_size)} and "decoder.layers.0.ff.wo" in layers
-    assert "embedding" not in layers  # the tied head is not quantized by default
+    original = checkpoints.read(DRAFT)["shared.weight"].astype(mx.bfloat16)
+    assert "embedding" not in layers and mx.array_equal(from_file.embedding.weight, original)  # the tied head
     in_memory, _ = load(DRAFT, dtype="bfloat16", quantize=bits, group_size=group_size)
     in_memory.set_dtype(mx.float32)
     tokens = mx.array([[3, 4, 1]])
     logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (from_file, in_memory)]
     assert mx.array_equal(*logits)
-
-
-def test_the_head_is_not_quantized(tmp_path: Path) -> None:
-    model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4)))
-    layers = quantized_layers(model)
-    assert "decoder.layers.0.ff.wo" in layers and "embedding" not in layers
-    original, _ = load(DRAFT)
-    assert mx.array_equal(model.embedding.weight, original.embedding.weight)
 
 
 def test_the_embedding_is_quantized_unless_it_is_the_head(tmp_path: Path) -> None:
@@ -74,12 +66,6 @@ def test_quantized_parts_equal_those_of_mlx(tmp_path: Path) -> None:
         assert outer.info(part).shape == theirs.shape and outer.info(part).dtype == theirs.dtype
 
 
-def test_eight_bits_give_the_same_sentence() -> None:
-    exact, tokenizer = load(DRAFT)
-    model, _ = load(DRAFT, quantize=8)
-    assert generate(model, tokenizer, PROMPT).text == generate(exact, tokenizer, PROMPT).text
-
-
 def test_an_error_names_why_a_model_cannot_be_quantized(tmp_path: Path) -> None:
     folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # 16 and 32 columns
     with pytest.raises(InputError, match="groups of 64"):
@@ -99,9 +85,12 @@ def test_an_error_names_a_missing_part(tmp_path: Path) -> None:
         type(model)(model.config).load_checkpoint(quantized)
 
 
-def test_looking_up_a_name_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = checkpoints.read(DRAFT)
-    monkeypatch.setattr(type(checkpoint), "__getitem__", lambda *_: pytest.fail("read a tensor"))
-    assert "shared.weight" in checkpoint and "no.such.weight" not in checkpoint
+class Unreadable(Checkpoint):
+    def __getitem__(self, name: str) -> mx.array:
+        raise AssertionError(f"{name} was read")
+
+
+def test_looking_up_a_name_reads_nothing() -> None:
+    checkpoint = Unreadable("memory", {"shared.weight": TensorInfo((64, 64), mx.float32)})
     quantized = QuantizedCheckpoint(checkpoint, {"shared.weight"}, 4, 64)
     assert "shared.scales" in quantized and "shared.weight" in quantized and "other.scales" not in quantized
