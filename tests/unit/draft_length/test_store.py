@@ -103,7 +103,6 @@ def test_a_writer_that_found_a_damaged_file_keeps_what_another_has_stored_since(
     assert {*stored(folder)["passes"]} == {1, 2}
 
 
-
 def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:
     one, other = CalibrationStore(KEY), CalibrationStore(KEY)
     one.add_pass(1, 1, 3.0)
