@@ -15,10 +15,13 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import read_prompts
 from speculative_decoding.draft_length import planner
 from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.engine import Engine, Event
 from speculative_decoding.jobs import command as batch_command
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.pair import ModelPair
-from tests.integration.test_cli import FIXED, LINES_IN_A_TEXT, PROMPT, ROOT, FullDisk, with_line_breaks  # noqa: F401
+from tests.integration.test_cli import FIXED, PROMPT
+from tests.support.paths import ROOT
+from tests.unit.cli.test_common import FullDisk
 
 Batch = Callable[..., tuple[int, str, str]]
 
@@ -45,6 +48,24 @@ def test_files_with_a_byte_order_mark_are_decoded(tmp_path: Path, batch: Batch) 
         assert status == 0
         records.append(out)
     assert records[0] == records[1]
+
+
+LINES_IN_A_TEXT = "eins\nzwei\r\n\ndrei\u2028vier"
+
+
+@pytest.fixture
+def with_line_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text of a generation contains line breaks."""
+    original = Engine.step
+
+    def step(self: Engine) -> list[Event]:
+        events = []
+        for event in original(self):
+            event.request.text = LINES_IN_A_TEXT
+            events.append(event._replace(texts=[LINES_IN_A_TEXT, *event.texts[1:]]))
+        return events
+
+    monkeypatch.setattr(Engine, "step", step)
 
 
 @pytest.mark.usefixtures("with_line_breaks")
