@@ -26,7 +26,6 @@ from tests.unit.loading.test_tokenizer import Bytes
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
 BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
-OBJECTS = list(DRAFTERS)
 PROMPTS = BUNDLED.parent / "data"
 TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # characters of 1 to 4 bytes, and an emoji of several characters
 
