@@ -31,7 +31,7 @@ from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
-from .models.threads import use_mlx
+from .models.threads import turn, use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
@@ -203,10 +203,10 @@ class Engine:
                 queue.remove(request)
         self._encoded = deque(each for each in self._encoded if each[0] is not request)
 
+    @turn()
     @computing()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all requests that have a slot."""
-        use_mlx()
         if self._widths.refine is not None and not self.waiting:
             decoding = [request for request in self._requests if request is not None]
             if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token is delayed

@@ -14,6 +14,7 @@ from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.backend import computing
 from .models.base import EncoderDecoder
+from .models.threads import turn
 from .sampling import token_logprobs
 from .sampling.options import validate
 from .sampling.values import Int, ListOf
@@ -34,6 +35,7 @@ class Score:
     logprobs: list[float]
 
 
+@turn()
 @computing()
 def score(
     model: EncoderDecoder,
@@ -78,6 +80,7 @@ def score(
     return Score(sum(logprobs), tokens, logprobs)
 
 
+@turn()
 @computing()
 def encode(
     model: EncoderDecoder,

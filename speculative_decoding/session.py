@@ -35,7 +35,7 @@ from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
-from .models.threads import use_mlx
+from .models.threads import turn, use_mlx
 from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate
@@ -173,8 +173,8 @@ class Session:
     slots: int = DEFAULT_SLOTS
     draft_vocabulary: DraftVocabulary | None = None
 
+    @turn()
     def __post_init__(self) -> None:
-        use_mlx()
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         for name, (kind, expected) in ARGUMENTS.items():
             if not isinstance(value := getattr(self, name), kind):
@@ -415,7 +415,6 @@ class Session:
         """Call `scoring.score` with this session's target and languages."""
         from .scoring import score
 
-        use_mlx()
         return score(
             self.model,
             self.tokenizer,
@@ -430,17 +429,16 @@ class Session:
         """Call `scoring.encode` with this session's target and source language."""
         from .scoring import encode
 
-        use_mlx()
         language = self.options.src_lang
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
 
+    @turn()
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
         """Measure the device completely for up to `slots` rows. Without this call, each run measures a little.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
         """
-        use_mlx()
         self.planner.calibrate(self.options_with({}), slots, again=again)
 
     def _submit(
@@ -466,13 +464,14 @@ class Session:
         warn_without_effect(options, (name for name in overrides if name != "drafter" or chosen.drafter is not None))
         return options
 
+    @turn()
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """Return an engine with its own drafter, for `options` and for rows of a batch that override some of them."""
-        use_mlx()
         widths = self.planner.widths(options, slots)
         drafter = self._drafter(options)
         return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 
+    @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
         if options.looks_up_ngrams:

@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         known = {each.strip("-"): each for each in self._option_string_actions}
         name = given.strip("-").replace("-", "_")
         same = [flag(each).strip("-") for each in (name, *OTHER_NAMES.get(name, ()))]
-        meant = [each for each in same if each in known] or get_close_matches(given.strip("-"), known, 1)
+        meant = [each for each in same if each in known] or get_close_matches(given.strip("-"), known, 1, 0.7)
         hint = f"; did you mean {known[meant[0]]}?" if meant else ""
         return f"{one_line(given[:60])}: unknown option{hint}"
 

@@ -12,6 +12,7 @@ from ..errors import InputError, Name, Words
 from ..models.backend import computing
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
+from ..models.threads import turn
 from ..sampling import GenerationOptions
 from .adaptive import AdaptiveLength
 from .base import DraftLength, FixedLength
@@ -68,6 +69,7 @@ class PassPlanner:
         self._widths: dict[tuple[bool, int | str | None, bool | None, int], PassWidths] = {}
         self._lengths: dict[tuple[int, bool, bool], DraftLength] = {}
 
+    @turn()
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
         num_draft_tokens = options.draft_tokens

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mlx.core as mx
 
@@ -18,6 +20,7 @@ class ThreadStreams:
 
 
 _of_thread = threading.local()
+_turn = threading.RLock()
 _is_used = False  # whether this process has computed with MLX
 _was_used_before_fork = False
 
@@ -41,6 +44,18 @@ def use_mlx() -> None:
     _is_used = True
     if not hasattr(_of_thread, "streams") and threading.current_thread() is not threading.main_thread():
         _of_thread.streams = ThreadStreams()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Prepare the current thread to compute, and let other threads wait until the end of the block.
+
+    Models keep tables and compiled passes, and sessions learn from each round. A turn never includes a `yield`, so an
+    unfinished stream blocks no thread.
+    """
+    use_mlx()
+    with _turn:
+        yield
 
 
 def _note_fork() -> None:

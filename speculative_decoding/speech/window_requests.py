@@ -12,6 +12,7 @@ from ..decoding.prompt import DecoderPrompt
 from ..decoding.request import Request
 from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.threads import turn
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.random import sample_seed
@@ -119,6 +120,7 @@ class WindowRequests:
             float(evidence.probability),
         )
 
+    @turn()
     def align(self, window: Window, tokens: list[int]) -> list[TimedWord]:
         """Return the words of text tokens, with their times in the window."""
         if not tokens:
@@ -136,6 +138,7 @@ class WindowRequests:
         return align(self.text.words([*tokens, audio.end], self.language), own, first, likely.tolist())  # type: ignore[arg-type]
 
 
+@turn()
 def language_probabilities(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> dict[str, float]:
     """Return the probability of each language as the token after startoftranscript. Runs one forward pass."""
     cache = model.make_cache(model.encode_rows([frames])[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from speculative_decoding.draft_length.passes import UNPADDED
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
 from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event
 from speculative_decoding.errors import InputError
+from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import EXACT, VOCAB, model_drafter, noisy_copy, run, tiny_model, tokens_of
@@ -44,11 +45,13 @@ def alone(prompt: str, options: GenerationOptions) -> list[int]:
 class Client:
     """Submits requests, steps the engine, and records its events."""
 
-    def __init__(self, drafter: str | BatchDrafter = "model", slots: int = 8, **options: Any) -> None:
+    def __init__(
+        self, drafter: str | BatchDrafter = "model", slots: int = 8, target: EncoderDecoder = TARGET, **options: Any
+    ) -> None:
         self.drafter = BY_NAME[drafter]() if isinstance(drafter, str) else drafter
         self.options = options
         self.engine = Engine(
-            TARGET, Letters(), self.drafter, slots=slots, widths=EXACT if options.get("strict") else UNPADDED
+            target, Letters(), self.drafter, slots=slots, widths=EXACT if options.get("strict") else UNPADDED
         )
         self.prompts: dict[Request, str] = {}
         self.told: dict[Request, list[int]] = {}
@@ -174,8 +177,8 @@ def slots_taken(client: Client) -> int:
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_cancelled_request_frees_its_slot_before_the_next_round(drafter: str) -> None:
     """Requests are cancelled while decoding, encoded, sorted or queued."""
-    client = Client(drafter, slots=3)
-    requests = [client.submit(prompt) for prompt in (PROMPTS * 2)[: 3 * QUEUE_PER_SLOT + 6]]
+    client = Client(drafter, slots=3, max_tokens=8)
+    requests = [client.submit(prompt) for prompt in (PROMPTS * 3)[: 3 * QUEUE_PER_SLOT + 6]]
     client.step()
     engine = client.engine
     running = [each for each in engine._requests if each is not None and not each.finish_reason]
@@ -282,30 +285,13 @@ def test_resizing_the_batch_changes_no_row(drafter: str, sampling: dict[str, Any
     assert {1, 9, 16} <= set(sizes) and sizes != sorted(sizes)  # grows and shrinks by a factor of two or more
 
 
-def forget_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DecoderCache, "select", lambda self, rows: select_wrongly(self, rows))
-
-
-def select_wrongly(cache: DecoderCache, rows: Sequence[int]) -> None:
-    SELECT(cache, sorted(rows))
-
-
-SELECT = DecoderCache.select
-
-
-def test_planted_wrong_resize_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_to_move(monkeypatch)
-    with pytest.raises((AssertionError, IndexError)):
-        test_resizing_the_batch_changes_no_row("ngram", {})
-
-
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_a_hundred_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
+def test_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
     """Greedy and coupled requests of random lengths are submitted and cancelled in random order."""
     rng = random.Random(len(drafter))
     client = Client(drafter, slots=6)
     cancelled = []
-    waiting = 100
+    waiting = 60
     while waiting or not client.engine.is_idle:
         for _ in range(min(waiting, rng.choice((0, 0, 1, 1, 2, 9)))):
             own: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "num_draft_tokens": rng.randint(0, 6)}
@@ -314,11 +300,11 @@ def test_a_hundred_prompts_at_random_times_equal_single_prompts(drafter: str) ->
             client.submit(rng.choice(PROMPTS), **own)
             waiting -= 1
         alive = [request for request in client.prompts if not request.finish_reason]
-        if alive and rng.random() < 0.1:
+        if alive and rng.random() < 0.2:
             cancelled.append(rng.choice(alive))
             client.engine.cancel(cancelled[-1])
         client.step()
-    assert len(client.prompts) == 100 and len(cancelled) > 3
+    assert len(client.prompts) == 60 and len(cancelled) > 1
     client.check(*cancelled)
 
 
@@ -335,26 +321,27 @@ def test_invalid_prompt_is_refused_and_others_continue() -> None:
     assert len(client.prompts) == 2
 
 
-def test_strict_batches_use_one_class_of_widths_and_equal_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = set()
-    states = type(TARGET).states
+class Recording(type(TARGET)):  # type: ignore[misc]
+    """A model that records the widths of its passes."""
 
-    def recording(self: Any, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        if self is TARGET:
-            widths.add(tokens.shape[1])
-        return states(self, tokens, cache)
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        self.widths.add(tokens.shape[1])
+        return super().states(tokens, cache)
 
+
+def test_strict_batches_use_one_class_of_widths_and_equal_single_rows() -> None:
+    target = Recording(TARGET.config)
+    target.update(TARGET.parameters())
+    target.widths = set()
     prefix = tuple(alone("iii", options_of(max_tokens=20)))
     for options in ({"max_tokens": 20}, {"max_tokens": 36, "decoder_prefix": prefix}):
-        client = Client(slots=4, strict=True, num_draft_tokens=7, **options)
-        with monkeypatch.context() as patch:
-            patch.setattr(type(TARGET), "states", recording)
-            client.submit(PROMPTS[0])  # one row, before the batch grows
+        client = Client(slots=4, target=target, strict=True, num_draft_tokens=7, **options)
+        client.submit(PROMPTS[0])  # one row, before the batch grows
+        client.step()
+        for prompt in PROMPTS:  # one row is near its end while another prefills a prefix
+            client.submit(prompt)
+        while not client.engine.is_idle:
             client.step()
-            for prompt in PROMPTS:  # one row is near its end while another prefills a prefix
-                client.submit(prompt)
-            while not client.engine.is_idle:
-                client.step()
         if "decoder_prefix" not in options:
             client.check()
-    assert widths == EXACT.costs(1).passes.keys()
+    assert target.widths == EXACT.costs(1).passes.keys()

@@ -21,17 +21,17 @@ PROMPT = "grammar: It were a cod business, for I had neither coat nor waistcoat.
 
 
 @pytest.fixture(scope="module")
-def session() -> Session:
-    return load(TARGET, draft=DRAFT)
+def session(pair: Session) -> Session:
+    """A session of the bundled pair for the tests of this file, which assert what it drafts."""
+    return Session(pair.model, pair.tokenizer, pair.draft_model)
 
 
 @pytest.fixture(scope="module")
-def baseline(session: Session) -> list[int]:
-    return generate(session.model, session.tokenizer, PROMPT, drafter="none").tokens
+def baseline(pair: Session) -> list[int]:
+    return generate(pair.model, pair.tokenizer, PROMPT, drafter="none").tokens
 
 
 def test_a_session_unpacks_to_model_and_tokenizer_unless_it_has_a_draft(session: Session) -> None:
-    assert [type(each) for each in load(DRAFT)] == [type(session.model), type(session.tokenizer)]
     alone = Session(session.model, session.tokenizer)
     model, tokenizer = alone
     assert model is session.model and tokenizer is session.tokenizer
@@ -45,17 +45,6 @@ def test_a_prompt_may_be_a_list_of_source_tokens(session: Session, baseline: lis
     assert [each.token for each in session.stream(tokens)] == baseline
     with pytest.raises(InputError, match="prompt: its tokens must be between 0 and"):
         session.generate([10**6])
-
-
-def test_batch_keeps_the_order_of_prompts_and_batch_as_completed_does_not(session: Session) -> None:
-    prompts = [{"prompt": PROMPT, "max_tokens": tokens} for tokens in (20, 2, 30, 1)]
-    ordered = list(session.batch(prompts, slots=4))
-    assert [each.index for each in ordered] == [0, 1, 2, 3]
-    completed = list(session.batch_as_completed(prompts, slots=4))
-    assert completed[-1].index == 2 and sorted(each.index for each in completed) == [0, 1, 2, 3]
-    by_index = {each.index: each.result for each in completed}
-    for each in ordered:
-        assert each.result is not None and each.result.tokens == by_index[each.index].tokens  # type: ignore[union-attr]
 
 
 def test_options_without_effect_give_a_warning(session: Session, baseline: list[int]) -> None:
@@ -97,7 +86,7 @@ def test_options_of_a_call_override_the_session(session: Session, baseline: list
 def test_defaults_are_a_drafter_that_fits_the_models_and_an_adaptive_length(
     session: Session, baseline: list[int]
 ) -> None:
-    alone = load(TARGET)
+    alone = Session(session.model, session.tokenizer)
     for ours, drafter, kinds in ((alone, "ngram", {"copy"}), (session, "auto", {"copy", "model"})):
         chosen = ours.options_with({})
         assert (chosen.drafter, chosen.num_draft_tokens) == (drafter, "auto")

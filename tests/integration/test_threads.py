@@ -1,4 +1,4 @@
-"""Sessions in threads, whose streams end with them, and in forked processes, which cannot compute."""
+"""Sessions in threads, which take turns and whose MLX streams end with them, and in forked processes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.drafters import Draft, NgramDrafter, NoDrafter, TextStore
 from tests.support.paths import ROOT
 from tests.support.rooms import needs_room
 from tests.support.speech import Letters, noise, speech_model
-from tests.support.tiny import tiny_model
+from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.together import Letters as TextLetters
 from tests.support.waiting import PATIENCE
 
@@ -24,6 +26,80 @@ OPTIONS = GenerationOptions(drafter="none", num_draft_tokens=0, max_tokens=3)
 TEXT = Session(tiny_model(), TextLetters(), options=OPTIONS)
 SPEECH = Session(speech_model(), Letters(), options=OPTIONS)
 mx.eval(TEXT.model.parameters(), SPEECH.model.parameters())  # a stream belongs to its thread
+DRAFT = noisy_copy(TEXT.model)
+USES: dict[str, Callable[[Session], Any]] = {
+    "generate": lambda session: session.generate("deadbeef").tokens,
+    "stream": lambda session: [each.token for each in session.stream("cabbage", temperature=1.0)],
+    "batch": lambda session: [each.result.tokens for each in session.batch(["abc", "fed", "hij"], slots=2)],  # type: ignore[union-attr]
+    "score": lambda session: session.score("abc", "fed").logprobs,
+}
+
+
+def learning_session() -> Session:
+    """A session that learns from each request, so that its drafts depend on earlier ones."""
+    ngram = NgramDrafter(pieces=TEXT.model.pieces, store=TextStore(), min_chance=0.0)
+    options = GenerationOptions(drafter="auto", num_draft_tokens=4, max_tokens=20)
+    return Session(TEXT.model, TextLetters(), DRAFT, options, ngram)
+
+
+def test_threads_that_share_a_session_get_the_results_of_separate_sessions() -> None:
+    uses, shared, times = [*USES.values()] * 2, learning_session(), 3
+    expected = [[use(learning_session())] * times for use in uses]
+    start = threading.Barrier(len(uses))
+
+    def work(use: Callable[[Session], Any]) -> list[Any]:
+        start.wait(PATIENCE)
+        return [use(shared) for _ in range(times)]
+
+    with ThreadPoolExecutor(len(uses)) as pool:
+        assert list(pool.map(work, uses, timeout=PATIENCE)) == expected
+
+
+@needs_room("speech")
+def test_threads_that_share_a_model_get_the_transcripts_of_a_single_thread() -> None:
+    recordings = [noise(seed, 0.3) for seed in range(3)]
+    expected = [SPEECH.transcribe(each).text for each in recordings]
+    with ThreadPoolExecutor(3) as pool:
+        sessions = [SPEECH, SPEECH, Session(SPEECH.model, Letters(), options=OPTIONS)]
+        found = pool.map(lambda session, audio: session.transcribe(audio).text, sessions, recordings, timeout=PATIENCE)
+        assert list(found) == expected
+
+
+class StartsAnotherThread(NoDrafter):
+    """In its first round, starts a thread and records whether the thread ends before the round does."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.ended_within: bool | None = None
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        if self.ended_within is None:
+            self.thread.start()
+            self.thread.join(0.2)
+            self.ended_within = not self.thread.is_alive()
+        return super().propose(tokens, num_draft_tokens)
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_no_thread_computes_during_the_round_of_another(use: Callable[[Session], Any]) -> None:
+    found: list[Any] = []
+    session = learning_session()
+    thread = threading.Thread(target=lambda: found.append(use(session)), daemon=True)
+    drafter = StartsAnotherThread(thread)
+    session.generate("abc", drafter=drafter, num_draft_tokens=3)
+    thread.join(PATIENCE)
+    assert drafter.ended_within is False and found == [use(learning_session())]
+
+
+def test_an_unfinished_stream_blocks_no_thread() -> None:
+    session, found = learning_session(), []
+    stream = session.stream("cabbage")
+    first = next(stream)
+    thread = threading.Thread(target=lambda: found.append(session.generate("deadbeef").tokens), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert found == [learning_session().generate("deadbeef").tokens]
+    assert [first.token, *(each.token for each in stream)] == learning_session().generate("cabbage").tokens
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ from speculative_decoding.jobs.command import open_input, settle_exactness
 from speculative_decoding.jobs.output import settings_path
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
-from tests.integration.test_cli import FIXED, PROMPT, ROOT, FullDisk
+from tests.integration.test_cli import FIXED, PROMPT
 from tests.support.job_engine import killed_batch
+from tests.support.paths import ROOT
 from tests.support.processes import launch
+from tests.unit.cli.test_common import FullDisk
 
 Batch = Callable[..., tuple[int, str, str]]
 SAMPLE = {"temperature": 1.5}  # does not depend on the draft

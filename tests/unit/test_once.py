@@ -6,7 +6,7 @@ Each front end gets the same models and options, and must decode with the same d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,58 +18,60 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.cli.run_config import RunConfig, run_config_from
 from speculative_decoding.decoding.acceptance import RULES
 from speculative_decoding.drafters import BatchDrafter, choose_drafter
-from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.drafters import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE
 from tests.support.rooms import needs_room
-from tests.support.tiny import model_drafter, noisy_copy, tiny_model
+from tests.support.tiny import CONFIG, model_drafter, noisy_copy, save_hugging_face, tiny_model
 
-TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
+Models = tuple[Path, Path | None]  # the folders of the target and of the draft, if there is one
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"num_draft_tokens": 3},
     {"num_draft_tokens": 0},
     {"num_beams": 2},
     *({"drafter": name} for name in DRAFTERS),
-    {"drafter": "ngram", "num_draft_tokens": 2, "seed": 1},
 ]
 
 
-@cache
-def loaded(draft: bool) -> Session:
-    return load(TARGET, draft=DRAFT if draft else None)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of a tiny target and its draft model."""
+    target, folder = tiny_model(), tmp_path_factory.mktemp("models")
+    models = {"target": target, "draft": noisy_copy(target)}
+    target_folder, draft_folder = (save_hugging_face(each, folder / name, CONFIG) for name, each in models.items())
+    return target_folder, draft_folder
 
 
-def run_config(draft: bool, options: Mapping[str, Any]) -> RunConfig:
-    models = ["--model", str(TARGET), *(["--draft-model", str(DRAFT)] if draft else [])]
+def run_config(models: Models, options: Mapping[str, Any]) -> RunConfig:
+    target, draft = models
+    paths = ["--model", str(target), *(["--draft-model", str(draft)] if draft else [])]
     flags = [part for name, value in options.items() for part in (flag(name), str(value))]
-    return run_config_from(prompt_parser().parse_args([*models, *flags]))
+    return run_config_from(prompt_parser().parse_args([*paths, *flags]))
 
 
-def of_flags(draft: bool, options: Mapping[str, Any]) -> GenerationOptions:
+def of_flags(models: Models, options: Mapping[str, Any]) -> GenerationOptions:
     """What the description, the statistics and the records of a job are made from."""
-    return run_config(draft, options).options
+    return run_config(models, options).options
 
 
-def of_a_run(draft: bool, options: Mapping[str, Any]) -> GenerationOptions:
+def of_a_run(models: Models, options: Mapping[str, Any]) -> GenerationOptions:
     """What prompts, jobs and the server decode with: the session of the command line."""
-    config = run_config(draft, options)
-    with config.session(config.open(use_draft=draft)) as session:
+    config = run_config(models, options)
+    with config.session(config.open(use_draft=models[1] is not None)) as session:
         return session.options_with({})
 
 
-def of_the_console(draft: bool, options: Mapping[str, Any]) -> GenerationOptions:
-    with ConsoleState(run_config(draft, {})) as state:
+def of_the_console(models: Models, options: Mapping[str, Any]) -> GenerationOptions:
+    with ConsoleState(run_config(models, {})) as state:
         state.open(state.config)
         state.change(options)
         return state.session.options_with({})
 
 
-def of_a_session(draft: bool, options: Mapping[str, Any]) -> GenerationOptions:
+def of_a_session(models: Models, options: Mapping[str, Any]) -> GenerationOptions:
     """Options of all requests, as `load` gives them."""
-    model, tokenizer = loaded(draft).model, loaded(draft).tokenizer
-    session = Session(model, tokenizer, loaded(draft).draft_model, GenerationOptions(**options))
-    return session.options_with({})
+    loaded = load(models[0], draft=models[1])
+    return Session(loaded.model, loaded.tokenizer, loaded.draft_model, GenerationOptions(**options)).options_with({})
 
 
 FRONT_ENDS = {"flags": of_flags, "run": of_a_run, "console": of_the_console, "session": of_a_session}
@@ -82,7 +84,10 @@ FRONT_ENDS = {"flags": of_flags, "run": of_a_run, "console": of_the_console, "se
     ids=str,
 )
 @pytest.mark.parametrize("name", FRONT_ENDS)
-def test_every_front_end_resolves_the_same_drafter(name: str, options: dict[str, Any], draft: bool) -> None:
+def test_every_front_end_resolves_the_same_drafter(
+    name: str, options: dict[str, Any], draft: bool, folders: tuple[Path, Path]
+) -> None:
+    models = folders if draft else (folders[0], None)
     is_refused = not draft and options.get("drafter") == "model"
     if draft and "num_beams" in options and name in ("flags", "run"):
         is_refused = True  # --draft-model was given for nothing
@@ -90,10 +95,10 @@ def test_every_front_end_resolves_the_same_drafter(name: str, options: dict[str,
         with pytest.raises(
             InputError, match="^(drafter: model (needs|has no effect without)|draft_model: .* no effect)"
         ):
-            FRONT_ENDS[name](draft, options)
+            FRONT_ENDS[name](models, options)
         return
-    expected = loaded(draft).options_with(options)  # options of one request
-    found = FRONT_ENDS[name](draft, options)
+    expected = load(models[0], draft=models[1]).options_with(options)  # options of one request
+    found = FRONT_ENDS[name](models, options)
     for fact in ("drafter", "draft_tokens", "runs_draft_model", "looks_up_ngrams"):
         assert getattr(found, fact) == getattr(expected, fact)
 

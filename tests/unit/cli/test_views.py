@@ -19,9 +19,9 @@ from speculative_decoding.cli.views import DraftView, has_color, visible
 from speculative_decoding.decoding.results import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
-from tests.integration.test_generate import Letters
-from tests.integration.test_streaming import OBJECTS, TEXT, Cuts, Writer, bundled
+from tests.integration.test_streaming import TEXT, Cuts, Writer, bundled
 from tests.support.tiny import DRAFTERS, SOURCES, Scripted, noisy_copy, run, tiny_model, tokens_of
+from tests.support.together import Letters
 from tests.unit.loading.test_tokenizer import Bytes
 
 TARGET = tiny_model()
@@ -80,7 +80,7 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
     return text
 
 
-@pytest.mark.parametrize("drafter", OBJECTS)
+@pytest.mark.parametrize("drafter", ["none", "model", "auto", "always wrong", "every third wrong", "end inside"])
 def test_text_without_rejected_tokens_is_the_output(drafter: str) -> None:
     for source, color in zip(SOURCES, (True, False), strict=False):
         letters = Letters().decode(source)
@@ -122,19 +122,11 @@ def test_a_rejected_word_keeps_its_space_and_a_rejected_end_token_shows_its_name
     assert shown == "Die[- Das-]{+ Methode+} gibt[-</s>-]{+ den+} Wert.\n"
 
 
-@pytest.mark.parametrize("color", [True, False])
-def test_lines_of_rounds_add_up_to_the_text(color: bool) -> None:
-    shown, text, events = show(
-        TARGET,
-        Letters(),
-        "abcde",
-        screen(color=color),
-        rounds=True,
-        draft_model=DRAFT,
-        drafter="model",
-        num_draft_tokens=5,
-        max_tokens=20,
-    )
+@pytest.mark.parametrize(("color", "drafter"), [(True, "model"), (False, "model"), (False, "none")])
+def test_lines_of_rounds_add_up_to_the_text(color: bool, drafter: str) -> None:
+    options: dict[str, object] = {"draft_model": DRAFT, "num_draft_tokens": 5} if drafter == "model" else {}
+    view = {"console": screen(color=color), "rounds": True}
+    shown, text, events = show(TARGET, Letters(), "abcde", drafter=drafter, max_tokens=20, **view, **options)  # type: ignore[arg-type]
     lines = Text.from_ansi(shown).plain.splitlines()
     assert len(lines) == len(events)
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):

@@ -1,0 +1,56 @@
+"""The summary of a run says only what applies to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from speculative_decoding import GenerationOptions, GenerationStats
+from speculative_decoding.cli.summary import run_summary
+
+STATS = GenerationStats(generated_tokens=30, target_calls=10, encode_seconds=0.5, decode_seconds=1.0)
+DRAFTED = replace(STATS, drafted_tokens=40, accepted_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("stats", "options", "num_texts", "num_cut", "notes"),
+    [
+        (STATS, {}, 1, 0, []),
+        (DRAFTED, {}, 2, 0, ["accepted 20 of 40 draft tokens (50.0%)"]),
+        (STATS, {"max_tokens": 3}, 1, 1, ["stopped at --max-tokens 3"]),
+        (STATS, {}, 4, 2, ["stopped at --max-tokens: 2 of 4 texts"]),
+        (
+            replace(DRAFTED, lossless=False, total_variation=3.0),
+            {"delta": 0.5},
+            1,
+            0,
+            [
+                "accepted 20 of 40 draft tokens (50.0%)",
+                "LOSSY: --delta 0.5 accepts tokens that the baseline would not generate; 10.0% of the tokens are not "
+                "the target's first choice",
+            ],
+        ),
+        (
+            replace(STATS, lossless=False, total_variation=3.0),
+            {"temperature": 1.0, "acceptance": "rejection"},
+            1,
+            0,
+            [
+                "LOSSY: the delta of a line accepts tokens that the baseline would not generate; measured total "
+                "variation 0.1000 per token"
+            ],
+        ),
+    ],
+)
+def test_a_summary_has_the_notes_that_apply(
+    stats: GenerationStats, options: dict[str, object], num_texts: int, num_cut: int, notes: list[str]
+) -> None:
+    first, *found, last = run_summary(stats, GenerationOptions(**options), num_texts, num_cut).splitlines()  # type: ignore[arg-type]
+    assert first.startswith("30 tokens at ") and first.endswith("; 10 target calls, 3.00 tokens per call")
+    assert found == notes and last.startswith("encode 0.500 s, decode 1.000 s; peak memory ")
+
+
+def test_the_times_of_drafting_and_verification_replace_the_time_of_decoding() -> None:
+    timed = replace(DRAFTED, draft_seconds=0.25, verify_seconds=0.5)
+    assert "encode 0.500 s, draft 0.250 s, verify 0.500 s; " in run_summary(timed, GenerationOptions(), 1, 0)
