@@ -29,7 +29,7 @@ from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
-from . import acceptance, simulated_kernels
+from . import acceptance
 
 CURVES = Path(__file__).with_name("devices.json")
 ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
@@ -292,7 +292,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def simulate_file(file: Path) -> int:
     missed = missed_bounds(simulate([*read_devices(file), *generated_devices()]))
-    missed += simulated_kernels.problems(say=print)
     if missed:
         say(f"missed: {'; '.join(missed)}")
     return 1 if missed else 0

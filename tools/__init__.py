@@ -1,6 +1,6 @@
 """Long-running checks and generators of test data, run manually: `python -m tools.NAME --help`. Not installed.
 
-attack_server          unfinished requests on many connections, while another client uses the server
+
 check_beams            beam search against Hugging Face's, on recorded outputs
 compare_openai_whisper transcripts compared with openai-whisper's, on the same weights and samples
 concepts               size of the package: classes, functions, constants, import paths, records

@@ -30,7 +30,7 @@ from tests.support.checkpoint_files import Entry, zip_bytes
 from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, SPECIAL, checked_lookup
 from tests.support.device import use
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
-from tools.fuzz_checkpoints import npy
+from tools.fuzz_files import npy
 
 
 @pytest.fixture
