@@ -1,4 +1,4 @@
-"""Measures the host's work in a round: `python -m benchmarks.host_time [--rows N ...] [--rounds N]`.
+"""Measures the host's work in a round: `python -m benchmarks.drafts --host`.
 
 On a GPU, the host's work between two host syncs delays the next pass. The model has the decoder layers of T5-base but
 narrow matrices, so its graphs have the size of T5-base's. All times are processor time of the Python thread, without
@@ -12,10 +12,9 @@ waiting and without other threads, so they hardly depend on the device:
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
@@ -25,18 +24,14 @@ import mlx.core as mx
 import numpy as np
 
 from speculative_decoding import Session
-from speculative_decoding.cli.common import run
-from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding import round as round_module
 from speculative_decoding.drafters.draft_sampler import OutputHead
-from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
+from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.sampling import GenerationOptions
 
 from .models import HEAD, random_draft, random_model
-from .options import COUNT
 
 SHAPE = {
     "model_type": "t5",
@@ -129,9 +124,9 @@ def host_times(session: Session, rows: int, rounds: int) -> tuple[dict[str, floa
     return dict(zip(PARTS, np.quantile(found, 0.1, axis=0).tolist(), strict=True)), timer.calls
 
 
-def sessions(tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[str, Session]]:
+def sessions(tokenizer: Tokenizer, max_tokens: int, shape: Mapping[str, Any] = SHAPE) -> Iterator[tuple[str, Session]]:
     """Yield a session with random weights for each mode."""
-    target = random_model(SHAPE)
+    target = random_model(shape)
     head = random_draft(HEAD, target)
     for name, (drafter, num_draft_tokens) in MODES.items():
         options = GenerationOptions(
@@ -140,25 +135,13 @@ def sessions(tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[str, Sessi
         yield name, Session(target, tokenizer, head if drafter == "model" else None, options)
 
 
-def measure(rows: Sequence[int], rounds: int) -> int:
-    print(f"| rows | mode | {' | '.join(PARTS)} | total | mx.eval | mx.async_eval |")
-    print("|---|---|" + "---|" * (len(PARTS) + 3))
+def table(rows: Sequence[int], rounds: int, tokenizer: Tokenizer) -> Iterator[str]:
+    """Measure each mode with each number of rows. Yields the lines of a table."""
+    yield f"| rows | mode | {' | '.join(PARTS)} | total | mx.eval | mx.async_eval |"
+    yield "|---|---|" + "---|" * (len(PARTS) + 3)
     max_tokens = (rounds + WARM_UP_ROUNDS + 1) * 6  # no output ends earlier
-    for name, session in sessions(load_tokenizer(BUNDLED / "t5-web-docs"), max_tokens):
+    for name, session in sessions(tokenizer, max_tokens):
         for count in rows:
             seconds, calls = host_times(session, count, rounds)
             cells = [f"{1e6 * each:.0f} us" for each in (*seconds.values(), sum(seconds.values()))]
-            print(f"| {count} | {name} | {' | '.join(cells)} | {calls['eval']} | {calls['async_eval']} |", flush=True)
-    return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.host_time", description=__doc__)
-    parser.add_argument("--rows", type=COUNT, nargs="+", default=[1, 8, 32], metavar="N", help="default: 1 8 32")
-    parser.add_argument("--rounds", type=COUNT, default=100, metavar="N", help="rounds per line (default: 100)")
-    chosen = parser.parse_args(argv)
-    return run("benchmarks.host_time", lambda: measure(chosen.rows, chosen.rounds))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield f"| {count} | {name} | {' | '.join(cells)} | {calls['eval']} | {calls['async_eval']} |"

@@ -25,7 +25,7 @@ from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.values import Int
 
-from .machine import environment, notes, used_by_others
+from .machine import described, environment, notes, used_by_others
 from .server_process import ROOT, server_process
 
 MIXED: Sequence[dict[str, Any]] = (
@@ -105,7 +105,7 @@ def measure(chosen: argparse.Namespace) -> int:
     for mode, values in speeds.items():
         median = statistics.median(values)
         print(f"| {mode} | {median:.1f} | {min(values):.1f} to {max(values):.1f} | {median / base:.2f} |")
-    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from batch's; " + json.dumps(where))
+    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from batch's; " + described(where))
     print(*notes(where, others, used_by_others(), chosen.repeats), sep="\n")
     return 1 if wrong else 0
 

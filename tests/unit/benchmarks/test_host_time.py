@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import host_time
 from speculative_decoding import engine
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.tiny import CONFIG
 
 
@@ -25,10 +27,9 @@ def test_a_nested_call_counts_for_its_own_part_only(monkeypatch: pytest.MonkeyPa
 
 def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "on_gpu", lambda: False)  # passes ahead are asynchronous
-    monkeypatch.setattr(host_time, "SHAPE", CONFIG | {"vocab_size": 64, "eos_token_id": []})
     original = mx.eval
-    tokenizer = host_time.load_tokenizer(host_time.BUNDLED / "t5-web-docs")
-    for name, session in host_time.sessions(tokenizer, max_tokens=50):
+    shape = CONFIG | {"vocab_size": 64, "eos_token_id": []}
+    for name, session in host_time.sessions(load_tokenizer(BUNDLED / "t5-web-docs"), 50, shape):
         seconds, calls = host_time.host_times(session, rows=2, rounds=1)
         assert [*seconds] == [*host_time.PARTS]
         assert calls["eval"] == 1, name
