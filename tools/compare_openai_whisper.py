@@ -106,11 +106,11 @@ def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, 
     from speculative_decoding.speech.window_requests import WindowRequests
 
     content = json.loads(recorded.read_text())
-    outputs: dict[Any, list[Any]] = {}  # by the requests of a recording, in their order
+    outputs: dict[int, tuple[Any, list[Any]]] = {}  # by the identity of a recording's requests, which are kept
     decoded = WindowRequests.decoded
 
     def logged(requests: Any, request: Any) -> Any:
-        outputs.setdefault(requests, []).append(output := decoded(requests, request))
+        outputs.setdefault(id(requests), (requests, []))[1].append(output := decoded(requests, request))
         return output
 
     WindowRequests.decoded = logged  # type: ignore[method-assign, assignment]
@@ -125,7 +125,7 @@ def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, 
         calls = f"{result.stats.tokens_per_target_call:.2f} tokens per call"
         print(f"{each['path']}: {len(result.segments)} segments, {calls}: {'; '.join(problems) or 'equal'}")
         different += bool(problems)
-        for own in outputs.values():
+        for _, own in outputs.values():
             if abs(own[0].no_speech_prob - each["attempts"][0]["no_speech_prob"]) < 1e-4:  # of this recording
                 print("   ", margins(own, each["attempts"]))
     return different

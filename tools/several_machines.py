@@ -2,8 +2,8 @@
 
     python -m tools.several_machines [--processes 2] [--quantize 4]
 
-`batch` decodes a few prompts with the bundled models in all modes below. The output files must be byte-identical, except
-for beam scores. tests/distributed compares the logits of other families.
+`batch` decodes a few prompts with the bundled models in all modes below. The output files must be byte-identical,
+except for beam scores. tests/distributed compares the logits of other families.
 """
 
 from __future__ import annotations
