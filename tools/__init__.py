@@ -1,11 +1,11 @@
 """Checks that run longer than the tests, and generators of test data. `python -m tools.NAME --help` explains each.
 
 Safe: what users send, and what is on their disks
-  check_server            does my change keep the server correct and safe? 5,000 bodies, 1,000 connections, 20 minutes of
-                          random clients; with --count 150 or --connections 100, a part takes less than a minute
-  fuzz_files              are damaged files refused? Checkpoints of every format, configurations, tokenizers, draft heads,
-                          recordings: 5,000 files of each; with --count 100, some seconds for each
-  kills                   does a killed job, training or conversion lose anything? Does Ctrl-C in the console? 60 kills of
+  check_server            does my change keep the server correct and safe? 5,000 requests, 1,000 connections, 20 minutes
+                          of random clients; with --count 150 or --connections 100, less than a minute for each part
+  fuzz_files              are damaged files refused? Checkpoints, configurations, tokenizers, draft heads, recordings:
+                          5,000 files of each format; with --count 100, some seconds for each
+  kills                   does a killed job, training or conversion lose anything, or Ctrl-C in the console? 60 kills of
                           each kind; with --kills 6, about a minute for each
   planted_faults          does a test catch a fault that I plant?
 
