@@ -15,7 +15,6 @@ traceback.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 
 from . import attacks, clients, random_requests
@@ -55,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,7 @@ import threading
 import time
 import wave
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -129,28 +129,36 @@ def recording(folder: Path, name: str, samples: NDArray[np.int16], rate: int = 1
     return form(write_audio(folder / name, samples, rate).read_bytes())
 
 
-def recordings(folder: Path) -> dict[str, tuple[int, bytes]]:
+def recordings(folder: Path) -> dict[str, tuple[int, Callable[[], bytes]]]:
     """Return the attacks with recordings: how many clients send what."""
-    silence = np.zeros((8, 655350 * 20), np.int16)
     short = np.zeros((1, 60000), np.int16)
-    noise = np.random.default_rng(0).normal(scale=3000, size=(1, 600 * 16000))
-    with wave.open(str(JFK)) as file:
-        speech = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    long = recording(folder, "long.ogg", np.tile(speech, 1800 * 16000 // speech.size)[None])
+
+    def eight_channels(rate: int) -> bytes:
+        return recording(folder, "eight.flac", np.zeros((8, 655350 * 20), np.int16), rate)
+
+    def half_an_hour() -> bytes:
+        with wave.open(str(JFK)) as file:
+            speech = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+        return recording(folder, "long.ogg", np.tile(speech, 1800 * 16000 // speech.size)[None])
+
+    def noise() -> bytes:
+        samples = np.random.default_rng(0).normal(scale=3000, size=(1, 600 * 16000))
+        return recording(folder, "noise.ogg", samples.astype(np.int16))
+
     return {
-        "a header of 800 kB": (1, form(b"a", b";a=1" * 200_000)),
-        "false boundaries": (1, form(b"\r\n--bx" * 4_000_000)),
-        "25 MB of spaces": (1, HEADER + b"\r\n\r\n\r\n--b" + b" " * (25 << 20)),
-        "25 MB of line breaks": (1, form(b"\r\n--" * (6 << 20))),
-        "1 Hz": (4, recording(folder, "slow.flac", short, 1)),
-        "frames of minutes": (4, recording(folder, "slower.flac", short, 18)),
-        "eight channels at 655,350 Hz": (2, recording(folder, "fast.flac", silence, 655350)),
-        "eight channels at 192,000 Hz": (2, recording(folder, "eight.flac", silence, 192000)),
-        "subtitles": (4, form(b"[00:01.00]a\n" * (2 << 20))),
-        "four recordings of half an hour": (4, long),
-        "eight recordings of half an hour": (8, long),
-        "noise": (4, recording(folder, "noise.ogg", noise.astype(np.int16))),
-        "half-sent recordings": (20, b""),
+        "a header of 800 kB": (1, lambda: form(b"a", b";a=1" * 200_000)),
+        "false boundaries": (1, lambda: form(b"\r\n--bx" * 4_000_000)),
+        "25 MB of spaces": (1, lambda: HEADER + b"\r\n\r\n\r\n--b" + b" " * (25 << 20)),
+        "25 MB of line breaks": (1, lambda: form(b"\r\n--" * (6 << 20))),
+        "1 Hz": (4, lambda: recording(folder, "slow.flac", short, 1)),
+        "frames of minutes": (4, lambda: recording(folder, "slower.flac", short, 18)),
+        "eight channels at 655,350 Hz": (2, lambda: eight_channels(655350)),
+        "eight channels at 192,000 Hz": (2, lambda: eight_channels(192000)),
+        "subtitles": (4, lambda: form(b"[00:01.00]a\n" * (2 << 20))),
+        "four recordings of half an hour": (4, half_an_hour),
+        "eight recordings of half an hour": (8, half_an_hour),
+        "noise": (4, noise),
+        "half-sent recordings": (20, lambda: b""),
     }
 
 
@@ -207,7 +215,7 @@ def burden(model: str, flags: Sequence[str], requests: int, only: str) -> Iterat
         for attack, (count, body) in recordings(Path(name)).items():
             if only not in attack:
                 continue
-            sender = Sender(server.port, count, body)
+            sender = Sender(server.port, count, body())
             time.sleep(2.0)
             found = [transcribe(server.url) for _ in range(requests)]
             sender.stop()
