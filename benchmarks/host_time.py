@@ -67,7 +67,8 @@ def host_times(session: Session, rows: int, rounds: int) -> tuple[dict[str, floa
         calls[name] += 1
 
     found = []
-    with patch.multiple(mx, **{name: partial(timed, name) for name in functions}):
+    replaced: dict[str, Any] = {name: partial(timed, name) for name in functions}
+    with patch.multiple(mx, **replaced):
         for _ in range(rounds):
             spent = 0.0
             calls.clear()
