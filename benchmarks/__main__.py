@@ -20,7 +20,8 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.modes import BASELINE, combine_modes
 from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
-from speculative_decoding.errors import InputError
+from speculative_decoding.errors import InputError, Name, writing
+from speculative_decoding.loading.atomic_io import atomic_write
 from speculative_decoding.loading.load import DTYPES, open_model
 from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
@@ -30,7 +31,7 @@ from speculative_decoding.rooms import has_room
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
 from .models import SHAPES, Models, bytes_per_pass, dtype_of, random_model
-from .options import benchmark_parser, check
+from .options import benchmark_parser, check, json_path
 from .ours import Ours, ours
 from .peers import ASSISTED, fastest_peers
 from .replay import replays
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def benchmark(chosen: argparse.Namespace) -> int:
-    """Measure, then print tables, the summary as one line of JSON, and the fastest flags."""
+    """Measure, then print tables and the fastest flags, and write --json."""
     check(chosen)
     where = environment()
     others = used_by_others()
@@ -62,10 +63,17 @@ def benchmark(chosen: argparse.Namespace) -> int:
         dtype = str(dtype_of(models.target)).removeprefix("mlx.core.")
         rows += summarize(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
     warnings = notes(where, others, used_by_others(), chosen.repeats)
-    fastest = [] if "acceptance" in chosen else fastest_lines(rows)
-    summary = {"environment": where, "notes": warnings, "fastest": fastest, "rows": [asdict(row) for row in rows]}
-    parts = [report(rows, where, warnings), json.dumps(summary), "\n".join(fastest)]
-    print(*filter(None, parts), sep="\n\n")
+    fastest = [] if "replay" in chosen else fastest_lines(rows)
+    to_stdout = getattr(chosen, "json", None) == "-"
+    parts = [report(rows, where, warnings), "\n".join(fastest)]
+    print(*filter(None, parts), sep="\n\n", file=sys.stderr if to_stdout else sys.stdout)
+    figures = {"environment": where, "notes": warnings, "fastest": fastest, "rows": [asdict(row) for row in rows]}
+    if to_stdout:
+        print(json.dumps(figures))
+    elif path := json_path(chosen):
+        with writing(Name("json"), path):
+            atomic_write(path, json.dumps(figures) + "\n")
+        say(f"wrote {path}")
     return 0
 
 
@@ -96,7 +104,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     for name, bits in product(chosen.random, chosen.bits):
         target = random_model(SHAPES[name], dtype, bits)
         task = random_task(target.config.vocab_size, given.get("limit", RANDOM_LIMIT), chosen.max_tokens)
-        task = replace(task, name=task.name + ", replayed acceptance" * ("acceptance" in given))
+        task = replace(task, name=task.name + ", replayed acceptance" * ("replay" in given))
         title = f"random {name}" + f", {bits} bits" * (bits is not None)
         yield title, Models(target, None), at_slots([task], given.get("slots", ()))
 
@@ -136,14 +144,15 @@ def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours
     Without --drafter and --num-draft, these are all modes that the models support, or only `auto` with --slots. For
     random weights, they are the baseline and replayed drafts.
     """
-    if "acceptance" in chosen:
-        return replays(task, models.target, chosen.draft, chosen.acceptance)
+    if "replay" in chosen:
+        return replays(task, models.target, chosen.draft, chosen.replay)
     if not task.ends or task.num_beams > 1:
         return ours(task, [BASELINE], chosen.temperature, models)
     all_drafters = ("ngram",) if models.draft is None else ("model", "ngram", "auto")
     drafters = getattr(chosen, "drafter", all_drafters if task.slots is None else all_drafters[-1:])
     lengths = getattr(chosen, "num_draft", DRAFT_LENGTHS if task.slots is None else DRAFT_LENGTHS[-1:])
-    return ours(task, list(dict.fromkeys([BASELINE, *combine_modes(drafters, lengths)])), chosen.temperature, models)
+    modes = list(dict.fromkeys([BASELINE, *combine_modes(drafters, lengths)]))
+    return ours(task, modes, chosen.temperature, models, chosen.acceptance)
 
 
 if __name__ == "__main__":

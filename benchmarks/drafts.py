@@ -3,7 +3,7 @@
 Prints the tokens per target call of each file, with drafts of seven tokens. Then decodes prompts one at a time with
 drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a draft token.
 Costs are relative to a target pass over one position; the cost of a draft token is c in Leviathan et al. 2023, section
-3.3.
+3.3. With `--host`, measures the work of the Python thread in a round instead (host_time.py), for random weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
+from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.loading.tokenizer import load_tokenizer
 from speculative_decoding.models.draft_head import DraftHead
 
-from .machine import environment
+from . import host_time
+from .machine import described, environment
 from .models import Models
 from .options import COUNT
 from .ours import Ids
@@ -82,12 +85,16 @@ def lines(models: Models, tasks: Sequence[Task], repeats: int) -> Iterator[str]:
 
 
 def measure(chosen: argparse.Namespace) -> int:
+    if chosen.host:
+        for line in host_time.table(chosen.rows, chosen.rounds, load_tokenizer(BUNDLED / "t5-web-docs")):
+            print(line, flush=True)
+        return 0
     folders = flags_from(ModelFlags, chosen).find()
     if folders.draft_model is None:
         raise InputError("--draft-model: this target has no default draft; name one")
     pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
     assert pair.draft is not None
-    say(f"target {folders.model}, draft {folders.draft_model}; {environment()}")
+    say(f"target {folders.model}, draft {folders.draft_model}; {described(environment())}")
     tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target.model, pair.target.tokenizer)
     pair.load_weights()
     for line in lines(Models(pair.target.model, pair.draft.model), tasks, chosen.repeats):
@@ -102,6 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--limit", type=COUNT, default=25, metavar="N", help="prompts per file (default: 25)")
     parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="timed repeats (default: 5)")
+    parser.add_argument("--host", action="store_true", help="measure the host's work in a round instead")
+    rows = "rows with --host (default: 1 8 32)"
+    parser.add_argument("--rows", type=COUNT, nargs="+", default=[1, 8, 32], metavar="N", help=rows)
+    rounds = "rounds of each line with --host (default: 100)"
+    parser.add_argument("--rounds", type=COUNT, default=100, metavar="N", help=rounds)
     add_flags(parser, "models", ModelFlags)
     chosen = parser.parse_args(argv)
     return run("benchmarks.drafts", lambda: measure(chosen))

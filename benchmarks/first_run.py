@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from speculative_decoding.cli.common import run
+from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.main import EXAMPLE
 from speculative_decoding.cli.parser import Parser, argument_type
 from speculative_decoding.errors import InputError
@@ -60,34 +60,29 @@ def timed(caches: Path, *options: str) -> tuple[float, bool]:
 
 
 def measure(pairs: int, busy: int) -> int:
+    runs = []  # seconds of a first, a second and an unmeasured run
+    repeated = 0
     with tempfile.TemporaryDirectory() as folder:
         caches = Path(folder)
         for options in ((), UNMEASURED):
             timed(caches, *options)  # compiles kernels
-        ratios, seconds, repeated = [], [], 0
         with other_programs(busy):
             for i in range(pairs):
                 shutil.rmtree(caches / "speculative-decoding" / "calibration")
-                if i % 2:
-                    first, has_measured = timed(caches)
-                    second, measures_again = timed(caches)
-                    unmeasured, _ = timed(caches, *UNMEASURED)
-                else:
-                    unmeasured, _ = timed(caches, *UNMEASURED)
-                    first, has_measured = timed(caches)
-                    second, measures_again = timed(caches)
+                unmeasured = timed(caches, *UNMEASURED)[0] if i % 2 else 0.0
+                first, has_measured = timed(caches)
+                second, measures_again = timed(caches)
+                unmeasured = unmeasured or timed(caches, *UNMEASURED)[0]
                 assert has_measured, "the first run did not measure"
                 repeated += measures_again
-                ratios.append(first / unmeasured)
-                seconds.append((first, second, unmeasured))
-                print(f"first {first:.2f} s, second {second:.2f} s, unmeasured {unmeasured:.2f} s", flush=True)
+                runs.append((first, second, unmeasured))
+                say("first {:.2f} s, second {:.2f} s, unmeasured {:.2f} s".format(*runs[-1]))
+    ratios = [first / unmeasured for first, _, unmeasured in runs]
     median = statistics.median(ratios)
-    first, second, unmeasured = map(statistics.median, zip(*seconds, strict=True))
-    print(
-        f"medians with {busy} busy programs: first {first:.2f} s, second {second:.2f} s, unmeasured {unmeasured:.2f} s"
-    )
-    print(f"first / unmeasured: median {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f}), bound {BOUND}")
-    print(f"second runs that measured before their first token: {repeated}")
+    medians = " | ".join(f"{statistics.median(each):.2f} s" for each in zip(*runs, strict=True))
+    print("| other programs | first run | second run | unmeasured run | first / unmeasured |\n|---|---|---|---|---|")
+    print(f"| {busy} | {medians} | {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f}), bound {BOUND} |")
+    print(f"\nsecond runs that measured before their first token: {repeated}")
     return int(median > BOUND or repeated > 0)
 
 

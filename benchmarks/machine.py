@@ -39,6 +39,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def described(where: Mapping[str, Any]) -> str:
+    """Return the facts of `environment` in one line."""
+    return "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in where.items())
+
+
 def output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

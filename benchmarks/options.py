@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
+from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated, require_writable
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling import DRAFTERS
-from speculative_decoding.sampling.options import option_specs
+from speculative_decoding.sampling.options import ACCEPTANCE, option_specs
 from speculative_decoding.sampling.values import Int, Number
 
-from .acceptance import read
 from .models import HEAD, SHAPES
 from .peers import ASSISTED, PEERS
+from .record import read
 
 COUNT = argument_type(Int(1))
 
 
 def benchmark_parser() -> Parser:
     """Return the parser. An option without a default sets an attribute of the result only if it was given."""
-    description = "Measure decoding speed. Prints tables, one line of JSON, and the fastest flags."
+    description = "Measure decoding speed. Prints tables and the fastest flags."
     parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
     add("prompts", nargs="*", type=Path, default=[], help="files with one prompt per line (default: the bundled files)")
@@ -40,6 +40,8 @@ def benchmark_parser() -> Parser:
         metavar="T",
         help="temperatures to test (default: 0)",
     )
+    rules = "acceptance rules to test, above temperature 0 (default: that of main.py)"
+    add("--acceptance", choices=ACCEPTANCE, nargs="+", default=[None], metavar="RULE", help=rules)
     add("--slots", type=COUNT, nargs="+", metavar="N", help="batch sizes to test (default: one prompt at a time)")
     beams = "beam search with N beams, for this package and --peers; excludes drafts (default: 1)"
     add("--num-beams", type=argument_type(option_specs()["num_beams"].type), default=1, metavar="N", help=beams)
@@ -59,24 +61,21 @@ def benchmark_parser() -> Parser:
     shapes = f"baseline decoding with random weights of these shapes, separated by commas: {', '.join(SHAPES)}"
     add("--random", type=comma_separated(SHAPES), metavar="NAMES", help=shapes)
     add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantized weights to test")
-    drafts = f"with --random: also random drafts ({HEAD} or shapes), accepted as recorded in --acceptance"
+    drafts = f"with --random: also random drafts ({HEAD} or shapes), accepted as recorded in --replay"
     add("--draft", type=comma_separated((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
-    add(
-        "--acceptance",
-        type=Path,
-        metavar="FILE",
-        help="recorded acceptance for --draft, written by python -m benchmarks.record",
-    )
+    replay = "recorded acceptance for --draft, written by python -m benchmarks.record"
+    add("--replay", type=Path, metavar="FILE", help=replay)
+    add("--json", metavar="FILE", help="also write the figures as JSON; - writes to standard output")
     add_flags(parser, "models", ModelFlags)
     return parser
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Reject contradictory options, and read --acceptance. Raises `InputError`."""
+    """Reject contradictory options, and read --replay. Raises `InputError`."""
     given = vars(chosen)
     files = ", ".join(map(str, chosen.prompts))
     is_random = "random" in given
-    is_replay = "acceptance" in given
+    is_replay = "replay" in given
     has_assisted = ASSISTED in chosen.peers
     has_slots = "slots" in given
     is_greedy = set(chosen.temperature) == {0}
@@ -88,10 +87,11 @@ def check(chosen: argparse.Namespace) -> None:
         f"--peers {ASSISTED}: cannot be combined with --slots (it has no batches)": has_slots and has_assisted,
         f"--peers {ASSISTED}: cannot be combined with --random (no draft matches)": is_random and has_assisted,
         f"prompts {files}: cannot be combined with --random, which uses random sources": is_random and files,
-        "--draft, --acceptance: need each other and --random": is_replay != bool(chosen.draft)
+        "--draft, --replay: need each other and --random": is_replay != bool(chosen.draft)
         or (is_replay and not is_random),
-        "--acceptance: needs temperature 0 and excludes --slots": is_replay and (has_slots or not is_greedy),
+        "--replay: needs temperature 0 and excludes --slots": is_replay and (has_slots or not is_greedy),
         "--num-beams: needs temperature 0 and excludes drafts": chosen.num_beams > 1 and (has_drafts or not is_greedy),
+        "--acceptance: no effect at temperature 0": any(chosen.acceptance) and is_greedy,
         "--bits: needs --random and excludes --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
     for option in ("model", "draft_model", "adapter", "drafter", "num_draft"):
@@ -99,6 +99,13 @@ def check(chosen: argparse.Namespace) -> None:
     for message, applies in conflicts.items():
         if applies:
             raise InputError(message)
+    require_writable("json", json_path(chosen))
     if is_replay:
         kinds = ["head" if name == HEAD else "model" for name in chosen.draft]
-        chosen.acceptance = read(chosen.acceptance, [*kinds, "copy", "found"])
+        chosen.replay = read(chosen.replay, [*kinds, "copy", "found"])
+
+
+def json_path(chosen: argparse.Namespace) -> Path | None:
+    """Return the file of --json, or None without one or for standard output."""
+    file = getattr(chosen, "json", "-")
+    return None if file == "-" else Path(file)

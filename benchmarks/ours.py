@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 from speculative_decoding.cli.modes import BASELINE, DecodingMode
@@ -64,22 +65,35 @@ class Ours(Contender):
             yield each.index, each.result
 
 
-def ours(task: Task, modes: Sequence[DecodingMode], temperatures: Sequence[float], models: Models) -> list[Ours]:
-    """Return a contender for each mode and temperature, without text stores, which would contain earlier outputs."""
+def ours(
+    task: Task,
+    modes: Sequence[DecodingMode],
+    temperatures: Sequence[float],
+    models: Models,
+    rules: Sequence[str | None] = (None,),
+) -> list[Ours]:
+    """Return a contender for each mode, temperature and, for sampled drafts, acceptance rule.
+
+    They have no text stores, which would contain earlier outputs. None is the default rule.
+    """
     contenders = []
-    for temperature in temperatures:
-        for mode in modes:
-            draft = models.draft if mode.drafter in ("model", "auto") else None
+    for temperature, mode in product(temperatures, modes):
+        draft = models.draft if mode.drafter in ("model", "auto") else None
+        for rule in rules if temperature > 0 and mode != BASELINE else (None,):
             values = {
                 "temperature": temperature,
                 "max_tokens": task.max_tokens,
                 "num_beams": task.num_beams,
+                "acceptance": rule,
                 "strict": False if mode == BASELINE else None,  # the baseline uses the fastest passes
                 **mode.keywords,
             }
             options = GenerationOptions(allow_long_prompt=True, **values)
             session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
-            contenders.append(Ours(mode.name, mode.flags, temperature, session))
+            name, flags = mode.name, mode.flags
+            if rule is not None:
+                name, flags = f"{name}, {rule}", f"{flags} --acceptance {rule}"
+            contenders.append(Ours(name, flags, temperature, session))
     return contenders
 
 

@@ -42,7 +42,7 @@ class Worker:
         except OSError as error:
             raise InputError(f"--peer-python {command[0]}: cannot be run ({error.strerror})") from error
         try:
-            self.versions: dict[str, str] = self._answer(job)["versions"]
+            self.versions: dict[str, str] = self.answer(job)["versions"]
         except BaseException:
             self.close()
             raise
@@ -50,11 +50,12 @@ class Worker:
     def decode(self, task: Task) -> list[Output]:
         request = {"sources": task.sources, "max_tokens": task.max_tokens, "slots": task.slots or 1}
         request["beams"] = task.num_beams
-        answer = self._answer(request)
+        answer = self.answer(request)
         assert len(answer["tokens"]) == len(task.sources)
         return [Output(*pair) for pair in zip(answer["tokens"], answer["seconds"], strict=True)]
 
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request of worker.py. Raises `InputError` for an error."""
         assert self._process.stdin is not None and self._process.stdout is not None
         line = ""
         with suppress(BrokenPipeError):
@@ -98,7 +99,7 @@ def fastest_peers(
         scratch: A folder for exported weights.
         stack: Ends the peer processes when it closes.
     """
-    job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
+    job: dict[str, Any] = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
     if name == ASSISTED and models.assistant is not None:
         job["draft"] = str(exported(models.assistant, scratch / "draft"))

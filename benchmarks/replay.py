@@ -16,9 +16,9 @@ from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.base import EncoderDecoder
 
-from .acceptance import Recorded, excerpt
 from .models import HEAD, Models, random_draft
 from .ours import Ours, auto_parts, ours
+from .record import Recorded, excerpt
 from .tasks import Task
 
 
@@ -82,7 +82,7 @@ class ReplayDrafter(AutoDrafter):
         """Check that the output equals the script. Raises `InputError` if it differs from baseline decoding."""
         super().end(request)
         if request.decoder_tokens[1:] != self._script.output:
-            raise InputError("--acceptance: the target's output depends on the width of a pass; use --dtype float32")
+            raise InputError("--replay: the target's output depends on the width of a pass; use --dtype float32")
 
 
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from speculative_decoding.cli.modes import BASELINE
 
+from .machine import described
 from .summary import SummaryRow, grouped
 
 
@@ -39,8 +40,9 @@ def table(rows: Sequence[SummaryRow]) -> str:
 
 def report(rows: Sequence[SummaryRow], environment: Mapping[str, Any], notes: Sequence[str]) -> str:
     tables = grouped(rows, lambda row: (row.model, row.task))
-    where = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in environment.items())
-    return "\n\n".join([where, *(f"**Note: {note}.**" for note in notes), *map(table, tables.values())])
+    return "\n\n".join(
+        [described(environment), *(f"**Note: {note}.**" for note in notes), *map(table, tables.values())]
+    )
 
 
 def fastest_lines(rows: Sequence[SummaryRow]) -> list[str]:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +25,9 @@ from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.values import Int
 
-from .machine import environment, notes, used_by_others
+from .machine import described, environment, notes, used_by_others
+from .server_process import ROOT, server_process
 
-ROOT = Path(__file__).resolve().parents[1]
 MIXED: Sequence[dict[str, Any]] = (
     {},
     {"max_tokens": 20},
@@ -63,26 +60,6 @@ def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[l
     return texts, found["seconds"], found["generated_tokens"]
 
 
-@contextmanager
-def server(slots: int) -> Iterator[str]:
-    """Start a server and yield its address."""
-    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0", "--slots", str(slots)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
-        try:
-            address = None
-            while process.poll() is None:
-                time.sleep(0.1)
-                log.seek(0)
-                address = address or re.search(r"http://[\d.:]+", log.read())
-                if address and httpx.get(f"{address[0]}/health").status_code == 200:
-                    yield address[0]
-                    return
-            raise InputError("the server did not start")
-        finally:
-            process.terminate()
-
-
 def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[list[str], float, int]:
     """Send requests from several clients. Returns the texts, the seconds, and the number of tokens."""
 
@@ -105,12 +82,12 @@ def measure(chosen: argparse.Namespace) -> int:
     clients = chosen.clients
     speeds: dict[str, list[float]] = {}
     wrong = 0
-    with tempfile.TemporaryDirectory() as name, server(clients) as url:
+    with tempfile.TemporaryDirectory() as name, server_process("--slots", str(clients)) as server:
         folder = Path(name)
         expected = job(requests, 1, folder)[0]
         modes: dict[str, Callable[[], tuple[list[str], float, int]]] = {
-            f"{clients} clients": lambda: ask(url, requests, clients),
-            "1 client": lambda: ask(url, requests, 1),
+            f"{clients} clients": lambda: ask(server.url, requests, clients),
+            "1 client": lambda: ask(server.url, requests, 1),
             f"batch --slots {clients}": lambda: job(requests, clients, folder),
         }
         for repeat in range(-1, chosen.repeats):
@@ -128,7 +105,7 @@ def measure(chosen: argparse.Namespace) -> int:
     for mode, values in speeds.items():
         median = statistics.median(values)
         print(f"| {mode} | {median:.1f} | {min(values):.1f} to {max(values):.1f} | {median / base:.2f} |")
-    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from batch's; " + json.dumps(where))
+    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from batch's; " + described(where))
     print(*notes(where, others, used_by_others(), chosen.repeats), sep="\n")
     return 1 if wrong else 0
 

@@ -29,7 +29,7 @@ from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
-from . import acceptance, simulated_kernels
+from .record import Recorded, read
 
 CURVES = Path(__file__).with_name("devices.json")
 ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
@@ -130,7 +130,7 @@ def generated_devices() -> list[Device]:
     return devices
 
 
-def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]:
+def positions(task: Recorded, drafts: Drafts) -> list[list[Position]]:
     """Return the drafts for each output and token."""
     outputs = []
     for i, output in enumerate(task["found"]):
@@ -144,7 +144,7 @@ def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]
     return outputs
 
 
-def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
+def head_prior(tasks: Mapping[str, Recorded]) -> list[float]:
     """Return the conditional acceptance rate of each draft position, over all tasks."""
     right = Counter(each for task in tasks.values() for output in task["head"] for each in output)
     at_least = [*accumulate(right[each] for each in range(LONGEST_DRAFT, -1, -1))][::-1]
@@ -243,7 +243,7 @@ def session_result(
 
 def simulate(devices: Sequence[Device]) -> list[Result]:
     """Run all sessions, and print a line for each device, task and source of drafts."""
-    tasks = acceptance.read(ACCEPTANCE, ["head", "model", "copy", "found"])
+    tasks = read(ACCEPTANCE, ["head", "model", "copy", "found"])
     prior = head_prior(tasks)
     sessions = []
     for (name, task), drafts in product(tasks.items(), DRAFTS):
@@ -292,7 +292,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def simulate_file(file: Path) -> int:
     missed = missed_bounds(simulate([*read_devices(file), *generated_devices()]))
-    missed += simulated_kernels.problems(say=print)
     if missed:
         say(f"missed: {'; '.join(missed)}")
     return 1 if missed else 0

@@ -12,24 +12,25 @@ the decoder's time includes reading and log-mel frames.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from speculative_decoding import Session, load
+from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.parser import Parser, argument_type
 from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding.sampling.options import option_specs
 
-from .machine import environment
+from .machine import described, environment
+from .options import COUNT
+from .peers import WORKER, Worker
 
-WORKER = Path(__file__).with_name("speech_worker.py")
 MODES = {"baseline": {"drafter": "none"}, "head": {"drafter": "model"}, "head and copies": {"drafter": "auto"}}
 
 
@@ -60,33 +61,19 @@ class Ours:
         return Timing(perf_counter() - started, stats.encode_seconds, texts, stats)
 
 
+@dataclass(frozen=True)
 class Peer:
-    """The process of another program."""
+    """Another program."""
 
-    def __init__(self, name: str, python: str, model: str, threads: int) -> None:
-        command = [python, str(WORKER)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._send({"peer": name, "model": model, "threads": threads})
-
-    def _send(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
+    worker: Worker
 
     def transcribe(self, files: Sequence[str]) -> Timing:
-        assert self._process.stdout is not None
-        self._send({"files": list(files)})
-        answer = json.loads(self._process.stdout.readline())
+        answer = self.worker.answer({"files": list(files)})
         return Timing(answer["seconds"], answer["encoder"], answer["texts"])
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
-
-def measure(
-    programs: dict[str, Any], files: Sequence[str], repeats: int, is_batch: bool
-) -> Iterator[tuple[str, list[Timing]]]:
-    """Yield the timings of each program. is_batch: all recordings together instead of one after the other."""
+def measure(programs: dict[str, Any], files: Sequence[str], repeats: int, is_batch: bool) -> dict[str, list[Timing]]:
+    """Return the timings of each program. is_batch: all recordings together instead of one after the other."""
     groups = [list(files)] if is_batch else [[file] for file in files]
     timings: dict[str, list[Timing]] = {name: [] for name in programs}
     names = [*programs]
@@ -96,8 +83,8 @@ def measure(
             parts = [programs[name].transcribe(group) for group in groups]
             if repeat >= 0:
                 timings[name].append(total(parts))
-            print(f"{name}: {sum(part.total for part in parts):.1f} s", file=sys.stderr)
-    yield from timings.items()
+            say(f"{name}: {sum(part.total for part in parts):.1f} s")
+    return timings
 
 
 def total(parts: Sequence[Timing]) -> Timing:
@@ -116,11 +103,11 @@ def decoder_seconds(timing: Timing, is_batch: bool) -> float:
     return timing.stats.decode_seconds
 
 
-def rows(found: Iterator[tuple[str, list[Timing]]], is_batch: bool) -> Iterator[str]:
+def rows(found: Mapping[str, list[Timing]], is_batch: bool) -> Iterator[str]:
     yield "| program | total | encoder | decoder | tokens per call | decoding against baseline | acceptance |"
     yield "|---|---|---|---|---|---|---|"
     baseline = 0.0
-    for name, timings in found:
+    for name, timings in found.items():
         seconds = median(each.total for each in timings)
         encoder = median(each.encoder for each in timings)
         decoder = median(decoder_seconds(each, is_batch) for each in timings)
@@ -136,35 +123,43 @@ def rows(found: Iterator[tuple[str, list[Timing]]], is_batch: bool) -> Iterator[
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", help="a Whisper")
-    parser.add_argument("recordings", nargs="+", help="16 kHz WAV files of English speech")
-    parser.add_argument("--draft-model", required=True)
-    parser.add_argument("--num-draft", default="auto", help="draft length, or auto")
-    parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("NAME", "PYTHON", "MODEL"))
-    parser.add_argument("--slots", type=int, nargs="+", default=[1, 8], help="recordings at once")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of other programs")
-    chosen = parser.parse_args()
-    length: Any = "auto" if chosen.num_draft == "auto" else int(chosen.num_draft)
-    session = load(chosen.model, draft=chosen.draft_model, dtype="float32", num_draft_tokens=length)
-    print(json.dumps(environment()))
+def compare(chosen: argparse.Namespace) -> int:
+    session = load(chosen.model, draft=chosen.draft_model, dtype="float32", num_draft_tokens=chosen.num_draft)
+    print(described(environment()))
     with ExitStack() as stack:
         peers = {}
         for name, python, model in chosen.peer:
-            peers[name] = Peer(name, python, model, chosen.threads)
-            stack.callback(peers[name].close)
+            job = {"peer": name, "target": model, "mode": {"threads": chosen.threads}}
+            peers[name] = Peer(stack.enter_context(closing(Worker([python, str(WORKER)], job))))
         for slots in chosen.slots:
             programs = {name: Ours(session, mode, slots) for name, mode in MODES.items()}
-            found = dict(measure({**programs, **peers}, chosen.recordings, chosen.repeats, slots > 1))
+            found = measure({**programs, **peers}, chosen.recordings, chosen.repeats, slots > 1)
             print(f"\n{len(chosen.recordings)} recordings, {slots} at once, medians of {chosen.repeats} repeats\n")
-            print("\n".join(rows(iter(found.items()), slots > 1)))
+            print("\n".join(rows(found, slots > 1)))
             texts = found["baseline"][0].texts
             for name, timings in found.items():
                 same = sum(a.split() == b.split() for a, b in zip(timings[0].texts, texts, strict=True))
                 print(f"- {name}: {same} of {len(texts)} texts equal the baseline's")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.speech", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="a Whisper")
+    parser.add_argument("recordings", nargs="+", help="16 kHz WAV files of English speech")
+    parser.add_argument("--draft-model", required=True, metavar="NAME", help="its draft model or draft head")
+    length = argument_type(option_specs()["num_draft_tokens"].type)
+    parser.add_argument("--num-draft", type=length, default="auto", metavar="N", help="draft length (default: auto)")
+    peers = "another program: its name, the Python in which it is installed, and its model"
+    parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("NAME", "PYTHON", "MODEL"), help=peers)
+    slots = "recordings at once (default: 1 8)"
+    parser.add_argument("--slots", type=COUNT, nargs="+", default=[1, 8], metavar="N", help=slots)
+    parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="measured repeats (default: 5)")
+    threads = "threads of other programs (default: one for each core)"
+    parser.add_argument("--threads", type=COUNT, default=os.cpu_count() or 1, metavar="N", help=threads)
+    chosen = parser.parse_args(argv)
+    return run("benchmarks.speech", lambda: compare(chosen))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Runs a peer that reads token ids and writes token ids and seconds, one JSON object per line.
+"""Runs a peer that decodes token ids or transcribes recordings, with one JSON object per line.
 
 peers.py runs this file with the peers' interpreter, to keep their libraries and threads out of our process. It
 therefore imports nothing from this package. It loads the peer named in the first line, then answers requests until its
@@ -7,11 +7,17 @@ input ends:
     {"peer": "ct2", "target": FOLDER, "draft": FOLDER or null, "scratch": FOLDER, "mode": {"threads": 2, ...},
      "ends": whether the end-of-sequence token ends an output}
         -> {"versions": {...}}
-    {"sources": [[ids], ...], "max_tokens": N, "slots": 1}
+    {"sources": [[ids], ...], "max_tokens": N, "slots": 1, "beams": 1}
         -> {"tokens": [[ids], ...], "seconds": [s, ...]}
 
-Errors are {"error": "one line"}. Decoding is greedy, and times include encoder and decoder. Sources are sorted by
-length, to reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's time.
+    {"peer": "openai-whisper", "target": FOLDER, "mode": {"threads": 2}}
+        -> {"versions": {...}}
+    {"files": [16 kHz WAV, ...]}
+        -> {"texts": [...], "seconds": s, "encoder": seconds of encoder passes}
+
+Errors are {"error": "one line"}. Decoding is greedy, in float32, and times include encoder and decoder. Sources are
+sorted by length, to reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's
+time. Recordings are English, and are transcribed one after the other, without fallback.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
@@ -112,7 +120,65 @@ def decode_all(peer: Any, sources: list[list[int]], max_tokens: int, slots: int,
     return {"tokens": tokens, "seconds": seconds}
 
 
-PEERS: dict[str, Any] = {"hf": HuggingFace, "hf-assisted": HuggingFace, "ct2": CTranslate2}
+class Timed:
+    """A function that adds up the time of its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        result = self.function(*arguments, **options)
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+SPEECH: dict[str, Any] = {"language": "en", "temperature": 0.0}
+
+
+class OpenAIWhisper:
+    """openai-whisper with the weights of a Hugging Face folder."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        sys.path.append(str(Path(__file__).parents[1] / "tools"))
+        import torch
+        import whisper
+        from compare_openai_whisper import openai_model, samples_of
+
+        self.versions = {"openai-whisper": whisper.__version__, "torch": torch.__version__}
+        torch.set_num_threads(job["mode"]["threads"])
+        self.read, self.whisper, self.model = samples_of, whisper, openai_model(Path(job["target"]))
+        self.encoder = self.model.encoder.forward = Timed(self.model.encoder.forward)
+
+    def transcribe(self, path: str) -> str:
+        return str(self.whisper.transcribe(self.model, self.read(path), fp16=False, beam_size=None, **SPEECH)["text"])
+
+
+class FasterWhisper:
+    """faster-whisper with a folder of CTranslate2's converter, tokenizer.json and preprocessor_config.json."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        import faster_whisper
+
+        self.versions = {"faster-whisper": faster_whisper.__version__}
+        options = {"device": "cpu", "compute_type": "float32", "cpu_threads": job["mode"]["threads"]}
+        self.model: Any = faster_whisper.WhisperModel(job["target"], **options)
+        self.encoder = self.model.encode = Timed(self.model.encode)
+
+    def transcribe(self, path: str) -> str:
+        return "".join(segment.text for segment in self.model.transcribe(path, beam_size=1, **SPEECH)[0])
+
+
+def transcribe_all(peer: Any, files: list[str]) -> dict[str, Any]:
+    peer.encoder.seconds = 0.0
+    started = time.perf_counter()
+    texts = [peer.transcribe(path) for path in files]
+    return {"texts": texts, "seconds": time.perf_counter() - started, "encoder": peer.encoder.seconds}
+
+
+OF_SPEECH: dict[str, Any] = {"openai-whisper": OpenAIWhisper, "faster-whisper": FasterWhisper}
+PEERS: dict[str, Any] = {"hf": HuggingFace, "hf-assisted": HuggingFace, "ct2": CTranslate2} | OF_SPEECH
 
 
 def serve(requests: Any, replies: Any) -> None:
@@ -124,7 +190,7 @@ def serve(requests: Any, replies: Any) -> None:
                 peer = PEERS[request["peer"]](request)
                 answer = {"versions": peer.versions}
             else:
-                answer = decode_all(peer, **request)
+                answer = (transcribe_all if "files" in request else decode_all)(peer, **request)
         except Exception as error:
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         replies.write(json.dumps(answer) + "\n")

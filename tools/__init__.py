@@ -1,28 +1,30 @@
-"""Long-running checks and generators of test data, run manually: `python -m tools.NAME --help`. Not installed.
+"""Checks that run longer than the tests, and generators of test data. `python -m tools.NAME --help` explains each.
 
-attack_server          unfinished requests on many connections, while another client uses the server
-check_beams            beam search against Hugging Face's, on recorded outputs
-compare_openai_whisper transcripts compared with openai-whisper's, on the same weights and samples
-concepts               size of the package: classes, functions, constants, import paths, records
-default_runs           speed of main.py with its defaults compared with baseline decoding, in fresh processes
-dispatches             kernels that a pass dispatches on Metal, counted without a Mac
-fuzz_audio             random damage to audio files of five formats (needs PyAV)
-fuzz_checkpoints       random damage to checkpoints of every format, tokenizers and draft heads
-fuzz_conversion        conversions that are killed or run out of disk space
-fuzz_server            random request bodies and recordings to a server
-goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
-kills                  jobs, training and conversions that are killed, or find the disk full, and are resumed
-leave_out              the core's tests in a copy of the package without some of its rooms
-planted_faults         faults in a copy of the package, one at a time, and the test that catches each (20 minutes)
-pretend_mac/           the tests as on a Mac, on Linux
-random_interruptions   texts of a console that are interrupted with Ctrl-C
-replay_drafters        drafters on recorded outputs
-resolve_for_mac        wheels for a Mac of every declared dependency (needs uv)
-predicted_speed        speed of published models on Macs, predicted from published figures
-several_machines       a model sharded over several processes compared with the same model in one process
-soak_server            random clients against a server for a long time
-sparse_t5_11b          a sparse checkpoint with the shapes of T5-11B, to measure memory
-useless_draft          a draft model with random weights
+Safe: what users send, and what is on their disks
+  check_server            does my change keep the server correct and safe? 5,000 requests, 1,000 connections, 20 minutes
+                          of random clients; with --count 150 or --connections 100, less than a minute for each part
+  fuzz_files              are damaged files refused? Checkpoints, configurations, tokenizers, draft heads, recordings:
+                          5,000 files of each format; with --count 100, some seconds for each
+  kills                   does a killed job, training or conversion lose anything, or Ctrl-C in the console? 60 kills of
+                          each kind; with --kills 6, about a minute for each
+  planted_faults          does a test catch a fault that I plant?
+
+Exact: equal to other programs and devices
+  compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
+  leave_out               do the core's tests pass without a room? As long as these tests
+  pretend_mac/            do the tests pass as on a Mac? As long as the tests
+  resolve_for_mac         does each dependency have wheels for a Mac? Needs uv and a network
+  several_machines        do several processes that share a model give the output of one?
+
+Fast: see also `python -m benchmarks --help` and docs/benchmarks.md
+  predicted_speed         how fast might published models be on Macs? A second
+  walk                    what does one request load, call and make? Some seconds
+
+Made from: how files of this repository were made
+  goldens/                reference outputs of Hugging Face and openai-whisper for tests/parity: how to record new ones.
+                          Each file names the versions of torch and transformers that it needs
+  make_speech             recordings for training a draft head of a speech model. Needs speech synthesizers
+  sparse_t5_11b           a sparse checkpoint with the shapes of T5-11B, to measure the memory of a conversion. A second
 """
 
 import tests  # noqa: F401  # fixes the calibration and imports the package before MLX

@@ -5,8 +5,8 @@
     OTHER/bin/python tools/compare_openai_whisper.py record MODEL RECORD.json 16KHZ.wav... [--options '{...}']
     python -m tools.compare_openai_whisper compare MODEL RECORD.json [--draft DRAFT] [--drafter ngram] [--slots 4]
 
-MODEL is a Hugging Face folder. For the first attempt that differs, `compare` prints the gap between the logits of both
-tokens: a gap near rounding errors is a tie.
+MODEL is a Hugging Face folder. For a recording that differs, `compare` names the first attempt with another output and
+its log-probability in both programs: a difference near rounding errors is a tie.
 """
 
 from __future__ import annotations
@@ -106,49 +106,29 @@ def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, 
     from speculative_decoding.speech.window_requests import WindowRequests
 
     content = json.loads(recorded.read_text())
-    expected = content["recordings"]
-    session = load(model, draft=draft)
-    own: dict[int, list[tuple[Any, Any, Any]]] = {}  # by identity of the requests: attempts and outputs
-    prompt, decoded = WindowRequests.decoder_prompt, WindowRequests.decoded
-    pending: dict[int, Any] = {}
+    outputs: dict[int, tuple[Any, list[Any]]] = {}  # by the identity of a recording's requests, which are kept
+    decoded = WindowRequests.decoded
 
-    def logged_prompt(requests: Any, attempt: Any) -> Any:
-        start = prompt(requests, attempt)
-        pending[id(requests)] = attempt, start
-        return start
-
-    def logged_output(requests: Any, request: Any) -> Any:
-        output = decoded(requests, request)
-        own.setdefault(id(requests), []).append((*pending[id(requests)], output))
-        kept.append(requests)
+    def logged(requests: Any, request: Any) -> Any:
+        outputs.setdefault(id(requests), (requests, []))[1].append(output := decoded(requests, request))
         return output
 
-    kept: list[Any] = []  # so that identities are not used again
-    WindowRequests.decoder_prompt = logged_prompt  # type: ignore[method-assign, assignment]
-    WindowRequests.decoded = logged_output  # type: ignore[method-assign, assignment]
-    samples = [samples_of(each["path"]) for each in expected]
+    WindowRequests.decoded = logged  # type: ignore[method-assign, assignment]
+    session = load(model, draft=draft)
+    samples = [samples_of(each["path"]) for each in content["recordings"]]
     events = session.transcribe_batch(samples, slots=slots, **(content["options"] | decoding))
     results = {event.number: event.result for event in events if event.result is not None}
-    logs = sorted(own.values(), key=lambda log: next(i for i, each in enumerate(kept) if own[id(each)] is log))
     different = 0
-    for number, each in enumerate(expected):
+    for number, each in enumerate(content["recordings"]):
         result = results[number]
         problems = differences(result.as_dict(), each["result"])
-        stats = result.stats
-        calls = f"{stats.tokens_per_target_call:.2f} tokens per call"
+        calls = f"{result.stats.tokens_per_target_call:.2f} tokens per call"
         print(f"{each['path']}: {len(result.segments)} segments, {calls}: {'; '.join(problems) or 'equal'}")
         different += bool(problems)
-        log = next((log for log in logs if log and fits(log, each["attempts"])), None)
-        if log is not None:
-            print(
-                "   ", first_gap(session.model, log, each["attempts"]) if problems else margins(log, each["attempts"])
-            )
+        for _, own in outputs.values():
+            if abs(own[0].no_speech_prob - each["attempts"][0]["no_speech_prob"]) < 1e-4:  # of this recording
+                print("   ", margins(own, each["attempts"]))
     return different
-
-
-def fits(log: list[tuple[Any, Any, Any]], attempts: list[dict[str, Any]]) -> bool:
-    """Whether the attempts belong to the same recording, by the probability of silence in the first window."""
-    return abs(log[0][2].no_speech_prob - attempts[0]["no_speech_prob"]) < 1e-4
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
@@ -176,38 +156,15 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     return problems
 
 
-def margins(log: list[tuple[Any, Any, Any]], attempts: list[dict[str, Any]]) -> str:
-    """The largest differences of the values that decide on fallback, over all attempts."""
-    outputs = [output for _, _, output in log]
-    found = [
-        max(abs(getattr(output, name) - other[name]) for output, other in zip(outputs, attempts, strict=False))
-        for name in ("avg_logprob", "no_speech_prob")
-    ]
-    return f"{len(outputs)} attempts; log-probabilities differ by {found[0]:.1e}, silence by {found[1]:.1e}"
-
-
-def first_gap(model: Any, log: list[tuple[Any, Any, Any]], attempts: list[dict[str, Any]]) -> str:
-    """Describe the first attempt whose tokens differ."""
-    import mlx.core as mx
-
-    from speculative_decoding.sampling import History, scores
-
-    for number, ((attempt, start, output), other) in enumerate(zip(log, attempts, strict=False)):
-        values = f"log-probability {output.avg_logprob:.5f} and {other['avg_logprob']:.5f}"
-        if list(attempt.previous) != other["previous"] or attempt.temperature != other["temperature"]:
-            return f"attempt {number}: other previous text, or temperature {attempt.temperature}"
-        if output.tokens == other["tokens"]:
-            continue
-        end = model.audio.end
-        one, two = [*output.tokens, end], [*other["tokens"], end]
-        at = next(i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-        tokens = [*start.tokens, *one[:at]]
-        cache = model.make_cache(model.encode_rows([attempt.window.audio])[0])
-        logits = model.decode(mx.array([tokens]), cache)[:, -1:]
-        found = scores(logits, [start.options], History([tokens], None, [start.constraints]))[0, 0]
-        gap = float(found[one[at]] - found[two[at]])
-        return f"attempt {number}, temperature {attempt.temperature}, token {at}: gap of logits {gap:.6f}; {values}"
-    return "all attempts are equal"
+def margins(outputs: list[Any], attempts: list[dict[str, Any]]) -> str:
+    """Return the largest differences of the values that decide on fallback, up to the first attempt that differs."""
+    found = {"avg_logprob": 0.0, "no_speech_prob": 0.0}
+    for number, (output, other) in enumerate(zip(outputs, attempts, strict=False)):
+        if output.tokens != other["tokens"]:
+            return f"attempt {number} differs: log-probability {output.avg_logprob:.6f} and {other['avg_logprob']:.6f}"
+        found = {name: max(gap, abs(getattr(output, name) - other[name])) for name, gap in found.items()}
+    shown = ", ".join(f"{name} by {gap:.1e}" for name, gap in found.items())
+    return f"{len(outputs)} attempts are equal; they differ in {shown}"
 
 
 if __name__ == "__main__":

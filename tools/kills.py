@@ -5,12 +5,15 @@
 Half of the kills hit a write, sync, rename or removal: a profile hook in the program counts them and sends SIGKILL
 before the n-th. The others hit a moment. Both are spread evenly over an undisturbed run. For `full-disk`, the n-th
 write fails instead, which must end the program with one line. `--at-end` hits the last writes instead, with which the
-program finishes its result. The last line summarizes all kinds.
+program finishes its result. `conversion-over-another` replaces a complete folder, so there must be one at any moment.
+`console` interrupts texts with Ctrl-C, every second one several times; the next text must be complete. The last line
+summarizes all kinds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -28,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.cli import programs
-from speculative_decoding.jobs import output
 from speculative_decoding.loading import manifest
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.training import command as train
@@ -48,10 +50,13 @@ KINDS = {
     "several-processes": JOB,
     "training": TRAIN,
     "conversion": CONVERT,
+    "conversion-over-another": CONVERT,
     "full-disk-job": JOB,
     "full-disk-training": TRAIN,
     "full-disk-conversion": CONVERT,
+    "console": "--drafter auto",
 }
+PROMPT = "translate English to German: The method returns the value of the property."  # of the console
 POSIX_WRITES = ("fsync", "mkdir", "rename", "replace", "rmdir", "sendfile", "truncate", "unlink")
 FORK = multiprocessing.get_context("fork")  # a fork needs no imports; this process must not use the device itself
 
@@ -62,7 +67,6 @@ def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> Non
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(log.parents[1])
-    output.COMMIT_SECONDS = 0.03
     trainer.REPORT_STEPS, trainer.SAVE_SECONDS = 4, 0.0
     train.plot_curves = lambda *_: None
     writes = 0
@@ -98,8 +102,10 @@ class Run:
     seconds: float
 
 
-def run(kind: str, folder: Path, rng: random.Random, write: int = 0, moment: float | None = None) -> Run:
-    """Run a program, and kill rank 0 at a write, or a random rank after `moment` seconds."""
+def run(
+    kind: str, folder: Path, rng: random.Random, write: int = 0, moment: float | None = None, more: str = ""
+) -> Run:
+    """Run a program with more options, and kill rank 0 at a write, or a random rank after `moment` seconds."""
     processes = []
     hosts = write_hosts(2, folder)
     ranks = 2 if kind == "several-processes" else 1
@@ -108,7 +114,7 @@ def run(kind: str, folder: Path, rng: random.Random, write: int = 0, moment: flo
         if ranks > 1:
             os.environ |= {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}
         log, is_full = folder / "logs" / f"{rank}", kind.startswith("full-disk")
-        arguments = KINDS[kind].split(), log, 0 if rank else write, is_full
+        arguments = f"{KINDS[kind]} {more}".split(), log, 0 if rank else write, is_full
         processes.append(FORK.Process(target=command, args=arguments))
         processes[-1].start()
     if moment is not None:
@@ -160,7 +166,10 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
     assert whole.status == 0, whole.said
     expected, writes = content(folder), int(whole.said[-1])
     remove_result(folder)
-    is_full = kind.startswith("full-disk")
+    is_full, is_over = kind.startswith("full-disk"), kind == "conversion-over-another"
+    if is_over:
+        assert run(kind, folder, rng, more="--dtype bfloat16").status == 0
+        (folder / "made").rename(folder / "old")
     at_writes = kills if is_full else kills // 2
     plan: list[tuple[int, float | None]] = [(1 + i * writes // at_writes, None) for i in range(at_writes)]
     plan += [(0, whole.seconds * i / (kills - at_writes)) for i in range(kills - at_writes)]
@@ -171,13 +180,16 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
     while plan:
         write, moment = plan.pop()
         is_new = not [*folder.glob("made*")]
+        if is_over and is_new:
+            shutil.copytree(folder / "old", folder / "made")
         found = run(kind, folder, rng, write, moment)
         if found.status:
             of_survivor = (1, 2) if kind == "several-processes" else ()  # 2: the other rank was lost while joining
             assert found.status == 2 if is_full else found.status in (-signal.SIGKILL, *of_survivor), found
             errors = [line for line in found.said if "error" in line or "Traceback" in line]
             assert not is_full or (len(errors) == 1 and "No space left" in errors[0]), found.said
-            stages[stage(folder, expected)] += 1
+            stages[where := stage(folder, expected)] += 1
+            assert not is_over or where == "result written", "the previous folder is gone"
             continue
         assert content(folder) == expected, f"{kind}: the result differs"
         remove_result(folder)
@@ -187,6 +199,53 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
     assert not [*folder.glob(".made*")], "temporary files are left"
     remove_result(folder)
     return stages
+
+
+def interrupt_console(texts: int) -> Counter[str]:
+    """Interrupt texts of a console in another process. Returns how many were interrupted, and how many complete."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=console, args=(texts, sender))
+    process.start()
+    sender.close()
+    stages: Counter[str] = receiver.recv()
+    process.join()
+    return stages
+
+
+def console(texts: int, sender: Any) -> None:
+    """Send Ctrl-C to this process at a random moment of each text."""
+    from speculative_decoding.cli.console import answer, console_parser
+    from speculative_decoding.cli.console_commands import ConsoleState
+    from speculative_decoding.cli.run_config import run_config_from
+
+    config = run_config_from(console_parser("console").parse_args(KINDS["console"].split()))
+    state = ConsoleState(config)
+    state.open(config)
+
+    def text() -> str:
+        with contextlib.redirect_stdout(StringIO()) as out, contextlib.redirect_stderr(StringIO()):
+            answer(state, PROMPT)
+        return out.getvalue()
+
+    expected = text()
+    started = time.perf_counter()
+    text()
+    seconds = time.perf_counter() - started
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stages = Counter[str]()
+    for number in range(texts):
+        shown = ""
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds), 0.0005 if number % 2 else 0)
+        try:
+            try:
+                shown = text()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:  # after the text, where the console's loop would catch it
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        stages["text complete" if shown == expected else "text interrupted"] += 1
+        assert text() == expected, "the text after an interrupted one differs"
+    sender.send(stages)
 
 
 def prepare(folder: Path) -> None:
@@ -213,10 +272,13 @@ def main() -> None:
         preparation.start()
         preparation.join()
         for kind in chosen.only:
-            stages = interrupt(kind, folder, chosen.kills, chosen.at_end)
+            is_console = kind == "console"
+            stages = (
+                interrupt_console(chosen.kills) if is_console else interrupt(kind, folder, chosen.kills, chosen.at_end)
+            )
             counts[kind] = stages.total()
             print(f"{kind}: interrupted {dict(sorted(stages.items()))}", file=sys.stderr, flush=True)
-    print(f"{sum(counts.values())} interruptions {counts}: all results are byte-identical")
+    print(f"{sum(counts.values())} interruptions {counts}: all results are equal")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Prints the predicted speed of published models on Macs, without a Mac: `python -m tools.predicted_speed`.
 
-The formula is speculative_decoding/doctor/predicted_costs.py. Bytes come from the models' configurations, kernels
-from tools/dispatches.py, and draft lengths from `recommend_length`. Drafts come from a draft head of the target, or
-from a small model of the family. Encoders, the attention's keys and values, and text are not counted, except for the
-cross-attention's keys and values of a speech model's window.
+The formula is speculative_decoding/doctor/predicted_costs.py, and draft lengths come from `recommend_length`. Drafts
+come from a draft head of the target, or from a small model of the family. Encoders, the attention's keys and values,
+and text are not counted, except for the cross-attention's keys and values of a speech model's window.
 """
 
 from __future__ import annotations
@@ -12,16 +11,12 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from typing import NamedTuple
 
-from benchmarks.models import bytes_per_pass
 from benchmarks.simulated_devices import CURVES
 from speculative_decoding.doctor.predicted_costs import CHIPS, Chip, Work, predicted_costs, relative_costs
 from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length.passes import RoundCosts
-from speculative_decoding.models import EncoderDecoder
-
-from . import dispatches
 
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
 HEAD_START_DISPATCHES = 13  # joining hidden states, their norm and projection, and joining the draft's ids
@@ -45,39 +40,58 @@ TARGETS = (  # name, bits, draft model
 )
 
 
-@lru_cache
-def work_of_pass(name: str, bits: int, width: int, generation: int) -> Work:
-    model = dispatches.weightless(name, bits)
-    return Work(
-        bytes_per_pass(model) + model.config.decoder_layers * window_bytes(model),
-        dispatches.count(name, width, generation=generation, bits=bits).total(),
-    )
+class Size(NamedTuple):
+    """What a model of a published size reads and dispatches, as counted in docs/decisions/metal.md.
+
+    nbytes: the bytes of weights that a pass reads, with a speech model's cross keys and values.
+    new, old: the kernels of a pass over one and over six positions, on M3 and later, and on M1 and M2.
+    head_nbytes, head: the bytes and kernels of a step of a draft head in 16 bits, with 4,096 output ids.
+    start_nbytes: the bytes that starting a draft of the head reads.
+    """
+
+    nbytes: int
+    new: tuple[int, int]
+    old: tuple[int, int]
+    head_nbytes: int
+    head: int
+    start_nbytes: int
+
+    def passes(self, chip: Chip) -> tuple[Work, Work]:
+        narrow, wide = self.new if chip.generation >= 3 else self.old
+        return Work(self.nbytes, narrow), Work(self.nbytes, wide)
 
 
-def window_bytes(model: EncoderDecoder) -> int:
-    """Return the size of one layer's cross keys and values for a whole window, or 0 for a model that reads text."""
-    decoder = model.config.decoder
-    positions = 0 if model.audio is None else model.audio.window_frames // 2
-    return 2 * 2 * positions * decoder.num_kv_heads * decoder.head_dim
-
-
-def work_of_head(name: str, bits: int, generation: int) -> tuple[Work, Work]:
-    """Return the work of a step of a draft head in 16 bits, with 4,096 output ids, and of starting a draft."""
-    model = dispatches.weightless(name, bits)
-    head = dispatches.head_for(model)
-    output = dispatches.DRAFT_VOCABULARY * head.config.d_model
-    combine = head.combine.weight.size
-    weights = head.nbytes // 4  # lazy weights are float32
-    step = dispatches.count_head_step(name, generation=generation, bits=bits).total()
-    return Work(2 * (weights - combine + output) + window_bytes(model), step), Work(2 * combine, HEAD_START_DISPATCHES)
+SIZES = {  # by name and bits
+    ("t5-small", 16): Size(76_959_232, (87, 110), (87, 134), 8_390_656, 15, 1_572_864),
+    ("t5-base", 16): Size(247_587_072, (165, 206), (165, 254), 15_731_712, 15, 3_538_944),
+    ("t5-large", 16): Size(770_591_744, (321, 398), (321, 494), 25_169_920, 15, 6_291_456),
+    ("t5-3b", 16): Size(2_884_521_984, (321, 398), (321, 470), 37_752_832, 15, 6_291_456),
+    ("t5-3b", 4): Size(858_673_152, (393, 470), (393, 494), 37_752_832, 15, 6_291_456),
+    ("t5-11b", 16): Size(11_340_244_992, (321, 398), (321, 470), 88_084_480, 15, 6_291_456),
+    ("t5-11b", 4): Size(3_236_849_664, (393, 470), (393, 542), 88_084_480, 15, 6_291_456),
+    ("flan-t5-xl", 16): Size(2_849_806_336, (320, 397), (320, 493), 100_671_488, 15, 25_165_824),
+    ("flan-t5-small", 16): Size(76_965_248, (112, 141), (112, 157), 9_177_088, 15, 1_572_864),
+    ("flan-t5-xl", 4): Size(896_309_248, (392, 469), (392, 517), 100_671_488, 15, 25_165_824),
+    ("nllb-3.3b", 16): Size(3_869_671_424, (396, 473), (396, 569), 83_894_272, 16, 25_165_824),
+    ("nllb-600m", 16): Size(877_453_312, (204, 245), (204, 293), 25_169_920, 16, 6_291_456),
+    ("nllb-3.3b", 4): Size(1_843_822_592, (444, 521), (444, 593), 83_894_272, 16, 25_165_824),
+    ("whisper-base", 16): Size(116_147_200, (108, 131), (108, 155), 11_462_656, 15, 1_572_864),
+    ("whisper-large-v3", 16): Size(1_849_088_000, (524, 625), (524, 753), 44_385_280, 15, 9_830_400),
+    ("distil-large-v3", 16): Size(241_126_400, (44, 55), (44, 63), 44_385_280, 15, 6_553_600),
+    ("whisper-large-v3", 4): Size(793_958_400, (588, 689), (588, 753), 44_385_280, 15, 9_830_400),
+    ("t5gemma2-4b", 16): Size(7_760_198_656, (1000, 1107), (1000, 1209), 146_810_880, 18, 39_321_600),
+    ("t5gemma2-270m", 16): Size(536_196_352, (536, 631), (572, 685), 14_420_480, 18, 2_457_600),
+    ("t5gemma2-4b", 4): Size(3_147_774_976, (1000, 1107), (1000, 1141), 146_810_880, 18, 39_321_600),
+}
 
 
 def costs_on(chip: Chip, name: str, bits: int, draft: str | None) -> RoundCosts:
     """Predict the costs of rounds with a draft model, or with a draft head. Draft models have 16 bits."""
-    narrow, wide = (work_of_pass(name, bits, width, chip.generation) for width in (1, 6))
-    if draft is None:
-        return predicted_costs(chip, bits, narrow, wide, *work_of_head(name, bits, chip.generation))
-    return predicted_costs(chip, bits, narrow, wide, work_of_pass(draft, 16, 1, chip.generation))
+    size = SIZES[name, bits]
+    if draft is not None:
+        return predicted_costs(chip, bits, *size.passes(chip), SIZES[draft, 16].passes(chip)[0])
+    step, start = Work(size.head_nbytes, size.head), Work(size.start_nbytes, HEAD_START_DISPATCHES)
+    return predicted_costs(chip, bits, *size.passes(chip), step, start)
 
 
 def speeds(costs: RoundCosts) -> list[float]:

@@ -1,10 +1,9 @@
 """Compares a model sharded over several processes with the same model in one process.
 
-    python -m tools.several_machines [--processes 2] [--quantize 4] [--model t5-web-docs t5 bart ...]
+    python -m tools.several_machines [--processes 2] [--quantize 4]
 
-`batch` decodes a few prompts in all modes below. The output files must be byte-identical, except for beam scores.
---model names the bundled model or golden models. Golden models get a tokenizer of numbers, a noisy copy as draft model
-and a random draft head.
+`batch` decodes a few prompts with the bundled models in all modes below. The output files must be byte-identical,
+except for beam scores. tests/distributed compares the logits of other families.
 """
 
 from __future__ import annotations
@@ -12,26 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-
-from speculative_decoding import checkpoints, load
-
-import mlx.core as mx  # isort: skip
 from speculative_decoding.jobs.command import main as batch_command
-from speculative_decoding.loading.draft_head import write_draft_head
 from tests.support.paths import ROOT
 from tests.support.processes import start
-from tests.support.tiny import TOKENIZER, tiny_head
 
 BUNDLED = "t5-web-docs"
-GOLDENS = ROOT / "tests" / "parity" / "goldens"
 SAMPLED = ["--temperature", "0.8", "--seed", "3", "--acceptance"]
 RULES = {
     "greedy": [],
@@ -41,7 +31,6 @@ RULES = {
 }
 DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": None}
 PROMPTS_PER_TASK = 2
-NOISE = 0.05  # in standard deviations of a tensor
 
 
 def run_all(jobs: Path) -> None:
@@ -75,39 +64,10 @@ def bundled_modes(folder: Path, bits: int | None) -> dict[str, list[str]]:
     return modes(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
 
 
-def golden_modes(folder: Path, golden: Path) -> dict[str, list[str]]:
-    checkpoint = checkpoints.read(golden)
-    for name in ("target", "draft"):
-        shutil.copytree(golden, folder / name)
-    noisy = {name: noisy_copy(checkpoint[name], number) for number, name in enumerate(checkpoint)}
-    mx.save_safetensors(str(folder / "draft" / "model.safetensors"), noisy)
-    vocabulary = {"<unk>": 0} | {str(i): i for i in range(1, 4096)}
-    words = TOKENIZER | {
-        "model": TOKENIZER["model"] | {"vocab": vocabulary},
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-    }
-    for name in ("target", "draft"):
-        (folder / name / "tokenizer.json").write_text(json.dumps(words))
-    model = load(folder / "target").model
-    write_draft_head(folder / "head", tiny_head(model), model, mx.float32)
-    read = np.load(golden / "golden.npz")
-    rows = [row[mask == 1] for row, mask in zip(read["input_ids"], read["attention_mask"], strict=True)]
-    prompts = folder / "prompts.txt"
-    prompts.write_text("".join(" ".join(map(str, row)) + "\n" for row in [*rows, rows[0][-4:]]))
-    target, draft, head = (str(folder / name) for name in ("target", "draft", "head"))
-    return modes(target, draft, head, prompts, 12)
-
-
-def noisy_copy(array: mx.array, seed: int) -> mx.array:
-    noise = mx.random.normal(array.shape, key=mx.random.key(seed))
-    return array + NOISE * (array.ndim > 1) * noise * mx.std(array)
-
-
-def compare(model: str, processes: int, bits: int | None) -> bool:
+def compare(processes: int, bits: int | None) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        golden = GOLDENS / model
-        tried = golden_modes(folder, golden) if golden.is_dir() else bundled_modes(folder, bits)
+        tried = bundled_modes(folder, bits)
         for count in (1, processes):
             several = ["--parallel", "tensor"] if count > 1 else []
             jobs = [[*flags, "--output", str(folder / f"{mode}-{count}"), *several] for mode, flags in tried.items()]
@@ -117,12 +77,12 @@ def compare(model: str, processes: int, bits: int | None) -> bool:
                 process.join()
             if any(statuses := [process.exitcode for process in started]):
                 last = (folder / "said-0").read_text().splitlines()[-1]
-                print(f"{model}: {count} processes ended with {statuses}: {last}", flush=True)
+                print(f"{count} processes ended with {statuses}: {last}", flush=True)
                 return False
         contents = {mode: [content(folder / f"{mode}-{count}") for count in (1, processes)] for mode in tried}
         different = [mode for mode, (one, several) in contents.items() if one != several]
         equal = f"{len(tried) - len(different)} of {len(tried)} files"
-        print(f"{model}: {processes} processes: {equal} equal those of one process; different: {different}", flush=True)
+        print(f"{processes} processes: {equal} equal those of one process; different: {different}", flush=True)
         return not different
 
 
@@ -135,7 +95,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quantize", type=int, help="bits of the bundled model's weights")
-    parser.add_argument("--model", nargs="+", default=[BUNDLED])
     chosen = parser.parse_args()
-    results = [compare(model, chosen.processes, chosen.quantize) for model in chosen.model]
-    sys.exit(0 if all(results) else 1)
+    sys.exit(0 if compare(chosen.processes, chosen.quantize) else 1)

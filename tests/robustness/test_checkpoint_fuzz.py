@@ -31,7 +31,7 @@ from tests.support.checkpoint_files import (
     written,
     zip_bytes,
 )
-from tools.fuzz_checkpoints import FORMATS, failure, fuzz_in_subprocess, write_damaged
+from tools.fuzz_files import FORMATS, failure, fuzz_in_subprocess, write_damaged
 
 TOKENIZERS, FOLDERS = ("tokenizer", "spiece"), ("config", "head")
 FILES = tuple(name for name in FORMATS if name not in (*TOKENIZERS, *FOLDERS))

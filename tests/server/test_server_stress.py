@@ -1,7 +1,4 @@
-"""Short runs of the tools that stress the server: random bodies, and clients that disconnect.
-
-`python -m tools.fuzz_server` and `python -m tools.soak_server` run longer.
-"""
+"""Short runs of `python -m tools.check_server`: random bodies and recordings, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import pytest
 
 from tests.support.serving import serving
 from tests.support.waiting import eventually
-from tools.fuzz_server import LIMITS, audio_request, check, fuzz, tiny_speech_session
-from tools.soak_server import Soak, soak
+from tools.check_server.clients import Clients, run
+from tools.check_server.random_requests import LIMITS, audio_request, check, fuzz, tiny_speech_session
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +39,13 @@ def test_fuzzing_detects_invalid_responses(answer: tuple[int, str]) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory and open files from /proc")
-def test_short_soak_finds_no_fault() -> None:
-    report = soak(requests=36, seconds=None, seed=5)
-    assert report.startswith("36 requests: ") and "text of the probe unchanged" in report
+def test_random_clients_find_no_fault() -> None:
+    sent, compared = run(requests=36, seconds=None, seed=5)
+    assert sent.startswith("36 requests: ") and "text of the probe unchanged" in compared
 
 
-def test_soak_detects_a_changed_text() -> None:
-    trial = Soak("http://127.0.0.1:1")
-    trial.check_text({"prompt": "a"}, ["b"])
+def test_a_changed_text_is_detected() -> None:
+    clients = Clients("http://127.0.0.1:1")
+    clients.check_text({"prompt": "a"}, ["b"])
     with pytest.raises(AssertionError):
-        trial.check_text({"prompt": "a"}, ["c"])
+        clients.check_text({"prompt": "a"}, ["c"])

@@ -1,4 +1,4 @@
-"""Damaged folders for tools/fuzz_checkpoints.py, and functions that use them.
+"""Damaged folders for tools/fuzz_files.py, and functions that use them.
 
 A model's folder holds a tiny T5 or the golden model of another family, with damage in config.json,
 generation_config.json, the tokenizer files or the manifest. Other folders hold only a tokenizer, or a draft head.

@@ -3,7 +3,8 @@
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_bart_goldens.py [FAMILY ...]
 
-Folders and arrays are as in make_goldens.py, plus a generation_config.json as on the Hub. golden.npz also holds
+Folders and arrays are as in make_goldens.py; the input also has a generation_config.json as on the Hub. golden.npz also
+holds
 
     configured_ids, configured_lengths  like greedy_ids, but with the processors of generation_config.json
                                         (forced tokens, banned tokens, repeated n-grams, minimum length; one beam)
@@ -17,13 +18,21 @@ and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
 greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens; the last possible one is a forced EOS.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from make_goldens import HERE, TARGET_LENGTH, Family, check_every_weight_matters, padded, top_two_gap, write_all
+from make_goldens import (
+    HERE,
+    TARGET_LENGTH,
+    Family,
+    check_every_weight_matters,
+    config_of,
+    padded,
+    top_two_gap,
+    write_all,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
@@ -32,130 +41,15 @@ TABLE = "model.shared.weight"
 BIAS = "final_logits_bias"
 COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 
-# Shared by every config.json below.
-COMMON = {
-    "activation_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "d_model": 16,
-    "decoder_attention_heads": 2,
-    "decoder_ffn_dim": 32,
-    "decoder_layerdrop": 0.0,
-    "decoder_layers": 2,
-    "dropout": 0.1,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "encoder_layerdrop": 0.0,
-    "encoder_layers": 2,
-    "init_std": 0.02,
-    "is_encoder_decoder": True,
-    "max_position_embeddings": 100,
-    "num_hidden_layers": 2,
-    "use_cache": True,
-    "vocab_size": 96,
-}
-BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-
 FAMILIES: Mapping[str, Family] = {
     # Like facebook/bart-large-cnn, but with fewer encoder layers than decoder layers, and a bias on the logits.
-    "bart": Family(
-        COMMON
-        | BART_IDS
-        | {
-            "activation_function": "gelu",
-            "add_bias_logits": False,
-            "add_final_layer_norm": False,
-            "architectures": ["BartForConditionalGeneration"],
-            "decoder_attention_heads": 4,
-            "decoder_layers": 3,
-            "model_type": "bart",
-            "normalize_before": False,
-            "prefix": " ",
-            "scale_embedding": False,
-        },
-        seed=0,
-        strays=COPIES,
-    ),
-    "mbart": Family(
-        COMMON
-        | BART_IDS
-        | {
-            "activation_function": "gelu",
-            "add_final_layer_norm": True,
-            "architectures": ["MBartForConditionalGeneration"],
-            "encoder_ffn_dim": 40,
-            "model_type": "mbart",
-            "normalize_before": True,
-            "scale_embedding": True,
-            "tokenizer_class": "MBart50Tokenizer",
-            "vocab_size": 104,
-        },
-        seed=3,
-    ),
-    "pegasus": Family(
-        COMMON
-        | {
-            "activation_function": "relu",
-            "architectures": ["PegasusForConditionalGeneration"],
-            "bos_token_id": 0,
-            "decoder_start_token_id": 0,
-            "eos_token_id": 1,
-            "model_type": "pegasus",
-            "pad_token_id": 0,
-            "scale_embedding": True,
-            "static_position_embeddings": True,
-        },
-        seed=34,
-    ),
+    "bart": Family(config_of("bart"), seed=0, strays=COPIES),
+    "mbart": Family(config_of("mbart"), seed=3),
+    "pegasus": Family(config_of("pegasus"), seed=34),
     # Like facebook/nllb-200-distilled-600M.
-    "m2m_100": Family(
-        COMMON
-        | BART_IDS
-        | {
-            "activation_function": "relu",
-            "architectures": ["M2M100ForConditionalGeneration"],
-            "encoder_layers": 3,
-            "model_type": "m2m_100",
-            "num_hidden_layers": 3,
-            "scale_embedding": True,
-            "tokenizer_class": "NllbTokenizer",
-            "vocab_size": 104,
-        },
-        seed=54,
-        strays=COPIES,
-    ),
+    "m2m_100": Family(config_of("m2m_100"), seed=54, strays=COPIES),
     # Like Helsinki-NLP/opus-mt-en-de: padding is the last id, and outputs start with it.
-    "marian": Family(
-        COMMON
-        | {
-            "activation_function": "swish",
-            "architectures": ["MarianMTModel"],
-            "bad_words_ids": [[95]],
-            "bos_token_id": 0,
-            "decoder_start_token_id": 95,
-            "eos_token_id": 0,
-            "model_type": "marian",
-            "pad_token_id": 95,
-            "scale_embedding": True,
-            "static_position_embeddings": True,
-        },
-        seed=123,
-    ),
-}
-GENERATION: Mapping[str, dict[str, Any]] = {
-    "bart": {
-        "early_stopping": True,
-        "forced_bos_token_id": 0,
-        "forced_eos_token_id": 2,
-        "length_penalty": 2.0,
-        "max_length": 142,
-        "min_length": 12,
-        "no_repeat_ngram_size": 3,
-        "num_beams": 4,
-    },
-    "mbart": {"forced_bos_token_id": 98, "forced_eos_token_id": 2, "max_length": 90, "num_beams": 5},
-    "pegasus": {"forced_eos_token_id": 1, "length_penalty": 0.8, "max_length": 90, "num_beams": 8},
-    "m2m_100": {"forced_bos_token_id": 101, "max_length": 90},
-    "marian": {"bad_words_ids": [[95]], "forced_eos_token_id": 0, "max_length": 90, "num_beams": 4},
+    "marian": Family(config_of("marian"), seed=123),
 }
 LANGUAGES = {"mbart": (97, 98, 99), "m2m_100": (100, 101, 102)}
 IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -294,11 +188,6 @@ def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -
 
 def write(name: str) -> None:
     folder, family = HERE / name, FAMILIES[name]
-    folder.mkdir(exist_ok=True)
-    ids = {each: family.config[each] for each in IDS if each in family.config}
-    for file, content in (("config", family.config), ("generation_config", ids | GENERATION[name])):
-        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-        (folder / f"{file}.json").write_text(text, encoding="utf-8")
     save_file(make_checkpoint(family), folder / "model.safetensors", metadata={"format": "pt"})
     model = load_oracle(name, family)
     golden = make_golden(model, name, family)

@@ -4,8 +4,7 @@ beams.jsonl.gz holds results of the bundled target for the bundled prompts. beam
 tiny golden models, each with its own generation_config.json and with other options.
 
 Requires torch and transformers 4.46. `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]` decodes the first COUNT
-prompts (default: 10) of each task in groups of ten, and resumes an existing file. `python -m tools.check_beams --golden
-FILE` compares our results with it.
+prompts (default: 10) of each task in groups of ten, and resumes an existing file.
 """
 
 import gzip

@@ -3,8 +3,8 @@
     pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
     python make_goldens.py [FAMILY ...]
 
-Each family gets a folder in tests/parity/goldens. Its config.json and model.safetensors have the same keys as the
-family's checkpoints on the Hub. Its golden.npz holds (ids are int32, all other arrays float32):
+Each family has a folder in tests/parity/goldens. Its config.json is the input: that of a checkpoint on the Hub, with
+smaller sizes. model.safetensors has the same keys as on the Hub. golden.npz holds (ids: int32, other arrays: float32):
 
     input_ids, attention_mask         (B, S)     right-padded with the family's pad id; every row ends with EOS
     decoder_input_ids                 (B, L)     the start token, then random tokens
@@ -42,56 +42,10 @@ DECODER_TABLE = "decoder.embed_tokens.weight"
 HEAD = "lm_head.weight"
 CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
-# Shared by every config.json below.
-COMMON = {
-    "architectures": ["T5ForConditionalGeneration"],
-    "d_ff": 64,
-    "d_kv": 8,
-    "d_model": 32,
-    "decoder_start_token_id": 0,
-    "dropout_rate": 0.1,
-    "eos_token_id": 1,
-    "initializer_factor": 1.0,
-    "is_encoder_decoder": True,
-    "layer_norm_epsilon": 1e-06,
-    "model_type": "t5",
-    "num_layers": 2,
-    "pad_token_id": 0,
-    "relative_attention_num_buckets": 32,
-}
-GATED = {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 2, "tie_word_embeddings": False}
-SAVED_BY_4 = {"torch_dtype": "float32", "use_cache": True}
-# Coarse enough that a source of 30 tokens and an output of 24 tokens both reach the last bucket.
-COARSE_BUCKETS = {"relative_attention_max_distance": 20, "relative_attention_num_buckets": 8}
-
-
-def beam_search(prefix: str, **more: Any) -> dict[str, Any]:
-    return {"early_stopping": True, "num_beams": 4, "prefix": prefix, "max_length": 300} | more
-
-
-T5_TASKS = {
-    "summarization": beam_search(
-        "summarize: ", max_length=200, min_length=30, length_penalty=2.0, no_repeat_ngram_size=3
-    ),
-    "translation_en_to_de": beam_search("translate English to German: "),
-    "translation_en_to_fr": beam_search("translate English to French: "),
-    "translation_en_to_ro": beam_search("translate English to Romanian: "),
-}
-# As published in 2020, before gated models: no fields for the feed-forward, the head, or the depth of the decoder.
-T5_V1_0 = COMMON | {
-    "architectures": ["T5WithLMHeadModel"],
-    "n_positions": 512,
-    "num_heads": 4,
-    "output_past": True,
-    "task_specific_params": T5_TASKS,
-    "vocab_size": 128,
-}
-T5_V1_1 = COMMON | GATED | {"num_heads": 3, "output_past": True, "vocab_size": 128}
-
 
 @dataclass(frozen=True)
 class Family:
-    """One golden folder; the seed is chosen such that `check_health` passes."""
+    """One golden folder with its config.json; the seed is chosen such that `check_health` passes."""
 
     config: dict[str, Any]
     seed: int
@@ -106,155 +60,31 @@ class Family:
         return self.oracle or self.config
 
 
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((HERE / name / "config.json").read_text("utf-8"))
+    return config
+
+
 FAMILIES: Mapping[str, Family] = {
-    "t5": Family(T5_V1_0, seed=55),
-    "t5-11b": Family(T5_V1_0 | {"d_kv": 16, "num_heads": 3, "vocab_size": 96}, seed=291, strays=(CROSS_BIAS,)),
-    "t5-v1_1": Family(T5_V1_1, seed=29),
+    # As published in 2020, before gated models: no fields for the feed-forward, the head, or the depth of the decoder.
+    "t5": Family(config_of("t5"), seed=55),
+    "t5-11b": Family(config_of("t5-11b"), seed=291, strays=(CROSS_BIAS,)),
+    "t5-v1_1": Family(config_of("t5-v1_1"), seed=29),
+    # With few buckets, so that a source of 30 tokens and an output of 24 tokens both reach the last one.
     "flan-t5": Family(
-        COMMON
-        | GATED
-        | SAVED_BY_4
-        | COARSE_BUCKETS
-        | {
-            "n_positions": 512,
-            "num_heads": 3,
-            "output_past": True,
-            "task_specific_params": T5_TASKS,
-            "transformers_version": "4.23.1",
-            "vocab_size": 128,
-        },
-        seed=1,
-        tables=(SHARED, ENCODER_TABLE, DECODER_TABLE),
-        lengths=(30, 21, 10),
+        config_of("flan-t5"), seed=1, tables=(SHARED, ENCODER_TABLE, DECODER_TABLE), lengths=(30, 21, 10)
     ),
-    "mt5": Family(
-        COMMON
-        | GATED
-        | {
-            "architectures": ["MT5ForConditionalGeneration"],
-            "model_type": "mt5",
-            "num_heads": 3,
-            "tokenizer_class": "T5Tokenizer",
-            "vocab_size": 112,
-        },
-        seed=13,
-    ),
-    "umt5": Family(
-        COMMON
-        | GATED
-        | SAVED_BY_4
-        | COARSE_BUCKETS
-        | {
-            "architectures": ["UMT5ForConditionalGeneration"],
-            "dense_act_fn": "gelu_new",
-            "is_gated_act": True,
-            "model_type": "umt5",
-            "num_decoder_layers": 3,
-            "num_heads": 2,
-            "num_layers": 3,
-            "scalable_attention": True,
-            "tokenizer_class": "T5Tokenizer",
-            "transformers_version": "4.31.0.dev0",
-            "vocab_size": 96,
-        },
-        seed=38,
-        lengths=(30, 21, 10),
-    ),
-    "byt5": Family(
-        COMMON
-        | GATED
-        | {
-            "gradient_checkpointing": False,
-            "num_decoder_layers": 1,
-            "num_heads": 3,
-            "num_layers": 3,
-            "tokenizer_class": "ByT5Tokenizer",
-            "vocab_size": 96,
-        },
-        seed=5,
-        lengths=(28, 19, 12),
-    ),
-    "madlad": Family(
-        COMMON
-        | GATED
-        | COARSE_BUCKETS
-        | {
-            "d_kv": 16,
-            "eos_token_id": 2,
-            "n_positions": 512,
-            "num_heads": 2,
-            "output_past": True,
-            "pad_token_id": 1,
-            "task_specific_params": {},
-            "transformers_version": "4.23.1",
-            "use_cache": True,
-            "vocab_size": 128,
-        },
-        seed=24,
-        tables=(DECODER_TABLE,),
-        lengths=(30, 21, 10),
-    ),
+    "mt5": Family(config_of("mt5"), seed=13),
+    "umt5": Family(config_of("umt5"), seed=38, lengths=(30, 21, 10)),
+    "byt5": Family(config_of("byt5"), seed=5, lengths=(28, 19, 12)),
+    "madlad": Family(config_of("madlad"), seed=24, tables=(DECODER_TABLE,), lengths=(30, 21, 10)),
     # No tie flag, so tied; the file still holds four copies of the table, like pytorch_model.bin on the Hub.
-    "codet5": Family(
-        COMMON
-        | SAVED_BY_4
-        | {
-            "_name_or_path": "codet5_base",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "feed_forward_proj": "relu",
-            "gradient_checkpointing": False,
-            "id2label": {"0": "LABEL_0"},
-            "label2id": {"LABEL_0": 0},
-            "n_positions": 512,
-            "num_decoder_layers": 3,
-            "num_heads": 2,
-            "num_layers": 3,
-            "output_past": True,
-            "transformers_version": "4.10.2",
-            "vocab_size": 100,
-        },
-        seed=151,
-        tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD),
-    ),
+    "codet5": Family(config_of("codet5"), seed=151, tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD)),
     # umT5's architecture with a Llama tokenizer, hence EOS 2.
-    "pile-t5": Family(
-        COMMON
-        | GATED
-        | SAVED_BY_4
-        | {
-            "architectures": ["UMT5ForConditionalGeneration"],
-            "dense_act_fn": "gelu_new",
-            "eos_token_id": 2,
-            "is_gated_act": True,
-            "model_type": "umt5",
-            "num_heads": 4,
-            "output_past": True,
-            "relative_attention_max_distance": 128,
-            "scalable_attention": True,
-            "tokenizer_class": "LlamaTokenizerFast",
-            "transformers_version": "4.31.0",
-            "vocab_size": 96,
-        },
-        seed=7,
-    ),
+    "pile-t5": Family(config_of("pile-t5"), seed=7),
     # As saved by transformers 5.23.0 from t5-v1_1: the tie flag is always true.
     "t5-v1_1-resaved-by-transformers-5": Family(
-        T5_V1_1
-        | {
-            "classifier_dropout": 0.0,
-            "dense_act_fn": "gelu_new",
-            "dtype": "float32",
-            "is_decoder": False,
-            "is_gated_act": True,
-            "relative_attention_max_distance": 128,
-            "scale_decoder_outputs": False,
-            "tie_word_embeddings": True,
-            "transformers_version": "5.23.0",
-            "use_cache": True,
-        },
-        seed=29,
-        oracle=T5_V1_1,
+        config_of("t5-v1_1-resaved-by-transformers-5"), seed=29, oracle=config_of("t5-v1_1")
     ),
 }
 
@@ -410,8 +240,6 @@ def check_every_weight_matters(
 
 def write(name: str) -> None:
     folder, family = HERE / name, FAMILIES[name]
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(family.config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     save_file(make_checkpoint(family), folder / "model.safetensors", metadata={"format": "pt"})
     model = load_oracle(folder, family)
     golden = make_golden(model, family)

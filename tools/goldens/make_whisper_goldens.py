@@ -3,7 +3,8 @@
     pip install torch==2.13.0 transformers==4.56.2 safetensors numpy
     python make_whisper_goldens.py [NAME ...]
 
-Each variant gets a folder in tests/parity/goldens with the same keys as on the Hub. Its golden.npz holds
+Each variant has a folder in tests/parity/goldens. Its config.json is the input; the vocabulary holds text, the end, the
+start, languages, 6 other tokens and 31 timestamps. model.safetensors has the same keys as on the Hub. golden.npz holds
 
     input_features                (B, T, mel bands) float16  log-mel frames; Hugging Face takes them transposed
     attention_mask                (B, T / 2) int32           all ones
@@ -14,50 +15,18 @@ Each variant gets a folder in tests/parity/goldens with the same keys as on the 
     greedy_ids, greedy_lengths    (B, N), (B,) int32         new tokens including the end, without processors
 """
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from make_goldens import HERE, TARGET_LENGTH, padded, write_all
+from make_goldens import HERE, TARGET_LENGTH, config_of, padded, write_all
 from safetensors.torch import load_file, save_file
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 NEW_TOKENS = 24
 ROWS = 2
 TABLE = "model.decoder.embed_tokens.weight"
-COMMON: Mapping[str, Any] = {
-    "architectures": ["WhisperForConditionalGeneration"],
-    "activation_function": "gelu",
-    "d_model": 16,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 32,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "encoder_layers": 2,
-    "is_encoder_decoder": True,
-    "max_source_positions": 30,
-    "max_target_positions": 60,
-    "model_type": "whisper",
-    "num_mel_bins": 80,
-    "scale_embedding": False,
-}
-
-
-def ids(end: int, languages: int) -> dict[str, int]:
-    """Return the vocabulary's size and special ids: text, end, start, languages, 6 other tokens, 31 timestamps."""
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
-    return special | {"decoder_start_token_id": end + 1, "vocab_size": end + 2 + languages + 6 + 31}
-
-
-VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
-    "whisper": (COMMON | ids(60, 3), 1),
-    "whisper-en": (COMMON | ids(59, 3) | {"encoder_layers": 1}, 4),
-    "whisper-v3": (COMMON | ids(60, 4) | {"num_mel_bins": 128, "encoder_attention_heads": 4}, 1),
-    "whisper-distilled": (COMMON | ids(60, 4) | {"num_mel_bins": 128, "encoder_layers": 3, "decoder_layers": 1}, 2),
-}
+SEEDS = {"whisper": 1, "whisper-en": 4, "whisper-v3": 1, "whisper-distilled": 2}
 
 
 def draw(name: str, shape: tuple[int, ...], end: int, rng: np.random.Generator) -> torch.Tensor:
@@ -118,10 +87,7 @@ def check_every_weight_matters(model: WhisperForConditionalGeneration, inputs: M
 
 
 def write(name: str) -> None:
-    content, seed = VARIANTS[name]
-    folder = HERE / name
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    content, seed, folder = config_of(name), SEEDS[name], HERE / name
     end, rng = content["eos_token_id"], np.random.default_rng(seed)
     blank = WhisperForConditionalGeneration(WhisperConfig(**content))
     save_file(make_checkpoint(blank, end, seed), folder / "model.safetensors", metadata={"format": "pt"})
@@ -159,4 +125,4 @@ def write(name: str) -> None:
 
 
 if __name__ == "__main__":
-    write_all(write, VARIANTS)
+    write_all(write, SEEDS)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import acceptance, interleave, models
+from benchmarks import interleave, models, record
 from benchmarks.interleave import Contender
 from benchmarks.ours import Ids, Ours
-from benchmarks.record import record
 from benchmarks.replay import ReplayDrafter, replays
 from benchmarks.tasks import Task, random_task
 from speculative_decoding import InputError, Session
@@ -19,7 +18,7 @@ from tests.support.tiny import CONFIG, SOURCES, noisy_copy, tiny_head, tiny_mode
 from tests.unit.benchmarks.test_benchmark import command, tokens_by
 
 ENDLESS = CONFIG | {"eos_token_id": [], "d_model": 64, "d_kv": 32, "d_ff": 64}
-FILE = Path(acceptance.__file__).with_suffix(".txt")
+FILE = Path(record.__file__).with_name("acceptance.txt")
 TINY = "# about\na head 0210 10\na copy 0000 00\na found 3000 00\n"
 
 
@@ -27,7 +26,7 @@ def test_recording_matches_real_rounds() -> None:
     """The recording predicts the acceptance of real drafts of three tokens."""
     target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
     for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
-        found = record(Session(target, Ids(task.sources), draft), task)
+        found = record.record(Session(target, Ids(task.sources), draft), task)
         assert found.keys() == {kind, "copy", "found"}
         assert kind == "head" or sum(map(sum, found[kind])) > 8
         session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft_tokens=3))
@@ -43,7 +42,7 @@ def test_recording_matches_real_rounds() -> None:
 def replayed(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
     """Return the baseline and the replays of one recorded task, with drafts of three tokens."""
     monkeypatch.setattr(models, "SHAPES", {"t5-small": ENDLESS})
-    recorded = acceptance.read(FILE, ["head", "model"])
+    recorded = record.read(FILE, ["head", "model"])
     found = replays(task, models.random_model(ENDLESS), ["head", "t5-small"], {name: recorded[name]})
     for contender in found:
         vars(contender.session.options)["num_draft_tokens"] = 3
@@ -54,7 +53,7 @@ def replayed(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Our
 def test_replay_accepts_as_recorded_and_writes_the_baseline_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, task = 40, random_task(24, 2, 40)
     baseline, *others = replayed(task, monkeypatch, name)
-    runs = acceptance.excerpt(acceptance.read(FILE, ())[name], 2 * tokens)
+    runs = record.excerpt(record.read(FILE, ())[name], 2 * tokens)
     expected = tokens_by(baseline, task)
     assert [each.label for each in others] == [f"{name}: copies and {draft}, auto" for draft in ("head", "t5-small")]
     for contender, kind in zip(others, ("head", "model"), strict=True):
@@ -76,23 +75,23 @@ def test_output_that_differs_from_the_script_is_refused(monkeypatch: pytest.Monk
     assert isinstance(drafter, ReplayDrafter)
     output = drafter.scripts[task.sources[0]].output
     output[2] = abs(output[2] - 1)
-    with pytest.raises(InputError, match="--acceptance: the target's output depends on the width of a pass"):
+    with pytest.raises(InputError, match="--replay: the target's output depends on the width of a pass"):
         list(replay.decode(task))
 
 
 def test_an_excerpt_has_evenly_spaced_pieces() -> None:
     outputs = [[*range(40)], [*range(40, 100)]]
-    found = acceptance.excerpt({"head": outputs}, 50)["head"]
+    found = record.excerpt({"head": outputs}, 50)["head"]
     assert found == [*range(16), *range(32, 48), *range(64, 80), 96, 97]
-    assert acceptance.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
+    assert record.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
 
 
 def test_a_recording_survives_saving_and_loading(tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     tasks = {"a": {"head": [[0, 2, 1, 0], [1, 0]], "copy": [[0] * 4, [0, 1]], "found": [[16] * 4, [0, 1]]}}
-    acceptance.write(file, tasks, "about")
-    assert acceptance.read(file, ["head"]) == tasks
-    acceptance.write(file, acceptance.read(FILE, ()), FILE.read_text().split("\n")[0][2:])
+    record.write(file, tasks, "about")
+    assert record.read(file, ["head"]) == tasks
+    record.write(file, record.read(FILE, ()), FILE.read_text().split("\n")[0][2:])
     assert file.read_text() == FILE.read_text()
 
 
@@ -102,8 +101,6 @@ def test_a_recording_survives_saving_and_loading(tmp_path: Path) -> None:
         ("a copy 0000 00", "a copy 0000 0", "line 3 is not recorded acceptance"),
         ("a head 0210 10", "a head 02!0 10", "line 2 is"),
         ("a head 0210 10", "a", "line 2 is"),
-        ("a copy 0000 00", "a copy", "line 3 is"),
-        ("a head", "a thing", 'a task has no "head"'),
         ("a found 3000 00\n", "", 'a task has no "found"'),
         (TINY, "", 'a task has no "head"'),
     ],
@@ -113,28 +110,8 @@ def test_damaged_file_is_a_one_line_error(
 ) -> None:
     file = tmp_path / "damaged.txt"
     file.write_text(TINY.replace(old, new))
-    status, out, err = command(capsys, "--random", "t5-small", "--draft", "head", "--acceptance", str(file))
-    assert status == 2 and out == "" and err.count("\n") == 1 and f"--acceptance {file}: {words}" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--draft", "head"], "--draft, --acceptance: need each other and --random"),
-        (["--random", "t5-small", "--draft", "head"], "--draft, --acceptance: need each other and --random"),
-        (["--random", "t5-small", "--acceptance", str(FILE)], "--draft, --acceptance: need each other and --random"),
-        (["--draft", "head", "--acceptance", str(FILE)], "--draft, --acceptance: need each other and --random"),
-        (["--slots", "2"], "--acceptance: needs temperature 0 and excludes --slots"),
-        (["--temperature", "1"], "--acceptance: needs temperature 0 and excludes --slots"),
-    ],
-)
-def test_options_that_conflict_with_replays_are_one_line_errors(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    replay = ["--random", "t5-small", "--draft", "head", "--acceptance", str(FILE)]
-    is_complete = arguments[0] in ("--draft", "--random")
-    status, out, err = command(capsys, *([] if is_complete else replay), *arguments)
-    assert status == 2 and out == "" and words in err
+    status, out, err = command(capsys, "--random", "t5-small", "--draft", "head", "--replay", str(file))
+    assert status == 2 and out == "" and err.count("\n") == 1 and f"--replay {file}: {words}" in err
 
 
 def test_every_table_mentions_replayed_acceptance(
@@ -143,7 +120,7 @@ def test_every_table_mentions_replayed_acceptance(
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": ENDLESS, "t5-base": ENDLESS})
     monkeypatch.setattr(interleave, "SETTLE", 0.0)
     monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
-    arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--acceptance", str(FILE), "-m", "4"]
+    arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--replay", str(FILE), "-m", "4"]
     for bits, names in (
         ((), ("random t5-base",)),
         (("--bits", "4", "8"), ("random t5-small, 4 bits", "t5-base, 8 bits")),

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import simulated_devices, simulated_kernels
+from benchmarks import simulated_devices
 from speculative_decoding.draft_length import AdaptiveLength
-from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.passes import RoundCosts
-from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 
 
 @pytest.fixture
@@ -20,19 +18,14 @@ def some_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a file with two curves: one with a step, one that is steep."""
     curves = json.loads(simulated_devices.CURVES.read_text())["curves"]
     monkeypatch.setattr(simulated_devices, "generated_devices", lambda: [])
-    monkeypatch.setattr(simulated_kernels, "KERNELS", {})  # tested separately
     monkeypatch.setattr(simulated_devices, "SEEDS", (0,))
     path = tmp_path / "curves.json"
     path.write_text(json.dumps({"curves": [curves[3], curves[5]]}))
     return str(path)
 
 
-def test_bounds_hold_and_runs_are_reproducible(some_curves: str, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = []
-    for _ in range(2):
-        assert simulated_devices.main([some_curves]) == 0
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
+def test_bounds_hold(some_curves: str) -> None:
+    assert simulated_devices.main([some_curves]) == 0
 
 
 def always_eight(self: AdaptiveLength, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
@@ -52,24 +45,6 @@ def test_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monke
     flat = RoundCosts({1: 1.0, 17: 1.0})
     monkeypatch.setattr(AdaptiveLength, "_best", lambda self, kinds, limits, costs: best(self, kinds, limits, flat))
     assert simulated_devices.main([some_curves]) == 1
-
-
-def test_exact_mode_is_exact_with_all_simulated_kernels(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only one source is decoded. `python -m benchmarks.simulated_devices` decodes all."""
-    monkeypatch.delenv(CALIBRATION_VARIABLE)
-    monkeypatch.setattr(simulated_kernels, "SOURCES", simulated_kernels.SOURCES[-2:-1])
-    assert [*simulated_kernels.problems(print)] == []
-    assert "tokens differ in inexact mode" in capsys.readouterr().out
-
-
-def test_ignored_width_classes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CALIBRATION_VARIABLE)
-    monkeypatch.setattr(simulated_kernels, "SOURCES", simulated_kernels.SOURCES[-2:-1])
-    monkeypatch.setattr(simulated_kernels, "KERNELS", {"planted": (1, 2, 6, 16)})
-    monkeypatch.setattr(ExactWidths, "same_bits", lambda self, rows, width: True)
-    assert any("tokens differ in exact mode" in problem for problem in simulated_kernels.problems())
 
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:

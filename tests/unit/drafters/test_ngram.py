@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.copies import RecordedRequest, replay
 from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.ngram import LOOKAHEAD, PRIOR_WEIGHT, CopyChances, likely_length
 from speculative_decoding.errors import InputError
 from tests.support.tiny import SOURCES, run, tiny_model, tokens_of
-from tools.replay_drafters import RecordedRequest, replay
 
 START, EOS = 0, 1
 
@@ -202,7 +202,7 @@ def test_a_word_matches_with_and_without_its_leading_space() -> None:
 
 
 def test_a_replay_counts_the_rounds_of_decoding() -> None:
-    """tools.replay_drafters reports the same counts as decoding."""
+    """benchmarks.copies reports the same counts as decoding."""
     model = tiny_model()
     for options in ({}, {"search_input": False}, {"min_chance": 0.0}):
         for source in SOURCES:

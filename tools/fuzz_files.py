@@ -1,11 +1,12 @@
-"""Damages checkpoints at random and reads them. A reader must succeed or raise `InputError`.
+"""Damages files at random and reads them. A reader must succeed or raise `InputError`, whose text is one line.
 
-    python -m tools.fuzz_checkpoints --count 5000
-    python -m tools.fuzz_checkpoints --format config --count 1000
+    python -m tools.fuzz_files --count 5000
+    python -m tools.fuzz_files --format config audio --count 1000
 
 Runs each format in a separate process, with limits on additional address space and on processor time per file (2 s).
 Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
 "config", "tokenizer", "side" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
+"audio" needs PyAV, which decodes recordings of five formats in C.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from types import FrameType
@@ -39,6 +42,7 @@ from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import InputError
+from speculative_decoding.rooms import has_room
 from tests.support.checkpoint_files import (
     VIEWS,
     Entry,
@@ -279,6 +283,50 @@ FORMATS = {
 }
 
 
+@cache
+def recordings() -> list[bytes]:
+    """Return a recording in each format, at each rate and number of channels."""
+    from tests.support.audio import CODECS, sound, write_audio
+
+    files = []
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in CODECS:
+            for rate, channels in ((16000, 1), (48000, 2), (16000, 8)):
+                if suffix != "mp3" or channels <= 2:
+                    path = Path(folder, f"{rate}-{channels}.{suffix}")
+                    files.append(write_audio(path, sound(1.5, rate, channels), rate).read_bytes())
+    return files
+
+
+def read_recording(path: Path) -> bool:
+    """Read a recording with PyAV and as plain WAV, each twice, as a transcription does."""
+    from speculative_decoding.speech import audio_file
+    from speculative_decoding.speech.recording import open_audio
+
+    refusals = []
+    for finder in (find_spec, lambda name: None):
+        audio_file.find_spec = finder  # type: ignore[attr-defined, assignment]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as an overflow in NumPy
+            warnings.simplefilter("ignore", UserWarning)  # notes about the recording
+            try:
+                mel = open_audio(path, [80])
+                mel.frames(0, mel.num_frames)
+            except InputError as error:
+                refusals.append(error)
+    if len(refusals) == 2:
+        raise refusals[0]
+    return True
+
+
+def write_damaged_recording(path: Path, rng: Random) -> None:
+    path.write_bytes(mutate(rng.choice(recordings()), rng))
+
+
+if find_spec("av") and has_room("speech"):
+    FORMATS["audio"] = Format(read_recording, write_damaged_recording)
+
+
 def write_damaged(name: str, seed: int, index: int, path: Path) -> None:
     FORMATS[name].write(path, Random(f"{name} {seed} {index}"))
 
@@ -359,7 +407,7 @@ def fuzz_in_subprocess(*names: str, count: int, seed: int = 0) -> tuple[str, boo
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= {"PYTHONWARNINGS": "ignore", "RUST_BACKTRACE": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
-        command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", *names, "--inside"]
+        command = [sys.executable, "-m", "tools.fuzz_files", "--format", *names, "--inside"]
         command += ["--count", str(count), "--seed", str(seed)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

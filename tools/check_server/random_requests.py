@@ -1,67 +1,38 @@
-"""Sends random requests to a real server: `python -m tools.fuzz_server --count 5000`.
-
-With `--audio`, it sends recordings to a tiny Whisper instead of prompts to a bundled model. The server must answer each
-request within the time limit and with a status below 500. Errors must be one line; accepted requests are decoded.
-"""
+"""Random request bodies and recordings for a server in this process, and the laws of its responses."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import mlx.core as mx
 
+from benchmarks.server_process import wait_for
 from speculative_decoding import Session
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.options import transcription_specs
 from tests.support.serving import GRAMMAR, Serving, serving
 from tests.support.speech import Letters, noise, speech_model, wav
-from tools.fuzz_audio import damaged
+from tools.fuzz_files import mutate
 
 LIMITS = Limits(slots=4, queue=12, max_output_tokens=100, max_seconds=120.0)
 NAMES = [
     *option_specs(),
-    "prompt",
-    "model",
-    "n",
-    "stream",
-    "stream_options",
-    "rounds",
-    "echo",
-    "best_of",
-    "suffix",
-    "user",
-]
-NAMES += [
-    "logit_bias",
-    "presence_penalty",
-    "q",
-    "source",
-    "target",
-    "format",
-    "api_key",
-    "",
-    "\u0000",
-    "__class__",
-    "max-tokens",
+    *("prompt", "model", "n", "stream", "stream_options", "rounds", "echo", "best_of", "suffix", "user", "logit_bias"),
+    *("presence_penalty", "q", "source", "target", "format", "api_key", "", "\u0000", "__class__", "max-tokens"),
 ]
 VALUES: list[Callable[[random.Random], Any]] = [
+    lambda rng: rng.choice([None, True, False, 0, 1, 2, -1, 3.5, 1e-10, 1e10, 1e308, -0.0]),
+    lambda rng: rng.choice([2**31, 2**32 - 1, 2**63, 10**40]),
     lambda rng: rng.choice(
-        [None, True, False, 0, 1, 2, -1, 3.5, 1e-10, 1e10, 1e308, -0.0, 2**31, 2**32 - 1, 2**63, 10**40]
+        ["", " ", "a", "\u0000", "\n", "\u202e", "\ufeff", "\U0001f600", "en", "de", "none", "auto"]
     ),
-    lambda rng: rng.choice(
-        ["", " ", "a", "\u0000", "\n", "\u202e", "\ufeff", "\U0001f600", "en", "de", "text", "none", "auto"]
-    ),
-    lambda rng: rng.choice(
-        ["model", "ngram", "coupled", "block", "rejection", "heuristic", "../../etc/passwd", "%s%n", "<b>"]
-    ),
+    lambda rng: rng.choice(["model", "ngram", "coupled", "block", "heuristic", "../../etc/passwd", "%s%n", "<b>"]),
     lambda rng: "".join(
         chr(rng.choice([rng.randrange(1, 0x250), rng.randrange(0x4E00, 0x9000)])) for _ in range(rng.randrange(60))
     ),
@@ -69,8 +40,6 @@ VALUES: list[Callable[[random.Random], Any]] = [
     lambda rng: {rng.choice(NAMES): value(rng) for _ in range(rng.randrange(3))},
     lambda rng: [rng.randrange(-5, 9000) for _ in range(rng.randrange(20))],
 ]
-
-
 RECORDINGS = [wav(noise(seed, seconds)) for seed, seconds in enumerate((0.2, 0.6, 1.5))]
 
 
@@ -117,10 +86,7 @@ def body(rng: random.Random) -> bytes:
     if kind < 0.1:
         return content[: rng.randrange(len(content) + 1)]
     if kind < 0.2:
-        damaged = bytearray(content)
-        for _ in range(rng.randrange(1, 4)):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        return bytes(damaged)
+        return mutate(content, rng)
     return content
 
 
@@ -134,7 +100,7 @@ def audio_request(rng: random.Random) -> tuple[str, str, bytes]:
     """Return the path, content type and body of a request with a recording. Some bodies are damaged."""
     recording = rng.choice(RECORDINGS)
     if rng.random() < 0.3:
-        recording = damaged(recording, rng.choice(RECORDINGS), rng)
+        recording = mutate(recording, rng)
     fields = {
         "language": rng.choice(["en", "de", "de", "xx"]),
         "prompt": rng.choice(["ab", "", "a" * 2000]),
@@ -155,7 +121,7 @@ def audio_request(rng: random.Random) -> tuple[str, str, bytes]:
     request = httpx.Request("POST", "http://localhost", data=chosen, files=files)
     content = request.read()
     if rng.random() < 0.2:
-        content = damaged(content, content, rng)
+        content = mutate(content, rng)
     path = rng.choice(["/v1/audio/transcriptions", "/v1/audio/translations"])
     kinds = [request.headers["content-type"]] * 19 + ["multipart/form-data", "application/json"]
     return path, rng.choice(kinds), content
@@ -193,20 +159,10 @@ def check(response: httpx.Response, path: str, content: bytes) -> None:
         assert response.text.endswith("data: [DONE]\n\n"), details
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--audio", action="store_true", help="send recordings instead of prompts")
-    chosen = parser.parse_args()
-    session = tiny_speech_session() if chosen.audio else None
-    with serving(session, LIMITS) as server:
-        statuses = fuzz(server, chosen.count, chosen.seed, audio_request if chosen.audio else prompt_request)
+def run(count: int, seed: int, *, audio: bool = False) -> Iterator[str]:
+    """Send random requests with prompts to the bundled model, or with recordings to a tiny Whisper."""
+    with serving(tiny_speech_session() if audio else None, LIMITS) as server:
+        statuses = fuzz(server, count, seed, audio_request if audio else prompt_request)
+        wait_for(lambda: server.metric("slots_busy") == 0)
         assert server.service.admitted == 0
-    counts = ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items()))
-    print(f"{chosen.count} requests: {counts}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield f"{count} requests: " + ", ".join(f"{number} times {status}" for status, number in sorted(statuses.items()))

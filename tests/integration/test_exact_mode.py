@@ -1,0 +1,92 @@
+"""In exact mode, drafts change no output, although passes of different widths round differently.
+
+The model has simulated kernels: each class of widths has its own error, as published for Metal
+(benchmarks/devices.json, "agreement").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from benchmarks.models import random_draft, random_model
+from benchmarks.ours import Ids
+from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, CalibrationStore
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.session import Session
+
+SHAPE: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": 128,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "eos_token_id": [],
+}
+ERROR = 0.03  # about 1 % of the tokens differ
+KERNELS = {  # the first width of each class
+    "16 bits, M3 and later": (1, 2, 6, 16),
+    "16 bits, M1 and M2": (1, 2),
+    "4 bits, M3 and later": (1, 2, 11),
+    "4 bits, M1 and M2": (1, 7),
+}
+SOURCE = [(28 + j * j) % 120 + 3 for j in range(10)]
+DRAFTS = [("ngram", "auto"), ("auto", "auto"), ("model", 1), ("model", 3), ("auto", 4)]
+
+
+class CountedProbe(Probe):
+    """Compares bits as usual, but takes costs from a formula instead of the clock."""
+
+    def pass_seconds(self, rows: int, width: int) -> float:
+        return 1e-3 * (1.0 + 0.05 * rows * width)
+
+    def draft_seconds(self, rows: int) -> tuple[float, float, float]:
+        return 1e-4, 1e-4, 0.0
+
+
+def session_with_kernels(first: Sequence[int]) -> Session:
+    """Return a session with its own calibration, and an error in each class of widths, which begin at `first`."""
+    model = random_model(SHAPE)
+    errors = ERROR * mx.random.normal((len(first) + 1, SHAPE["d_model"]), key=mx.random.key(1))
+    usual = type(model).states
+
+    def states(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        return usual(self, tokens, cache) + errors[sum(tokens.shape[1] >= width for width in first)]
+
+    model.__class__ = type("ModelWithKernels", (type(model),), {"states": states})
+    session = Session(model, Ids([SOURCE]), random_draft("head", model))
+    store = CalibrationStore({})
+    store.clear()
+    store.path, store.is_read_only = None, False
+    planner = session.planner  # compares, although this machine's kernels give all widths the same bits
+    planner.probe, planner.store = cache(partial(CountedProbe, model)), lambda: store
+    planner.exact_widths = ExactWidths(planner.probe, planner.store)
+    return session
+
+
+def outputs(session: Session, *, strict: bool) -> list[list[int]]:
+    """Return the output without a draft, and with each of `DRAFTS`."""
+    modes = [("none", 0), *DRAFTS]
+    options: list[Any] = [{"drafter": drafter, "num_draft_tokens": length} for drafter, length in modes]
+    return [session.generate("0", strict=strict, max_tokens=64, **each).tokens for each in options]
+
+
+@pytest.mark.filterwarnings("ignore:measuring this device")
+@pytest.mark.parametrize("first", KERNELS.values(), ids=KERNELS)
+def test_drafts_change_no_token_in_exact_mode(first: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without exact mode they do; otherwise this test could not fail."""
+    monkeypatch.delenv(CALIBRATION_VARIABLE)
+    session = session_with_kernels(first)
+    exact, *drafted = outputs(session, strict=True)
+    assert drafted == [exact] * len(DRAFTS)
+    fast, *drafted = outputs(session, strict=False)
+    assert drafted != [fast] * len(DRAFTS)

@@ -1,0 +1,5 @@
+"""Lists the tools: `python -m tools`."""
+
+import tools
+
+print(tools.__doc__)

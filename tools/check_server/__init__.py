@@ -1,0 +1,1 @@
+"""Checks that the server stays correct and safe; see __main__.py."""
