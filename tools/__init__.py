@@ -7,7 +7,7 @@ Safe: what users send, and what is on their disks
                           5,000 files of each format; with --count 100, some seconds for each
   kills                   does a killed job, training or conversion lose anything, or Ctrl-C in the console? 60 kills of
                           each kind; with --kills 6, about a minute for each
-  planted_faults          does a test catch a fault that I plant?
+  planted_faults          does a test catch each of 81 faults? 15 minutes
 
 Exact: equal to other programs and devices
   compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
