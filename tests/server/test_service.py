@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.prompts import ClientPrompt
-from speculative_decoding.server.service import MAX_UPLOADS, Service
+from speculative_decoding.server.service import COLLECTED_BYTES, MAX_UPLOADS, Service
 from speculative_decoding.server.streams import KEEP_ALIVE_SECONDS, stream
 from tests.support.waiting import ManualLoop, run_manually
 
@@ -197,6 +199,26 @@ async def test_recordings_share_a_limit_of_memory(world: World) -> None:
                 first.add(1)
             assert (error.value.status, error.value.code) == (429, "queue_full")
         first.add(1)  # the memory of the second one is free
+
+
+@law
+async def test_the_memory_of_a_large_recording_is_collected_at_its_end(world: World) -> None:
+    """Its frames may be part of a cycle, which Python collects at some later time."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    gc.disable()
+    try:
+        for size, is_collected in ((COLLECTED_BYTES - 1, False), (COLLECTED_BYTES, True)):
+            found = weakref.ref(Cycle())
+            with world.service.upload(COLLECTED_BYTES) as upload:
+                upload.add(size)
+            await world.loop.advance()
+            assert (found() is None) == is_collected
+    finally:
+        gc.enable()
 
 
 @law
