@@ -76,22 +76,6 @@ def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.
     return thread, found
 
 
-def test_a_full_queue_answers_429_with_retry_after(gated: tuple[Serving, Gated]) -> None:
-    server, session = gated
-    waiting = [start(server, prompt=prompt) for prompt in ("abc", "fed", "deadbeef", "cab")]
-    eventually(lambda: server.service.admitted == 4)
-    for stream in (False, True):
-        refused = server.post(prompt="b", stream=stream)
-        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) >= 1
-    assert server.post(prompt=["b"] * 4).status_code == 400  # more than --max-prompts
-    session.allow()
-    for (thread, found), prompt in zip(waiting, ("abc", "fed", "deadbeef", "cab"), strict=True):
-        thread.join()
-        assert found[0].status_code == 200 and found[0].json()["choices"][0]["text"] == alone(prompt)
-    assert server.post(prompt="b").status_code == 200 and server.service.admitted == 0
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], stream: bool) -> None:
     server, session = gated

@@ -259,19 +259,6 @@ def busy_readers(server: Serving) -> Iterator[threading.Event]:
         may_end.set()
 
 
-def test_a_recording_that_is_opened_at_a_shutdown_is_transcribed(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(session(), LIMITS, model=MODEL) as server, ThreadPoolExecutor(1) as pool:
-        with busy_readers(server) as may_end:
-            found = pool.submit(post, server, 3)
-            eventually(lambda: server.service.admitted == 1)  # it counts in the queue
-            drain(server)
-            assert not server.ended
-            may_end.set()
-            assert found.result().json()["text"] == alone(3).text.strip()
-        eventually(lambda: server.ended == [None])
-    require_no_traceback(caplog)
-
-
 @pytest.mark.parametrize("stage", ["uploaded", "opened"])
 def test_a_recording_that_is_not_ready_in_the_grace_period_gets_an_error(
     stage: str, caplog: pytest.LogCaptureFixture
@@ -288,16 +275,6 @@ def test_a_recording_that_is_not_ready_in_the_grace_period_gets_an_error(
         eventually(lambda: server.ended == [None])
         assert server.service.admitted == uploaded(server) == 0
     require_no_traceback(caplog)
-
-
-def test_a_full_queue_refuses_a_recording_before_it_is_opened() -> None:
-    few = replace(LIMITS, slots=1, queue=1, max_prompts=1)
-    with serving(session(), few, model=MODEL) as server, ThreadPoolExecutor(2) as pool:
-        with busy_readers(server):
-            found = [pool.submit(post, server, 3) for _ in range(2)]
-            eventually(lambda: server.service.admitted == 2)
-            assert post(server).status_code == 429
-        assert {each.result().status_code for each in found} == {200}
 
 
 def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(server: Serving) -> None:

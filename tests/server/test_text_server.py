@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from speculative_decoding.server.limits import Limits
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
-from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:  # the import takes a second
     import openai
@@ -191,15 +188,6 @@ def test_what_the_tokenizer_refuses_is_named_in_one_line(
     assert server.service.admitted == 0
 
 
-def test_bodies_are_refused_with_and_without_content_length(server: Serving) -> None:
-    """And a refused request leaves the connection usable."""
-    with server.client() as client:
-        for content in (b"{}", iter([b"{", b"}"]), b" " * 20_001, iter([b" " * 20_000, b" "])):
-            response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-            assert response.status_code in (400, 413) and response.json()["error"]["message"]
-        assert client.get("/health").status_code == 200
-
-
 @pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
 def test_translations_keep_line_breaks_and_blank_texts(server: Serving, session: Session, line_break: str) -> None:
     def translate(q: Any) -> Any:
@@ -254,19 +242,6 @@ def test_sixteen_concurrent_clients_get_the_same_texts_as_one(server: Serving, s
             alone.text,
             alone.finish_reason,
         )
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_gets_a_response_and_a_stream(server: Serving, session: Session) -> None:
-    def curl(body: str) -> str:
-        url = f"{server.url}/v1/completions"
-        command = ["curl", "-sN", url, "-H", "Content-Type: application/json", "-d", body]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
-
-    text = session.generate(GRAMMAR).text
-    assert f'"text":"{text}"' in curl(f'{{"prompt": "{GRAMMAR}"}}')
-    streamed = curl(f'{{"prompt": "{GRAMMAR}", "stream": true}}')
-    assert streamed.startswith("data: {") and streamed.endswith("data: [DONE]\n\n")
 
 
 def test_libretranslate_client_translates(server: Serving, session: Session) -> None:
