@@ -141,6 +141,7 @@ def test_limits_hold_at_their_value() -> None:
         max_tokens=100,
         stop=["a" * MAX_STOP_CHARACTERS] * 3,
         eos_token_ids=[1] * 3,
+        decoder_prefix=[5, 8],
     )
     assert len(found.prompts) * found.n == LIMITS.max_prompts
     assert parse(model="tiny") and parse(model="org/tiny", prompt=[""])  # a blank text in a list is no error

@@ -55,6 +55,9 @@ def test_an_error_while_the_models_are_loaded_ends_the_thread(
     assert ("Traceback" in caplog.text) == isinstance(error, OSError)
 
 
-def test_a_stopped_thread_ends_without_an_error() -> None:
+def test_a_stopped_thread_ends_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """And the log says at the start why drafts may change a token."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
+    session.planner.exactness_note = lambda options, slots=1: "planted"  # type: ignore[method-assign]
     assert ending(lambda: nullcontext(session), stops=True) == [session, None]
+    assert "planted" in caplog.text

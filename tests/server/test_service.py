@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from speculative_decoding import Event, GenerationOptions
 from speculative_decoding.decoding.results import GenerationStats, Round
@@ -22,6 +24,7 @@ from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.prompts import ClientPrompt
 from speculative_decoding.server.service import COLLECTED_BYTES, MAX_UPLOADS, Service
 from speculative_decoding.server.streams import KEEP_ALIVE_SECONDS, stream
+from speculative_decoding.server.translation import translate
 from tests.support.waiting import ManualLoop, run_manually
 
 LIMITS = Limits(slots=2, queue=2, max_prompts=4, max_seconds=100.0, grace=30.0)
@@ -302,6 +305,32 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
         assert whole.done() and not draining.done() and not world.ended
     await draining
     assert world.ended == [None]
+
+
+@law
+async def test_a_translation_has_one_deadline_for_all_its_lines(world: World) -> None:
+    """They are several requests, because only a few prompts may be in the queue at once."""
+    fields = {"q": "a\n" * 9, "source": "en", "target": "de"}
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": json.dumps(fields).encode()})
+    service = world.service
+    service.options = GenerationOptions()
+    service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
+    settings = SimpleNamespace(prefixes={("en", "de"): ""})
+    app = SimpleNamespace(state=SimpleNamespace(service=service, settings=settings))
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "app": app, "token": None}
+    answering = world.loop.create_task(translate(Request(scope, messages.get)))
+    for _ in range(2):
+        await world.loop.advance(49.9)
+        for item in world.thread.submitted[-4:]:
+            progress(item, "b", "stop")
+    await world.loop.advance()
+    assert len(world.thread.submitted) == 9 and not answering.done()
+    await world.loop.advance(0.3)
+    with pytest.raises(ServerError, match="not finished within 100 s") as error:
+        await answering
+    assert error.value.status == 504 and world.thread.cancelled == world.thread.submitted[-1:]
 
 
 @law

@@ -20,9 +20,11 @@ from speculative_decoding.server.transcription_format import (
     OTHER_OPTIONS,
     UNSUPPORTED,
     TranscriptionRequest,
+    delta_event,
     parse_transcription_request,
 )
-from speculative_decoding.speech.options import transcription_specs
+from speculative_decoding.speech.options import TranscriptionOptions, transcription_specs
+from speculative_decoding.speech.scheduler import TranscriptionEvent
 from tests.support.speech import speech_model
 
 AUDIO = speech_model().audio
@@ -135,6 +137,11 @@ def test_fields_set_the_options_of_transcribe() -> None:
     assert (found.decoding.seed, found.granularities, found.content) == (7, ["word"], b"RIFF")
     assert parse().granularities == ["segment"] and parse(path="translate").is_translation
     assert not parse().is_translation and parse().response_format == "json" == FORMATS[0]
+
+
+def test_progress_without_segments_is_no_event() -> None:
+    item = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
+    assert delta_event(item, TranscriptionEvent(0, [], 1.0, 2.0, "en")) is None
 
 
 def test_temperature_0_lets_the_temperature_rise() -> None:
