@@ -1,7 +1,10 @@
-"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG; and a plot.
+"""Draw the pictures of docs/: `python docs/make_pictures.py NAME ...`.
 
-`python docs/make_pictures.py [NAME...]` from the repository's folder, all or those named: speed, sessions.
-Needs tmux for sessions and matplotlib for speed, which takes some minutes of a quiet machine.
+measure     measure docs/pictures/speed.json again, in some minutes on a quiet machine; then update README.md's table
+speed       bars of docs/pictures/speed.json
+show-draft  main.py in a terminal, in colors
+server      the server's page after a request (needs chromium)
+training    the curves of a training run of twelve minutes (needs matplotlib)
 """
 
 from __future__ import annotations
@@ -9,28 +12,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import termios
 import time
-from collections.abc import Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
 from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from rich.console import Console
 from rich.text import Text
 
-NUMBERS = count()
 PICTURES = Path(__file__).parent / "pictures"
+ROOT = PICTURES.parent.parent
 GERMAN = "translate English to German: The method returns the value of the property."
-GRAMMAR = "grammar: He were reading a old book about the history of the city."
-LONG = "translate English to German: This method can be used to access the elements of an array."
+PORT = 8765
 
-# rich's own, without the fonts that it would fetch from elsewhere
-SVG = """\
+# rich's template without its fonts, which a reader's browser would download
+TERMINAL = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px;
@@ -48,199 +57,184 @@ SVG = """\
 </svg>
 """
 
-
-class Terminal:
-    """A separate tmux session."""
-
-    def __init__(self, columns: int, rows: int, **environment: str) -> None:
-        self.columns = columns
-        self._socket = f"pictures-{os.getpid()}-{next(NUMBERS)}"
-        shell = "env -i " + " ".join(
-            f"{name}={shlex.quote(value)}"
-            for name, value in {
-                "PATH": os.environ["PATH"],
-                "HOME": os.environ["HOME"],
-                "LANG": "C.UTF-8",
-                "PS1": "$ ",
-                **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS")},
-                **environment,
-            }.items()
-        )
-        self._tmux("new-session", "-d", "-x", str(columns), "-y", str(rows), f"{shell} TERM=$TERM sh")
-        self.wait_for("$")
-
-    def _tmux(self, *arguments: str) -> str:
-        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def type(self, line: str, then: str, times: int = 1, *, ready: bool = True) -> None:
-        """Type a line, and wait until `then` has appeared `times` times and the prompt is back."""
-        self._tmux("send-keys", "-l", line)
-        self._tmux("send-keys", "Enter")
-        self.wait_for(then, times)
-        while ready and self._tmux("capture-pane", "-p", "-S", "-").rstrip().split("\n")[-1] not in ("$", ">"):
-            time.sleep(0.1)
-
-    def press(self, key: str) -> None:
-        self._tmux("send-keys", key)
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        end = time.monotonic() + 120
-        while self._tmux("capture-pane", "-p", "-J", "-S", "-").count(text) < times:
-            if time.monotonic() > end:
-                raise TimeoutError(f"waited for {text!r}:\n{self._tmux('capture-pane', '-p')}")
-            time.sleep(0.1)
-        time.sleep(0.2)
-
-    def picture(self, name: str, title: str) -> None:
-        shown = self._tmux("capture-pane", "-p", "-e", "-S", "-").rstrip("\n")
-        console = Console(
-            record=True, width=self.columns, file=StringIO(), force_terminal=True, color_system="truecolor"
-        )
-        console.print(Text.from_ansi(shown))
-        console.save_svg(str(PICTURES / f"{name}.svg"), title=title, code_format=SVG, unique_id=name)
-        self._tmux("kill-server")
+# 400 units wide, as a phone shows it. The background belongs to the colors, for pages with a theme of their own.
+BARS = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="640" viewBox="0 0 400 {height}" font-family="sans-serif" font-size="14">
+<style>
+.page {{ fill: #ffffff }} text {{ fill: #1f2328 }} .baseline {{ fill: #9aa4b0 }} .drafts {{ fill: #2a7de1 }}
+@media (prefers-color-scheme: dark) {{
+  .page {{ fill: #0d1117 }} text {{ fill: #e6edf3 }} .baseline {{ fill: #6e7681 }}
+}}
+</style>
+<rect class="page" width="400" height="{height}" rx="8"/>
+<text x="12" y="25" font-size="16" font-weight="bold">Tokens per second, for the same text</text>
+<rect class="baseline" x="12" y="37" width="12" height="12"/><text x="30" y="48">baseline</text>
+<rect class="drafts" x="112" y="37" width="12" height="12"/><text x="130" y="48">with the default drafts</text>
+{bars}
+<text x="12" y="{caption}" font-size="12">{what}</text>
+</svg>
+"""
 
 
-def python() -> dict[str, str]:
-    """`python` is this one."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    (folder / "python").chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def run(name: str, commands: Sequence[str], columns: int, rows: int, **environment: str) -> None:
-    """Commands at a shell, one after the other."""
-    terminal = Terminal(columns, rows, **python(), **environment)
-    for number, command in enumerate(commands, start=1):
-        terminal.type(command, "peak memory", number)
-    terminal.picture(name, "main.py")
-
-
-def console() -> None:
-    terminal = Terminal(92, 34, **python())
-    terminal.type("python -m speculative_decoding console", "/quit to exit.")
-    terminal.type("/prefix translate English to German:", "prefix: ")
-    terminal.type("The method returns the value of the property.", "tokens/s")
-    terminal.type("/show-draft", "show-draft: text")
-    terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
-    terminal.type("/compare", "compare: on")
-    terminal.type("The method returns the value of the property.", "identical")
-    terminal.type("/num-draft", "usage: /num-draft")
-    terminal.picture("console", "speculative-decoding console")
-
-
-def every_command() -> None:
-    """Each once, with a wrong argument and an interruption among them."""
-    terminal = Terminal(100, 160, **python())
-    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # for /compare: a head cannot write without its target
-    terminal.type(f"python -m speculative_decoding console {pair}", "/quit to exit.")
-    for line, *then in (
-        ("/help", "type //."),
-        ("/model", "model: target models"),
-        ("/max-tokens ten", "usage: /max-tokens N"),
-        ("/max-tokens 60", "max-tokens: 60"),
-        ("/num-draft 4", "drafts 4"),
-        ("/drafter model", "drafter: model"),
-        ("/prefix grammar:", "prefix: grammar:"),
-        ("He were reading a old book.", "tokens/s"),
-        ("/prefix", "prefix: not set"),
-        ("/show-draft rounds", "show-draft: rounds"),
-        (GERMAN, "round 2"),
-        ("/show-draft rounds", "show-draft: off"),
-        ("/compare", "compare: on"),
-        (GERMAN, "identical"),
-        ("/stats", "speculative", 2),
-        ("/compare", "compare: off"),
-        ("/baseline", "baseline: on"),
-        (GERMAN, "zurück.", 5),
-        ("/baseline", "baseline: off"),
-        ("/temperature 0.8", "temperature: 0.8"),
-        ("/top-p 0.9", "top-p: 0.9"),
-        ("/seed 7", "seed: 7"),
-        ("/acceptance coupled", "acceptance: coupled"),
-        (GRAMMAR, "He"),
-        ("/acceptance rejection", "acceptance: rejection"),
-        ("/temperature 0", "temperature: 0"),
-        ("/delta 0.5", "delta: 0.5"),
-        (GERMAN, "LOSSY"),
-        ("/delta 0", "delta: 0"),
-        ("/output-prefix Diese Methode", "output-prefix: Diese"),
-        (GERMAN, "gibt"),
-        ("/output-prefix", "output-prefix: not set"),
-        ("/max-token 3", "did you mean /max-tokens?"),
-        ("/max-tokens 100000", "max-tokens: 100000"),
-        ("/temperature 5", "temperature: 5"),
-    ):
-        terminal.type(line, *then)
-    terminal.type(GERMAN, GERMAN, 6, ready=False)
-    time.sleep(0.4)
-    terminal.press("C-c")
-    terminal.wait_for("stopped")
-    terminal.type("/quit", "$", 2)
-    terminal.picture("every-command", "each command")
+def measure() -> None:
+    """The baseline and the default settings, with the bundled models."""
+    options = ["--limit", "15", "--drafter", "auto", "--num-draft", "auto", "--json", "-"]
+    command = [sys.executable, "-m", "benchmarks", *options]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT).stdout
+    rows = json.loads(text)["rows"]
+    baseline, drafts = ([row for row in rows if row["label"] == label] for label in ("baseline", "auto auto"))
+    cores = len(os.sched_getaffinity(0))
+    recorded = {
+        "what": f"15 prompts per task, float32, {cores} {platform.machine()} cores, {date.today()}",
+        "tasks": [row["task"] for row in baseline],
+        "baseline_ms_per_token": [row["ms_per_token"][1] for row in baseline],
+        "drafts_ms_per_token": [row["ms_per_token"][1] for row in drafts],
+        "speedup": [row["speedup"] for row in drafts],
+    }
+    (PICTURES / "speed.json").write_text(json.dumps(recorded, indent=2) + "\n")
 
 
 def speed() -> None:
-    """Baseline decoding against the default settings, the bundled pair on 15 prompts a task."""
-    modes = ["--drafter", "auto", "--num-draft", "auto"]
-    command = [sys.executable, "-m", "benchmarks", "--limit", "15", *modes]
-    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-    draw_speed(json.loads(next(line for line in text.splitlines() if line.startswith("{")))["rows"])
-
-
-def draw_speed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """rows: of a benchmark's line of JSON."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
-    for offset, (label, name, colour) in enumerate(
-        (("baseline", "baseline decoding", "#b0b7c3"), ("auto auto", "with a draft, default settings", "#2a7de1"))
+    recorded = json.loads((PICTURES / "speed.json").read_text())
+    baseline, drafts = recorded["baseline_ms_per_token"], recorded["drafts_ms_per_token"]
+    bars = []
+    for row, (task, slow, fast, gain) in enumerate(
+        zip(recorded["tasks"], baseline, drafts, recorded["speedup"], strict=True)
     ):
-        found = [row for task in tasks for row in rows if (row["task"], row["label"]) == (task, label)]
-        speeds = [1e3 / row["ms_per_token"][1] for row in found]
-        bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=name)
-        speedups = [f", {row['speedup']:.2f}x" if offset else "" for row in found]
-        texts = [f"{speed:.0f} tokens/s{speedup}" for speed, speedup in zip(speeds, speedups, strict=True)]
-        axes.bar_label(bars, texts, padding=4, fontsize=9)
-    axes.set_yticks([i + 0.19 for i in range(len(tasks))], tasks)
-    axes.invert_yaxis()
-    axes.margins(x=0.25)
-    axes.set_xticks([])
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
-    axes.set_title("The same text, token for token: bundled models, two x86 cores, float32", fontsize=10, loc="left")
-    figure.savefig(PICTURES / "speed.svg", metadata={"Date": None})
+        top = 62 + 52 * row
+        bars.append(f'<text x="12" y="{top + 26}">{task}</text>')
+        for kind, y, milliseconds, note in (
+            ("baseline", top, slow, ""),
+            ("drafts", top + 21, fast, f" ({gain:.2f}x)"),
+        ):
+            width = 190 * min(drafts) / milliseconds
+            bars.append(f'<rect class="{kind}" x="92" y="{y}" width="{width:.0f}" height="19"/>')
+            bars.append(f'<text x="{98 + width:.0f}" y="{y + 15}">{1e3 / milliseconds:.0f}{note}</text>')
+    bottom = 62 + 52 * len(recorded["tasks"])
+    text = BARS.format(height=bottom + 30, bars="\n".join(bars), caption=bottom + 16, what=recorded["what"])
+    (PICTURES / "speed.svg").write_text(text)
 
 
-def sessions() -> None:
-    show = f'python main.py --show-draft --prompt "{GERMAN}"'
-    rounds = f'python main.py --show-draft rounds --prompt "{LONG}"'
-    compare = f'python main.py --compare --prompt "{GERMAN}"'
-    run("show-draft", [show, rounds], 92, 20)
-    run("show-draft-no-colour", [show, rounds], 92, 20, NO_COLOR="1")
-    run("show-draft-40-columns", [show, rounds], 40, 48)
-    run("compare", [compare], 92, 16)
-    run("compare-no-colour", [compare], 92, 16, NO_COLOR="1")
-    console()
-    every_command()
+def show_draft() -> None:
+    """The terminal is so narrow that its letters can be read on a phone."""
+    columns = 60
+    console = Console(record=True, width=columns, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for options in (["--show-draft"], ["--show-draft", "rounds"]):
+        console.print(Text(f'$ python main.py "{GERMAN}" {" ".join(options)}'))
+        console.print(Text.from_ansi(in_terminal([sys.executable, "main.py", GERMAN, *options], columns)))
+    console.save_svg(str(PICTURES / "show-draft.svg"), title="main.py", code_format=TERMINAL, unique_id="show-draft")
+
+
+def in_terminal(command: list[str], columns: int) -> str:
+    """Return what a command writes to a terminal."""
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (40, columns))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    running = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, cwd=ROOT, env=environment)
+    os.close(its)
+    written = b""
+    with suppress(OSError):  # Linux raises it at the end
+        while block := os.read(ours, 1 << 16):
+            written += block
+    if running.wait() != 0:
+        raise SystemExit(f"main.py failed:\n{written.decode()}")
+    return written.decode().replace("\r\n", "\n").rstrip("\n")
+
+
+class Browser:
+    """Chromium, controlled over two pipes: JSON messages that end with a zero byte."""
+
+    def __init__(self, chromium: str) -> None:
+        to_browser, self._requests = os.pipe()
+        self._answers, from_browser = os.pipe()
+        flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --hide-scrollbars about:blank"
+        command = f"exec {shlex.quote(chromium)} {flags} 3<&{to_browser} 4>&{from_browser} 2>/dev/null"
+        self._process = subprocess.Popen(["bash", "-c", command], pass_fds=(to_browser, from_browser))
+        os.close(to_browser)
+        os.close(from_browser)
+        self._numbers = count()
+        self._buffer = b""
+        self._session: str | None = None
+        target = next(each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._requests, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._buffer:
+                if not (block := os.read(self._answers, 1 << 20)):
+                    raise RuntimeError("the browser has ended")
+                self._buffer += block
+            text, _, self._buffer = self._buffer.partition(b"\0")
+            answer = json.loads(text)
+            if answer.get("id") == number:
+                return dict(answer["result"])
+
+    def evaluate(self, script: str) -> object:
+        return self.call("Runtime.evaluate", expression=script)["result"].get("value")
+
+    def close(self) -> None:
+        self.call("Browser.close")
+        self._process.wait(60)
+
+
+def server() -> None:
+    if (chromium := shutil.which("chromium")) is None:
+        raise SystemExit("server: chromium is not installed")
+    address = f"http://127.0.0.1:{PORT}"
+    serving = subprocess.Popen([sys.executable, "-m", "speculative_decoding.serve", "--port", str(PORT)], cwd=ROOT)
+    try:
+        until(lambda: bool(urlopen(f"{address}/health").status == 200))
+        browser = Browser(chromium)
+        browser.call("Emulation.setDeviceMetricsOverride", width=640, height=660, deviceScaleFactor=1.5, mobile=False)
+        browser.call("Page.navigate", url=address)
+        until(lambda: browser.evaluate("document.readyState") == "complete")
+        browser.evaluate("document.getElementById('compare').click(); document.getElementById('generate').click()")
+        until(lambda: "medians" in str(browser.evaluate("document.getElementById('comparison').textContent")))
+        picture = browser.call("Page.captureScreenshot")["data"]
+        browser.close()
+    finally:
+        serving.terminate()
+        serving.wait(60)
+    (PICTURES / "server.png").write_bytes(b64decode(picture))
+
+
+def until(done: Callable[[], bool]) -> None:
+    for _ in range(1500):
+        with suppress(OSError):  # the server answers 503, or does not listen yet
+            if done():
+                return
+        time.sleep(0.2)
+    raise TimeoutError
+
+
+def training() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = [str(ROOT / "data" / f"{task}.txt") for task in ("translation", "grammar", "describe")]
+        command = [sys.executable, "-m", "speculative_decoding.train", "--model", "t5-web-docs", "--minutes", "12"]
+        subprocess.run([*command, "--prompts", *prompts, "--output", f"{folder}/head"], check=True, cwd=ROOT)
+        shutil.copy(f"{folder}/head/curves.png", PICTURES / "training.png")
+
+
+MAKERS = {
+    "measure": measure,
+    "speed": speed,
+    "show-draft": show_draft,
+    "server": server,
+    "training": training,
+}
 
 
 def main() -> None:
-    makers = {"speed": speed, "sessions": sessions}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(makers)} (default: all)")
-    names = parser.parse_args().names or list(makers)
-    if unknown := set(names) - set(makers):
-        parser.error(f"NAME: there is no {', '.join(sorted(unknown))}; choose from {', '.join(makers)}")
-    PICTURES.mkdir(exist_ok=True)
-    for name in names:
-        makers[name]()
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=MAKERS)
+    for name in parser.parse_args().names:
+        MAKERS[name]()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ fuzz_server            random request bodies and recordings to a server
 goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
 kills                  jobs, training and conversions that are killed, or find the disk full, and are resumed
 leave_out              the core's tests in a copy of the package without some of its rooms
+planted_faults         faults in a copy of the package, one at a time, and the test that catches each (20 minutes)
 pretend_mac/           the tests as on a Mac, on Linux
 random_interruptions   texts of a console that are interrupted with Ctrl-C
 replay_drafters        drafters on recorded outputs

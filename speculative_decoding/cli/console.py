@@ -18,16 +18,14 @@ from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 from .common import say, start
 from .compare import Comparison
-from .console_commands import ConsoleState, Quit, completions, find, name_of
-from .flags import add_decoding_flags, all_but, check_files
+from .console_commands import NOT_IN_CONSOLE, ConsoleState, Quit, completions, find, name_of
+from .flags import add_decoding_flags, check_files
 from .main import PromptFlags
 from .parser import Parser, add_flags, flags_from
 from .run_config import run_config_from
 from .runner import note_exactness
 from .summary import summary_notes, tokens_per_second
 from .views import has_color
-
-PROMPT_FLAGS = ("prefix", "baseline", "show_draft", "trace")  # the flags of main.py that the console has
 
 
 def console_parser(program: str) -> Parser:
@@ -36,10 +34,10 @@ def console_parser(program: str) -> Parser:
         usage="%(prog)s [options]",
         description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
         "options are commands, too.",
-        basic=PROMPT_FLAGS,
+        basic=("trace",),
     )
-    add_flags(parser, "prompt and output", PromptFlags, without=all_but(PromptFlags, *PROMPT_FLAGS))
-    add_decoding_flags(parser, without=("num_return_sequences",))
+    add_flags(parser, "prompt and output", PromptFlags, without=NOT_IN_CONSOLE)
+    add_decoding_flags(parser, without=NOT_IN_CONSOLE)
     return parser
 
 
@@ -52,9 +50,9 @@ def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
     flags = flags_from(PromptFlags, chosen)
     check_files(vars(chosen))
     config = run_config_from(chosen, processes=processes)
-    runner = Comparison(flags.show_draft, flags.trace, is_on=False)
-    with ConsoleState(config, runner, flags.prefix) as state:
+    with ConsoleState(config, Comparison(trace=flags.trace), flags) as state:
         state.open(config)
+        state.set("compare", flags.compare)
         note_exactness(state.session)
         if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
             say(note)
@@ -88,10 +86,12 @@ def answer(state: ConsoleState, line: str) -> None:
 
 def decode_prompt(state: ConsoleState, text: str) -> None:
     """Decode a prompt with the prefix prepended, and print its statistics."""
-    gap = "" if not state.prefix or state.prefix[-1].isspace() else " "
+    prefix = state.flags.prefix
+    gap = "" if not prefix or prefix[-1].isspace() else " "
+    state.runner.show_draft, state.runner.is_on = state.flags.show_draft, state.flags.compare
     try:
         with interrupts() as is_stopped:
-            result = state.runner.run(state.session, f"{state.prefix}{gap}{text}", is_stopped)
+            result = state.runner.run(state.session, f"{prefix}{gap}{text}", is_stopped)
     except KeyboardInterrupt:
         state.recover()
         state.console.print("\nstopped immediately")

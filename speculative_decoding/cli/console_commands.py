@@ -1,6 +1,6 @@
 """Commands and state of the console.
 
-A command named after a flag has the same meaning as the flag.
+Each decoding option and each flag of `PromptFlags` is a command with the same meaning, unless it is listed here.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
+from ..decoding.prompt import check_token_ids
 from ..drafters import with_default_drafter
-from ..errors import InputError, written
+from ..errors import InputError, Name, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
-from ..sampling.values import PYTHON_ONLY, Bool, ListOf, Text, Value
+from ..sampling.values import PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..session import Session
 from .compare import Comparison, comparison_table, decoding_modes
 from .help import as_typed
+from .main import PromptFlags
 from .parser import argument_type, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
-WITHOUT_COMMAND = (
-    "max_ngram_size",  # fixed when the n-gram drafter is created
-    "num_return_sequences",  # the console shows a single output
-)
+NOT_IN_CONSOLE = ("prompt", "verify", "stats_json", "num_return_sequences")  # neither flags nor commands
+FIXED_AT_START = ("trace", "max_ngram_size")  # flags only
 
 
 class Quit(Exception):
@@ -45,13 +45,13 @@ class ConsoleState:
 
     Args:
         config: The models to open, and the options at the start.
-        runner: Decodes the prompts, in all modes if `runner.is_on`.
-        prefix: The text that is prepended to every prompt.
+        runner: Decodes the prompts.
+        flags: The current values of the flags, except for `baseline`, which the options imply.
     """
 
     config: RunConfig
     runner: Comparison = field(default_factory=lambda: Comparison(is_on=False))
-    prefix: str = ""
+    flags: PromptFlags = field(default_factory=PromptFlags)
     session: Session = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
@@ -69,11 +69,31 @@ class ConsoleState:
     def options(self) -> GenerationOptions:
         return self.session.options
 
+    def value(self, name: str) -> Any:
+        """Return the current value of an option or flag."""
+        if name == "baseline":
+            return self.options.drafter == "none"
+        values: Any = self.session.options_with({}) if name in option_specs() else self.flags  # with a default drafter
+        return getattr(values, name)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set an option or flag. Raises `InputError` if it has no effect, or conflicts with others or the models."""
+        if name in option_specs():
+            self.change({name: value})
+        elif name == "baseline":
+            self.change({"drafter": "none" if value else None})
+        elif name == "compare" and value and len(decoding_modes(self.session)) == 1:
+            way_out = ("turn ", Name("baseline"), " off, or choose a ", Name("draft_model"))
+            raise InputError("has no draft to compare", name, way_out)
+        else:
+            self.flags = replace(self.flags, **{name: value})
+
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
         with_default_drafter(self.options.override(changes), self.session.draft_model).require_effect(changes)
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
+        check_token_ids(options.eos_token_ids, self.session.model.config.vocab_size)
         self.session.options = options
 
     def open(self, config: RunConfig, pair: ModelPair | None = None) -> None:
@@ -203,13 +223,8 @@ def show_help(state: ConsoleState, text: str) -> None:
     state.console.print("Any other line is a prompt. To start a prompt with /, type //.")
 
 
-@Command("/prefix [TEXT]", "prepend this text to every prompt", lambda state: as_typed(state.prefix))
-def set_prefix(state: ConsoleState, text: str) -> None:
-    state.prefix = text
-
-
-def command_name(option: str) -> str:
-    return f"/{flag(option).removeprefix('--')}"
+def command_name(name: str) -> str:
+    return f"/{flag(name).removeprefix('--')}"
 
 
 def name_of(field: str) -> str:
@@ -218,20 +233,18 @@ def name_of(field: str) -> str:
     return command if command in COMMANDS else field
 
 
-def add_setting(option: str) -> None:
-    """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
-    spec = option_specs()[option]
+def add_setting(name: str, spec: OptionSpec) -> None:
+    """Add the command that sets an option or flag."""
     value = spec.type
     placeholder = value.metavar
-    usage = command_name(option)
+    usage = command_name(name)
     if not isinstance(value, Bool):
-        usage += f" [{placeholder}]" if spec.default in ("", ()) else f" {placeholder}"
+        usage += f" [{placeholder}]" if spec.default in ("", ()) or spec.flag.bare else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
-        options = state.session.options_with({})  # includes the default drafter
-        found = getattr(options, option)
-        if option == "num_draft_tokens":
-            return f"{found}; {state.session.planner.draft_length(options).describe()}"
+        found = state.value(name)
+        if name == "num_draft_tokens":
+            return f"{found}; {state.session.planner.draft_length(state.session.options_with({})).describe()}"
         return on_off(found) if isinstance(value, Bool) else as_typed(found)
 
     words = [word for word in placeholder.split("|") if word.islower()]
@@ -241,41 +254,19 @@ def add_setting(option: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()
         if isinstance(value, Bool):
-            state.change({option: not getattr(state.options, option)})
+            state.set(name, not state.value(name))
         elif isinstance(value, ListOf):
-            state.change({option: [parse(value, text)] if text else ()})
-        else:
-            state.change({option: parse(value, text)})
+            state.set(name, [parse(value, text)] if text else ())
+        elif spec.flag.bare is None:
+            state.set(name, parse(value, text))
+        else:  # turn it on, or off again
+            found = parse(value, text or spec.flag.bare)
+            state.set(name, spec.default if found == state.value(name) else found)
 
 
-for option, spec in option_specs().items():
-    if PYTHON_ONLY not in spec.marks and option not in WITHOUT_COMMAND:
-        add_setting(option)
-
-
-@Command("/baseline", "decode without a draft: on or off", lambda state: on_off(state.options.drafter == "none"))
-def toggle_baseline(state: ConsoleState, text: str) -> None:
-    state.change({"drafter": None if state.options.drafter == "none" else "none"})
-
-
-@Command(
-    "/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.runner.is_on)
-)
-def toggle_compare(state: ConsoleState, text: str) -> None:
-    if len(decoding_modes(state.session)) == 1:
-        raise InputError("no draft to compare; turn /baseline off, or choose a /draft-model")
-    state.runner.is_on = not state.runner.is_on
-
-
-@Command(
-    "/show-draft [text|rounds]",
-    "show accepted, rejected and corrected tokens in the text, or in one line per round",
-    lambda state: state.runner.show_draft or "off",
-    lambda: ("text", "rounds"),
-)
-def toggle_draft(state: ConsoleState, text: str) -> None:
-    view = parse(Text(("text", "rounds")), text.strip() or "text")
-    state.runner.show_draft = None if state.runner.show_draft == view else view
+for name, spec in {**specs_of(PromptFlags), **option_specs()}.items():
+    if PYTHON_ONLY not in spec.marks and name not in (*NOT_IN_CONSOLE, *FIXED_AT_START):
+        add_setting(name, spec)
 
 
 def describe_models(state: ConsoleState) -> str:

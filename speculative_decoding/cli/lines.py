@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -17,33 +18,31 @@ MAX_LINE_BYTES = 2**24  # limits the memory that a file without line ends takes
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input, without its line end."""
+    """A line of the input, without its line end and without the byte-order mark of the file."""
 
     number: int  # from 1
     content: bytes | None  # None if it is longer than MAX_LINE_BYTES
-    digest: bytes  # of this line and all lines before it
+    digest: bytes  # SHA-256
     end: int  # position of the next line in the input, in bytes of UTF-8
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:
     """Yield one line at a time, in UTF-8."""
     file = as_utf8(file)
-    digest = b""
     end = 0
     for number in count(1):
         chunk = file.readline(MAX_LINE_BYTES)
         if not chunk:
             return
         is_complete = chunk.endswith(b"\n") or len(chunk) < MAX_LINE_BYTES
-        content = chunk.rstrip(b"\r\n")
-        line_hash = hashlib.sha256(digest + content)
+        content = chunk.rstrip(b"\r\n").removeprefix(BOM_UTF8 if number == 1 else b"")
+        line_hash = hashlib.sha256(content)
         end += len(chunk)
         while len(chunk) == MAX_LINE_BYTES and not chunk.endswith(b"\n"):
             chunk = file.readline(MAX_LINE_BYTES)
-            line_hash.update(chunk)
+            line_hash.update(chunk.rstrip(b"\r\n"))
             end += len(chunk)
-        digest = line_hash.digest()
-        yield InputLine(number, content if is_complete else None, digest, end)
+        yield InputLine(number, content if is_complete else None, line_hash.digest(), end)
 
 
 def decode_line(line: InputLine) -> str:
@@ -51,7 +50,7 @@ def decode_line(line: InputLine) -> str:
     if line.content is None:
         raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
     try:
-        text = line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
+        text = line.content.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1})", way_out=WAY_OUT) from error
     require_no_nul(text)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
-from ..errors import InputError, Name, one_line
+from ..errors import InputError, Name
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
@@ -31,13 +30,6 @@ PROMPT = "text to decode (default: each line of standard input, or an example at
 COMPARE = "also decode without a draft and with only the draft model, and compare"
 VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
 SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
-COMMANDS_OF_FLAGS = {  # former flags of this program, and the commands that they have become
-    "--input": "batch",
-    "--audio": "transcribe",
-    "--interactive": "console",
-    "-i": "console",
-    "--doctor": "doctor",
-}
 
 
 @dataclass(frozen=True)
@@ -69,21 +61,7 @@ def prompt_parser(program: str = "main.py") -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    arguments = sys.argv[1:] if argv is None else argv
-    for number, argument in enumerate(takewhile(lambda each: each != "--", arguments)):
-        if argument.partition("=")[0] in COMMANDS_OF_FLAGS:
-            say(f"{program}: error: {former_flag(arguments[number:])}")
-            return 2
-    return start(prompt_parser(program), arguments, decode_prompts)
-
-
-def former_flag(arguments: Sequence[str]) -> str:
-    """Return a line that names the command that replaces a former flag. arguments: the flag and all after it."""
-    flag, _, value = arguments[0].partition("=")
-    command = COMMANDS_OF_FLAGS[flag]
-    files = [value] if value else [*takewhile(lambda each: each == "-" or each[:1] != "-", arguments[1:])]
-    files = files[: {"batch": 1, "transcribe": None}.get(command, 0)]
-    return one_line(f"{flag}: is now a command; use {shlex.join(['speculative-decoding', command, *files])}")
+    return start(prompt_parser(program), argv, decode_prompts)
 
 
 def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:

@@ -75,8 +75,7 @@ class CalibrationStore:
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         except PARSE_ERRORS:
-            warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
-            self._replaces = True
+            self._note_damage()
 
     def add_pass(self, rows: int, width: int, cost: float) -> None:
         """Add a timing of a pass."""
@@ -121,7 +120,7 @@ class CalibrationStore:
             return
         try:
             with locked(self.path.parent):
-                if not self._replaces and self.path.exists():
+                if not self._replaces:
                     self._merge_file(self.path)
                 content = {"format": FORMAT, "key": self.key} | {name: getattr(self, name) for name in MEASUREMENTS}
                 atomic_write(self.path, json.dumps(content, indent=1) + "\n")
@@ -146,10 +145,16 @@ class CalibrationStore:
         self.fixed_capacity |= other["fixed_capacity"]
 
     def _merge_file(self, path: Path) -> None:
+        """Add what the file contains now: another process may have written or repaired it."""
         try:
             self.merge(read_measurements(path))
+        except FileNotFoundError:
+            pass
         except PARSE_ERRORS:
-            warn_once(f"calibration: {path} was damaged while this program ran; it is replaced")
+            self._note_damage()
+
+    def _note_damage(self) -> None:
+        warn_once(f"calibration: {self.path} is damaged; this device is measured again, and the file is replaced")
 
     def _give_up(self, error: Exception) -> None:
         self.path = None
@@ -190,7 +195,7 @@ def read_measurements(path: Path) -> dict[str, Any]:
             for rows, by_width in raw["same_bits"].items()
         },
         "fixed_capacity": bool(raw["fixed_capacity"]),
-        "rough": {name: int(count) for name, count in raw.get("rough", {}).items()},
+        "rough": {name: int(count) for name, count in raw["rough"].items()},
     }
 
 

@@ -22,7 +22,7 @@ from .suffix_index import BOUNDARY, SuffixIndex
 
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
-KIND = "texts"  # earlier versions also wrote n-gram counts
+KIND = "texts"
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class TextStore:
     def _from_json(cls, content: dict[str, Any]) -> TextStore:
         """Build a store from the content of a file. Raises KeyError, TypeError or ValueError if it is invalid."""
         if content.pop("kind") != KIND:
-            raise ValueError("it holds n-gram counts instead of texts")
+            raise ValueError("it does not hold texts")
         tokens = content.pop("tokens")
         if not isinstance(content["vocabulary"], str | None):
             raise ValueError(f"invalid vocabulary {content['vocabulary']!r}")

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BufferedReader
@@ -47,7 +47,7 @@ from ..session import Session
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
 from .job import Job, JobTotals
 from .messages import parse_batch_result
-from .output import ResumableOutput, journal_path, recorded_setting
+from .output import ResumableOutput, settings_path
 
 if TYPE_CHECKING:
     from ..distributed import ProcessGroup
@@ -113,7 +113,7 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     files: list[NamedFile] = [((Name("input"),), flags.input)]
     written: list[NamedFile] = []
     if flags.output is not None:
-        written = [((Name("output"),), flags.output), ((Name("output"), "'s journal"), journal_path(flags.output))]
+        written = [((Name("output"),), flags.output), ((Name("output"), "'s settings"), settings_path(flags.output))]
     check_files(given, files, written)
     if shares_lines(chosen, processes):
         return decode_file(run_config_from(chosen), flags, processes)
@@ -165,27 +165,22 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             require_recordings(config.options, files, processes)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
-        config = with_recorded_rule(config, files)
         if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
             config = replace(config, options=config.options.with_values(drafter="none"))
         settings = record_settings(config, files, pair, file_format)
 
         lines = read_lines(file)
-        write = write_to_stdout
-        running: AbstractContextManager[None] = nullcontext()
-        recorded: dict[str, Any] = {}
+        output = None
         if files.output is not None:
             output = stack.enter_context(
                 ResumableOutput.open(files.output, settings, resume=files.resume, force=files.force)
             )
-            lines = output.remaining(file, files.input)
-            write = output.write
-            running = output.running()
-            recorded = output.settings
-            totals.lines = output.written.lines
+            lines = output.remaining(lines, files.input)
+            totals.lines = output.lines
             totals.errors = output.errors
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
+        running = nullcontext() if output is None else output.running()
 
         if totals.lines and processes is None:  # with several processes, the other ranks wait until the job ends
             first = next(lines, None)
@@ -195,7 +190,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             lines = chain([first], lines)
 
         session = stack.enter_context(config.session(pair))
-        settle_exactness(session, files.slots, recorded)
+        settle_exactness(session, files.slots, {} if output is None else output.settings)
         scheduler = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
@@ -205,7 +200,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             lines,
             partial(parse_prompt, files.prefix, file_format, config.options),
             scheduler,
-            write,
+            write_to_stdout if output is None else output.write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
             with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
@@ -231,9 +226,9 @@ def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], fi
 
 
 def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
-    """Decide whether passes are exact, unless the journal records the decision. Resuming a job must not change it.
+    """Decide whether passes are exact, unless the first run of a resumed job has decided it.
 
-    recorded: The settings for the journal. "exact" is added to them.
+    recorded: The settings of the output. "exact" is added to them.
     """
     options = session.options_with({})
     if options.strict is not None or options.num_beams > 1:
@@ -293,7 +288,7 @@ def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> N
             show(totals.input_bytes, input_bytes, job_progress(totals))
 
 
-def write_to_stdout(record: bytes, line: InputLine) -> None:
+def write_to_stdout(record: bytes) -> None:
     with printing():
         sys.stdout.buffer.write(record)
         sys.stdout.buffer.flush()
@@ -316,7 +311,6 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
     strict = options.pop("strict")
     return {
         **({} if strict is None else {"exact": strict}),  # if not set, the first run decides
-        "strict": bool(strict),  # earlier versions stored it as a bool
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
@@ -324,18 +318,6 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
         "input_format": file_format,
         **({"prompt_prefix": files.prefix} if files.prefix else {}),
     }
-
-
-def with_recorded_rule(config: RunConfig, files: BatchFlags) -> RunConfig:
-    """Return the configuration with the acceptance rule of an unfinished output, if no rule was chosen.
-
-    Earlier versions used rejection by default, and recorded it.
-    """
-    if files.output is None or not files.resume or config.options.acceptance is not None:
-        return config
-    if recorded_setting(files.output, "acceptance") != "rejection":
-        return config
-    return replace(config, options=config.options.with_values(acceptance="rejection"))
 
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..checkpoints.json_text import is_json_value
+from ..cli.lines import InputLine
 from ..errors import InputError, Name, UnknownOption
 from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
@@ -23,6 +24,7 @@ LINE_OPTIONS["num_draft_tokens"] = Int(0, MAX_DRAFT_TOKENS)
 JOB_OPTIONS = (*(name for name in option_specs() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
 PROMPT_FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
 DRAFT_COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")
+INPUT_HASH = "input_sha256"
 RECORD_FIELDS = {
     "line",
     "text",
@@ -34,6 +36,7 @@ RECORD_FIELDS = {
     "score",
     "sequences",
     *DRAFT_COUNTS,
+    INPUT_HASH,
 }
 MISSPELT = 0.87  # similarity of a name with two of eight letters swapped; "drafted" and "drafter" have 0.86
 
@@ -86,6 +89,11 @@ class LineFields:
         known = [each for each in self.similar if len(each) > 6 and each not in key]
         close = get_close_matches(key, known, 1, MISSPELT)
         return self.similar[close[0]] if close else None
+
+
+def input_hash(line: InputLine) -> str:
+    """Return the value of `INPUT_HASH` in the record of a line."""
+    return line.digest.hex()[:16]
 
 
 def similarity_key(name: str) -> str:

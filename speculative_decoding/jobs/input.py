@@ -75,8 +75,6 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
         return ParsedLine(line, carried=names.carried(given))
     seed = fields.setdefault("seed", line_seed(options.seed, line.number))
     is_sampled = fields.get("temperature", options.temperature) > 0
-    if is_sampled and options.acceptance is not None:
-        fields.setdefault("acceptance", options.acceptance)  # other ranks do not know the rule of a resumed job
     return ParsedLine(line, fields, seed if is_sampled else None, names.carried(given))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..cli.lines import InputLine
 from ..decoding.results import GenerationResult, GenerationStats
 from ..rows import BatchResult, Scheduler, drive, in_order
-from .fields import DRAFT_COUNTS
+from .fields import DRAFT_COUNTS, INPUT_HASH, input_hash
 from .input import ParsedLine
 
 WINDOW_BYTES = 2**26
@@ -99,7 +99,7 @@ class Job:
         lines: The remaining lines; the first is number `totals.lines + 1`.
         parse: Parses a line into its prompt and options.
         scheduler: Decodes numbered mappings with "prompt" or "audio", and options.
-        write: Receives each record and its line, in the order of the lines.
+        write: Receives each record, in the order of the lines.
         slots: How many rows the scheduler decodes at once.
         with_draft_counts: Whether records contain draft counts. Set it only if the counts are the same in each run.
         totals: Totals of earlier runs, updated in place.
@@ -108,7 +108,7 @@ class Job:
     lines: Iterable[InputLine]
     parse: Callable[[InputLine], ParsedLine]
     scheduler: Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
-    write: Callable[[bytes, InputLine], None]
+    write: Callable[[bytes], None]
     _: KW_ONLY
     slots: int
     with_draft_counts: bool = True
@@ -155,7 +155,7 @@ class Job:
         line, totals = parsed.line, self.totals
         if answer.result is not None:
             totals.add(answer.result)
-        self.write(record(parsed, answer.result, answer.error, self.with_draft_counts), line)
+        self.write(record(parsed, answer.result, answer.error, self.with_draft_counts))
         self._unwritten_bytes -= len(line.content or b"")
         totals.lines = line.number
         totals.input_bytes = line.end
@@ -190,6 +190,7 @@ def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts
     if counts and with_draft_counts:
         counts += DRAFT_COUNTS
     fields |= {name: getattr(result.stats, name) for name in counts}
+    fields[INPUT_HASH] = input_hash(parsed.line)
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 

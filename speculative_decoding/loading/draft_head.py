@@ -25,7 +25,7 @@ from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
-VERSION = 2  # changes with the computation in a head; version 1 had a norm before each part
+VERSION = 2  # changes with the fields and the computation of a head
 CONFIG = "config.json"
 ATTENTION_OUTPUT = "o.weight"  # stored for attention values with a `value_scale` of 1
 
@@ -94,11 +94,10 @@ def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) ->
         "frequent": ListOf(Int(0, facts["vocab_size"] - 1)),
         "acceptance": ListOf(Number(0, 1)),
     }
-    found = {"frequent": (), "acceptance": (), **raw}
-    known = {name: require(name, value, found.get(name), str(folder / CONFIG)) for name, value in values.items()}
+    known = {name: require(name, value, raw.get(name), str(folder / CONFIG)) for name, value in values.items()}
     if not known["layers"]:
         raise CheckpointError(f"{folder / CONFIG}: 'layers' must not be empty")
-    return DraftHeadConfig(**known, by_source=ids_by_source(raw.get("by_source", {}), folder, facts["vocab_size"]))
+    return DraftHeadConfig(**known, by_source=ids_by_source(raw.get("by_source"), folder, facts["vocab_size"]))
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:

@@ -209,7 +209,7 @@ class EncoderDecoder(nn.Module):
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return weights of this target that initialize a draft head of `d_ff` units. The remaining weights are random.
 
-        See docs/decisions/head-initialisation.md.
+        See docs/decisions/draft-head.md.
         """
         return {}
 

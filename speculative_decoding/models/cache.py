@@ -177,7 +177,7 @@ class DecoderCache:
         Returns:
             The position of each element, (2, B, H, length, D). For a single row on a CPU, only the first position,
             (1,): writing a slice takes half the time there, but needs two kernels on a GPU. With 8 rows, writing one
-            slice per row takes three times as long (docs/decisions/passes.md).
+            slice per row takes three times as long (docs/decisions/host-time.md).
         """
         if self.rows == 1 and not on_gpu():
             return mx.array(self.offsets)

@@ -109,7 +109,7 @@ class DraftHead(nn.Module):
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
         """Return random weights that make a state approximately a weighted sum of its inputs.
 
-        See docs/decisions/head-initialisation.md.
+        See docs/decisions/draft-head.md.
 
         Args:
             embedding_size: RMS of the target's embeddings.

@@ -41,6 +41,14 @@ class Libraries:
         self.limits.append(None)
 
 
+@pytest.fixture
+def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Libraries:
+    """Pretend that NumPy uses libraries with these numbers of threads."""
+    found = Libraries(getattr(request, "param", [2]))
+    monkeypatch.setattr(cpu_encoder, "blas", lambda: found)
+    return found
+
+
 def random_whisper(dtype: mx.Dtype = mx.float32, width: int = 16, positions: int = 30) -> Whisper:
     """Make a Whisper whose biases and norms are random as well."""
     model = tiny_whisper(
@@ -61,12 +69,8 @@ def largest_error(model: Whisper, positions: int) -> float:
     return float(mx.abs(found - expected).max().item())
 
 
-@pytest.mark.parametrize("threads", [[1], [2, 3], [50], []], ids=str)
-def test_any_number_of_threads_and_positions_gives_the_output_of_mlx(
-    threads: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    libraries = Libraries(threads)
-    monkeypatch.setattr(cpu_encoder, "blas", lambda: libraries)
+@pytest.mark.parametrize("libraries", [[1], [2, 3], [50], []], ids=str, indirect=True)
+def test_any_number_of_threads_and_positions_gives_the_output_of_mlx(libraries: Libraries) -> None:
     model = random_whisper(positions=2 * QUERIES + 5)
     for positions in (1, 2, 29, QUERIES, QUERIES + 1, 2 * QUERIES + 5):
         assert largest_error(model, positions) < 2e-5
@@ -108,11 +112,9 @@ def test_scores_near_150_neither_overflow_nor_vanish(sign: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_keys_and_values_of_the_decoder_are_those_of_mlx_and_of_single_windows(
-    dtype: mx.Dtype, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_encoder, "blas", lambda: Libraries([threads]))
+@pytest.mark.parametrize("libraries", [[1], [3]], ids=str, indirect=True)
+@pytest.mark.usefixtures("libraries")
+def test_keys_and_values_of_the_decoder_are_those_of_mlx_and_of_single_windows(dtype: mx.Dtype) -> None:
     model = random_whisper(dtype, width=64)
     if dtype == mx.float32:  # in 16 bits, dequantized weights are rounded, too
         nn.quantize(model.decoder.layers[1].cross_attention, 32, 8)
@@ -130,10 +132,8 @@ def test_keys_and_values_of_the_decoder_are_those_of_mlx_and_of_single_windows(
             assert mx.array_equal(own[1:2], single).item()
 
 
-def test_windows_of_several_threads_are_encoded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_several_threads_are_encoded_in_turn(libraries: Libraries) -> None:
     """Otherwise, the last thread to finish could restore the limit of another one."""
-    libraries = Libraries([2])
-    monkeypatch.setattr(cpu_encoder, "blas", lambda: libraries)
     model = random_whisper(positions=500)
     frames = audio_frames(positions=500).frames
     mx.eval(model.parameters(), frames)

@@ -1,8 +1,9 @@
-"""The private folder for compiled kernels, with injected faults, and the two guarded calls of the package."""
+"""The private folder for compiled kernels, on machines with faults, and the calls that report them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import InputError, cache_folder
 from speculative_decoding.cli.common import run
 from speculative_decoding.cpu import kernels
+from speculative_decoding.drafters import NoDrafter, RequestView
 from tests.integration.test_engine import PROMPTS, Client
 from tests.support.paths import ROOT
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the folder is redirected on Linux only")
 on_linux = pytest.mark.skipif(
     not sys.platform.startswith("linux") or mx.default_device() != mx.cpu,
     reason="g++ compiles kernels on Linux CPUs only",
@@ -106,18 +106,6 @@ def test_untrusted_folder_is_not_used(machine: Machine) -> None:
 
 
 @on_linux
-def test_relative_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "home").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "putenv", lambda name, value: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(kernels, "_folder", None)
-    kernels.use_private_folder()
-    assert kernels._folder == tmp_path / "home/.cache/speculative-decoding/kernels" and os.listdir() == ["home"]
-
-
-@on_linux
 def test_failing_compiler_gives_one_warning_and_unfused_kernels(machine: Machine) -> None:
     """MLX reports a full disk and a folder mounted noexec in the same way."""
     compiler = machine.cache / "bin" / "g++"
@@ -129,64 +117,42 @@ def test_failing_compiler_gives_one_warning_and_unfused_kernels(machine: Machine
 
 
 @on_linux
-def test_missing_or_hanging_compiler_gives_one_warning_and_unfused_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[str] = []
-    disabled: list[bool] = []
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(kernels, "_folder", tmp_path)
-    monkeypatch.setattr(kernels, "problems", noted)
-    monkeypatch.setattr(kernels, "COMPILER_SECONDS", 0.01)
-    monkeypatch.setattr(mx, "compile", None)  # not reached
-    monkeypatch.setattr(mx, "disable_compile", lambda: disabled.append(True))
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    kernels.disable_fusion_without_compiler()
-    monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    kernels.disable_fusion_without_compiler()
-    assert [each.removeprefix(kernels.UNFUSED) for each in noted] == [
-        ": g++ did not finish within 0.01 s; repair it",
-        ": no compiler is installed; install g++",
-    ]
-    assert disabled == [True, True]
+def test_missing_compiler_gives_one_warning_and_unfused_kernels(machine: Machine) -> None:
+    (said,) = machine.check(PATH=str(machine.cache))
+    assert said.endswith(f"{kernels.UNFUSED}: no compiler is installed; install g++")
 
 
 @on_linux
-def test_links_and_files_of_other_users_are_refused_or_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "is_complete", lambda library: True)
+def test_hanging_compiler_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(kernels, "COMPILER_SECONDS", 0.01)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert kernels.compiler_problem(tmp_path) == "g++ did not finish within 0.01 s; repair it"
+
+
+def complete_library() -> Path:
+    extension = next((ROOT / "speculative_decoding" / "cpu").glob("_sgemm*.so"), None)
+    return extension or next(Path(mx.__file__).parent.glob("core*.so"))
+
+
+@on_linux
+def test_links_and_kernels_of_other_users_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, link = tmp_path / "mlx/1/cpu/libown.so", tmp_path / "mlx/1/cpu/liblink.so"
     own.parent.mkdir(parents=True)
-    own.write_text("a library")
+    shutil.copy(complete_library(), own)
     link.symlink_to(own)
     kernels.remove_unsafe_kernels(tmp_path)
     assert own.exists() and not link.is_symlink()
-    folder, a_file, a_link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
-    assert cache_folder.require_private(folder, 0o077) == cache_folder.require_private(folder, 0o077) == folder
-    assert folder.stat().st_mode & 0o777 == 0o700
-    a_file.touch()
-    a_link.symlink_to(folder)
-    for wrong in (a_file, a_link):
-        with pytest.raises(OSError):
-            cache_folder.require_private(wrong, 0o002)
-    for mode in (0o770, 0o707, 0o755):
-        folder.chmod(mode)
-        with pytest.raises(OSError, match="not a private folder of this user"):
-            cache_folder.require_private(folder, 0o077)
-    folder.chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(OSError, match="not a private folder of this user"):
-        cache_folder.require_private(folder, 0o077)
+    monkeypatch.setattr(os, "geteuid", lambda: own.stat().st_uid + 1)
     kernels.remove_unsafe_kernels(tmp_path)
     assert not own.exists()
 
 
 @on_linux
 def test_truncated_library_is_not_complete(tmp_path: Path) -> None:
-    complete = next((ROOT / "speculative_decoding" / "cpu").glob("_sgemm*.so"), None) or next(
-        path for path in Path(mx.__file__).parent.glob("core*.so")
-    )
+    complete = complete_library()
     content = complete.read_bytes()
     assert kernels.is_complete(complete)
     for length in (0, 1, 63, 64, 4096, len(content) // 2, len(content) - 1):
@@ -194,28 +160,28 @@ def test_truncated_library_is_not_complete(tmp_path: Path) -> None:
         assert not kernels.is_complete(tmp_path / "cut"), length
 
 
-def test_kernel_that_cannot_be_compiled_ends_the_command_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail_to_compile(*arrays: Any) -> None:
-        raise RuntimeError("[Compile::eval_cpu] Failed to compile function f:\nNo space left")
+class Failing(NoDrafter):
+    """Fails in each round as MLX does."""
 
-    def fail_otherwise(*arrays: Any) -> None:
-        raise RuntimeError("out of memory")
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error = error
 
-    client = Client()
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        raise RuntimeError(self.error)
+
+
+def test_kernel_that_cannot_be_compiled_ends_the_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Client(Failing("[Compile::eval_cpu] Failed to compile function f:\nNo space left"))
     client.submit(PROMPTS[0])
-    monkeypatch.setattr(mx, "eval", fail_to_compile)
     assert run("generate", lambda: bool(client.step())) == 2
     err = capsys.readouterr().err
     assert err.startswith(
         "generate: error: MLX cannot compile kernels (No space left); free space, or name another folder"
     )
     assert err.count("\n") == 1
-    with pytest.raises(InputError, match="^MLX cannot compile kernels .No space left.; free space, or name another"):
-        client.step()
-
-    monkeypatch.setattr(mx, "eval", fail_otherwise)
+    client = Client(Failing("out of memory"))
+    client.submit(PROMPTS[0])
     with pytest.raises(RuntimeError, match="out of memory"):
         run("generate", lambda: bool(client.step()))
 

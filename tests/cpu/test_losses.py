@@ -9,7 +9,7 @@ import pytest
 
 from speculative_decoding.cpu import losses
 from speculative_decoding.training import loss, teacher
-from tests.training.test_training import random_labels
+from tests.support.training import random_labels
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])

@@ -19,6 +19,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
+from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.distributed import Channel, shard_model
@@ -92,7 +93,6 @@ def test_sharded_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
     for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
         assert found["errors"].keys() == set(names)
         assert max(found["errors"].values()) < 1e-4
-    assert found_by(two[1])["unsummed"] > 1e-2
 
 
 def test_a_pass_has_three_all_reduces_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:
@@ -172,28 +172,32 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     assert checkpoint.read_slice("b", 0, *Shard(0, 2, 1).bounds((8,))).tolist() == [4, 5, 6, 7]
 
 
-def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
+class Unread(Checkpoint):
+    """A checkpoint with only the tensor that a model needs to choose its shapes."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        super().__init__(str(inner), {name: inner.info(name) for name in inner})
+        self._inner = inner
+
+    def __getitem__(self, name: str) -> mx.array:
+        assert name == "final_logits_bias"
+        return self._inner[name]
+
+
+def refusal(name: str, processes: int, bits: int | None = None) -> str:
     folder = GOLDENS / name
     raw = checkpoints.read_config(folder)
     raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     _, raw, checkpoint = build_model(raw, checkpoint, Storage(quantize=bits, group_size=32))
-    build: Any = partial(models.build, raw, checkpoint)
+    unread = Unread(checkpoint)
+    build: Any = partial(models.build, raw, unread)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
-    read = type(checkpoint).__getitem__
-
-    def read_bias(self: Any, name: str) -> mx.array:
-        assert name == "final_logits_bias"  # the only tensor that a model needs to choose its shapes
-        return read(self, name)
-
-    with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
-        patch.setattr(type(checkpoint), "__getitem__", read_bias)
-        shard_model(build, checkpoint, group)
+    with pytest.raises(InputError) as caught:
+        shard_model(build, unread, group)
     return str(caught.value)
 
 
-def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts() -> None:
     """The refusal comes before weights are read."""
     for name, processes, words in (
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
@@ -202,8 +206,8 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
         ("whisper", 2, "processes cannot share a speech model; use one process"),
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
-        assert words in refusal(name, processes, monkeypatch)
-    quantized = refusal("t5", 4, monkeypatch, bits=4)
+        assert words in refusal(name, processes)
+    quantized = refusal("t5", 4, bits=4)
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
 
 

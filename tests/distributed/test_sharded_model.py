@@ -15,9 +15,9 @@ from speculative_decoding import InputError
 from speculative_decoding.distributed import shard_model
 from speculative_decoding.distributed.sharded_model import BroadcastCache, RankBroadcaster, sharded_class
 from speculative_decoding.loading.load import BUNDLED, open_model
-from speculative_decoding.models import memory_budget
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
+from tests.support.pretended_gpu import pretend_memory
 from tests.support.tiny import tiny_model
 
 ENCODED = mx.random.normal((3, 5, 16), key=mx.random.key(0))
@@ -114,10 +114,11 @@ def test_other_ranks_free_deleted_caches(ranks: tuple[Any, Any, Line]) -> None:
 def test_a_process_opens_its_shard_and_needs_memory_for_that_only(monkeypatch: pytest.MonkeyPatch) -> None:
     processes: Any = SimpleNamespace(rank=1, size=2, is_first=False)
     shard = partial(shard_model, processes=processes)
-    whole, own = open_model(BUNDLED / "t5-web-docs"), open_model(BUNDLED / "t5-web-docs", shard=shard)
+    opened = partial(open_model, BUNDLED / "t5-web-docs", dtype="float32")
+    whole, own = opened(), opened(shard=shard)
     assert (whole.model.ranks, own.model.ranks) == (1, 2)
     assert whole.nbytes / 2 < own.nbytes < whole.nbytes  # each process holds the embedding and the norms
-    monkeypatch.setattr(memory_budget, "physical_memory", lambda: own.nbytes)
-    assert open_model(BUNDLED / "t5-web-docs", shard=shard).nbytes == own.nbytes
+    pretend_memory(monkeypatch, own.nbytes, 1e9)
+    assert opened(shard=shard).nbytes == own.nbytes
     with pytest.raises(InputError, match="exceed this computer's memory"):
-        open_model(BUNDLED / "t5-web-docs")
+        opened()

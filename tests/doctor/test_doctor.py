@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,22 @@ import mlx.nn as nn
 import pytest
 
 from speculative_decoding.cli import programs
-from speculative_decoding.decoding import acceptance
 from speculative_decoding.doctor import command as doctor
 from speculative_decoding.doctor import device, diagnosis
 from speculative_decoding.doctor.kernel_checks import kernel_checks
 from speculative_decoding.doctor.recommendation import recommend_length
-from speculative_decoding.draft_length import adaptive
-from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
+from speculative_decoding.draft_length.adaptive import LONGEST, OPTIMISM, AdaptiveLength
 from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters.base import MODEL
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED, Storage
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 from tests.parity.test_families import FOLDERS
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import load_golden
 from tests.support.paths import ROOT
+from tests.support.pretended_gpu import pretend_memory
 from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
 
 SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
@@ -47,16 +49,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--model", str(target), "--draft-model", str(draft)]
 
 
-def own_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "precisions_to_test", lambda own: [diagnosis.Precision(own.precision)])
+@pytest.fixture(scope="module")
+def quantized(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the flags for a quantized target, which is tested in no other precision, and a draft model."""
+    folder = convert(pair[1], tmp_path_factory.mktemp("quantized") / "target", Storage("float32", 8, 32))
+    return ["--model", str(folder), *pair[2:]]
 
 
 def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "figures.json"
+    file, link = tmp_path / "figures.json", tmp_path / "link"
     file.write_text("old")
-    assert doctor.main([*pair, "--json", str(file)]) == 0
+    link.symlink_to(file)  # as /dev/stdout may be
+    assert doctor.main([*pair, "--json", str(link)]) == 0 and link.is_symlink()
     out = capsys.readouterr().out
     assert [out.index(f"\n{each}") for each in SECTIONS] == sorted(out.index(f"\n{each}") for each in SECTIONS)
     assert [line for line in out.splitlines() if len(line) > 80] == [] and "all checks: pass" in out
@@ -87,9 +93,8 @@ def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
 
 
 def test_a_speech_model_is_tested_with_the_bundled_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own_precision_only(monkeypatch)
     config = WHISPER | {"num_mel_bins": 80, "max_target_positions": 120}
     folder = save_whisper(tiny_whisper(**config), tmp_path / "hf", config)
     assert doctor.main(["--model", str(folder)]) == 0
@@ -105,33 +110,18 @@ def test_without_the_folder_speech_the_self_test_of_a_speech_model_is_skipped(mo
     assert diagnosis.has_passed({"self_test": found})
 
 
-def test_only_json_goes_to_standard_output(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own_precision_only(monkeypatch)
-    assert programs.main(["doctor", *pair, "--json", "-"]) == 0
+def test_only_json_goes_to_standard_output(quantized: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert programs.main(["doctor", *quantized, "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["passed"] and "\nSelf-test" in err
 
 
-def test_json_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link may be /dev/stdout."""
-    monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
-    monkeypatch.setattr(doctor, "print_report", lambda *_: None)
-    (link := tmp_path / "link").symlink_to(tmp_path / "file")
-    assert doctor.main(["--json", str(link)]) == 1
-    assert link.is_symlink() and json.loads((tmp_path / "file").read_text()) == {"passed": False}
-
-
-def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own_precision_only(monkeypatch)
-    assert doctor.main(["--json", "-"]) == 0
+def test_bundled_models_are_named_and_their_prompts_are_not_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--model", "t5-web-docs-draft", "--json", "-"]) == 0
     found = json.loads(text := capsys.readouterr().out)
-    assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
+    assert found["target"]["name"] == "t5-web-docs-draft"
     assert found["precisions"][0]["self_test"]["identical"] == 6
-    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs", None))
+    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs-draft", None))
 
 
 @pytest.mark.usefixtures("device")
@@ -146,61 +136,50 @@ def test_the_kernels_of_every_family_are_compared(family: str, dtype: mx.Dtype) 
     assert ("rope" in {each.kernel for each in checks}) == ("gemma" in family)
 
 
-FUSED = {
-    "scaled_dot_product_attention": lambda q, k, v, *, scale, mask: 1.2 * q,
-    "rms_norm": lambda x, weight, eps: x * mx.nan,
+WRONG: dict[str, tuple[Any, Callable[..., mx.array]]] = {
+    "scaled_dot_product_attention": (mx.fast, lambda q, k, v, *, scale, mask: 1.2 * q),
+    "rms_norm": (mx.fast, lambda x, weight, eps: x * mx.nan),
+    "quantized_matmul": (mx, lambda *given, right=mx.quantized_matmul, **options: 1.01 * right(*given, **options)),
 }
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_a_wrong_fused_kernel_is_found(
-    name: str, pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own_precision_only(monkeypatch)
-    monkeypatch.setattr(diagnosis, "self_test", lambda *_: {"differences": [], "skipped": "not now"})
-    monkeypatch.setattr(mx.fast, name, FUSED[name])
-    assert doctor.main([*pair, "--json", "-"]) == 1
-    out, err = capsys.readouterr()
-    failed = {each["kernel"] for each in json.loads(out)["precisions"][0]["kernels"] if each["failed"]}
-    assert failed == {name} and "FAIL" in err and "all checks" not in err
-
-
-@pytest.mark.usefixtures("device")
-def test_a_wrong_quantized_matmul_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**SIZES)
     nn.quantize(model.decoder, group_size=64, bits=4)
     assert all(each.passed for each in kernel_checks(model))
-    right = mx.quantized_matmul
-    monkeypatch.setattr(mx, "quantized_matmul", lambda *given, **options: 1.01 * right(*given, **options))
-    assert {each.kernel for each in kernel_checks(model) if not each.passed} == {"quantized_matmul"}
+    module, kernel = WRONG[name]
+    monkeypatch.setattr(module, name, kernel)
+    checks = kernel_checks(model)
+    assert {each.kernel for each in checks if not each.passed} == {name}
+    entry = {"precision": "float32", "kernels": [diagnosis.summarize_kernel(name, checks)]}
+    assert not diagnosis.has_passed(entry)
+    lines = doctor.kernel_lines({"precisions": [entry], "device": {"kind": "GPU"}})
+    assert sum(line.endswith("FAIL") for line in lines) > 1
 
 
-def test_wrongly_accepted_tokens_are_found(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own_precision_only(monkeypatch)
-    right = acceptance.longest_prefix
-    monkeypatch.setattr(acceptance, "longest_prefix", lambda draft, keep, best: right(draft, keep | True, best))
-    assert doctor.main([*pair, "--json", "-"]) == 1
-    out, err = capsys.readouterr()
-    assert json.loads(out)["precisions"][0]["self_test"]["differences"] and "differs at token" in err
+def test_wrongly_accepted_tokens_are_found() -> None:
+    """With a delta of 1, every draft token is accepted."""
+    model = tiny_model(**SIZES)
+    session = Session(model, Numbers(), noisy_copy(model, 0.5), GenerationOptions(delta=1.0))
+    test = diagnosis.self_test(session, ["5 9 3", "2 8 1"])
+    entry = {"precision": "float32", "self_test": test}
+    assert test["differences"] and not diagnosis.has_passed(entry)
+    lines = doctor.self_test_lines({"precisions": [entry]})
+    assert lines[0].endswith("FAIL") and "differs at token" in lines[1]
 
 
 def test_weights_that_do_not_fit_in_memory_are_not_loaded(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quantized: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})
-    monkeypatch.setattr(diagnosis, "check_precision", lambda *_, **__: pytest.fail())
-    assert doctor.main([*pair]) == 0
+    pretend_memory(monkeypatch, 1e9, 1000)
+    assert doctor.main(quantized) == 0
     out = capsys.readouterr().out
     assert "nothing was checked" in out and "skipped: does not fit into memory" in out and "Target passes" not in out
 
 
 REFUSED = [
     ("unexpected argument", "x"),
-    ("--prompt: unknown option", "--prompt", "x"),
-    ("--verify: unknown option", "--verify"),
-    ("--temperature: unknown option", "--temperature", "1"),
     ("--num-draft: unknown option", "--num-draft", "3"),
     ("--json: /nowhere/x.json cannot be written", "--json", "/nowhere/x.json"),
     ("--json: . cannot be written", "--json", "."),
@@ -230,16 +209,19 @@ COSTS = [
 
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCE_RATES, 0.99])
-def test_recommendations_equal_those_of_the_adaptive_length(
-    costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recommendations_equal_those_of_the_adaptive_length(costs: RoundCosts, rate: float) -> None:
+    """Its prior becomes the rate after `OPTIMISM` has raised it."""
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
-    monkeypatch.setattr(adaptive, "OPTIMISM", 0.0)
-    length = AdaptiveLength(lambda _: costs, prior=[rate])
+    length = AdaptiveLength(lambda _: costs, prior=[(rate - OPTIMISM) / (1.0 - OPTIMISM)])
     length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
     _, speedup = length._best([MODEL], [LONGEST], costs)
     assert expected_speedup == pytest.approx(speedup)
     assert bool(recommended) == (expected_speedup > 1.0)
+
+
+def test_a_recommended_draft_ends_before_a_token_that_is_never_accepted() -> None:
+    costs = RoundCosts(dict.fromkeys(range(1, 5), 1.0))
+    assert recommend_length(costs, (1.0, 1.0, 0.0), baseline=1.0, has_steps=False) == (2, 3.0)
 
 
 def test_exact_passes_are_compared_with_the_fastest_baseline() -> None:

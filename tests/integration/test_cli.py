@@ -411,30 +411,6 @@ def test_invalid_arguments_are_a_one_line_error_with_status_2(
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--input", "prompts.txt"], "--input: is now a command; use speculative-decoding batch prompts.txt"),
-        (["--input=my prompts.txt"], "--input: is now a command; use speculative-decoding batch 'my prompts.txt'"),
-        (["-m", "5", "--input", "-", "--output", "x"], "--input: is now a command; use speculative-decoding batch -"),
-        (["--input"], "--input: is now a command; use speculative-decoding batch"),
-        (
-            ["--model", "m", "--audio", "a.wav", "b.wav", "--task", "translate"],
-            "--audio: is now a command; use speculative-decoding transcribe a.wav b.wav",
-        ),
-        (["--interactive", "secret"], "--interactive: is now a command; use speculative-decoding console"),
-        (["-i"], "-i: is now a command; use speculative-decoding console"),
-        (["--doctor", "--json", "x.json"], "--doctor: is now a command; use speculative-decoding doctor"),
-    ],
-)
-def test_a_flag_that_has_become_a_command_names_it(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main_command, "start", None)  # nothing is parsed or loaded
-    assert main_command.main(arguments) == 2
-    assert capsys.readouterr() == ("", f"main.py: error: {message}\n")
-
-
 def test_a_prompt_after_two_dashes_is_not_a_flag(main_py) -> None:  # type: ignore[no-untyped-def]
     status, out, _ = main_py("-m", "2", "--", "--input")
     assert status == 0 and out

@@ -232,11 +232,42 @@ def test_every_code_block_is_found_and_every_not_run_comment_has_one() -> None:
     assert len(SHELL) > 20 and sum(block.reason is None for block in SHELL) > 12
 
 
-def test_links_within_the_repository_exist() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+DOCUMENTS = [
+    *PAGES,
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+    ROOT / "models" / "README.md",
+    ROOT / "data" / "README.md",
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            linked = page.parent / name if name else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160
+
+
+def test_decision_records_are_short_and_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(each for each in folder.glob("*.md") if each.name != "README.md")
+    for record in records:
+        lines = record.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 25 and max(map(len, lines)) <= 120, record.name
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == [record.name for record in records]
 
 
 def test_documented_outputs_match_the_printed_ones(folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
     run_job(folder / "whole", content(), row_scheduler(session(), files), format="jsonl")
 
     def stop(output: ResumableOutput) -> None:
-        if output.written.lines >= 1:
+        if output.lines >= 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

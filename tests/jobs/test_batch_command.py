@@ -1,9 +1,11 @@
-"""`batch`: encodings, prefixes, full disks, and exactness of resumed jobs."""
+"""`batch` with the bundled models: records, resuming, prefixes, progress, and errors in one line."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,47 +13,47 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import Session
+from speculative_decoding import GenerationOptions, InputError, generate, load
 from speculative_decoding.cli.common import read_prompts
-from speculative_decoding.draft_length import planner
-from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.jobs import ResumableOutput
 from speculative_decoding.jobs import command as batch_command
-from speculative_decoding.jobs.output import journal_path
+from speculative_decoding.jobs.command import open_input, settle_exactness
+from speculative_decoding.jobs.output import settings_path
 from speculative_decoding.loading.pair import ModelPair
-from tests.integration.test_cli import FIXED, LINES_IN_A_TEXT, PROMPT, ROOT, FullDisk, with_line_breaks  # noqa: F401
+from speculative_decoding.loading.tokenizer import FastTokenizer
+from tests.integration.test_cli import FIXED, PROMPT, ROOT, FullDisk
+from tests.support.job_engine import killed_batch
+from tests.support.processes import launch
 
 Batch = Callable[..., tuple[int, str, str]]
+SAMPLE = {"temperature": 1.5}  # does not depend on the draft
+PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
+
+
+def records(output: str | Path) -> list[dict[str, Any]]:
+    content = output.read_text() if isinstance(output, Path) else output
+    return [json.loads(line) for line in content.split("\n")[:-1]]
 
 
 @pytest.fixture
-def batch(capsys: pytest.CaptureFixture[str]) -> Batch:
+def batch(capfd: pytest.CaptureFixture[str]) -> Batch:
     """Run `batch` in this process and return (exit status, standard output, standard error)."""
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = batch_command.main([*arguments])
-        return status, *capsys.readouterr()
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        try:
+            status = batch_command.main([str(each) for each in arguments])
+        except SystemExit as exit:  # raised by argparse
+            status = int(exit.code or 0)
+        return status, *capfd.readouterr()
 
     return call
 
 
-def test_files_with_a_byte_order_mark_are_decoded(tmp_path: Path, batch: Batch) -> None:
-    records = []
-    for name, encoding in (("plain", "utf-8"), ("marked", "utf-16")):
-        path = tmp_path / f"{name}.txt"
-        path.write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
-        assert read_prompts(path) == [PROMPT, "Grüße"]
-        status, out, _ = batch(str(path), "-m", "8", "--drafter", "none")
-        assert status == 0
-        records.append(out)
-    assert records[0] == records[1]
-
-
-@pytest.mark.usefixtures("with_line_breaks")
-def test_records_keep_line_breaks(batch: Batch, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text("a\n")
-    _, out, _ = batch(str(tmp_path / "in.txt"), "-m", "1", "--drafter", "none")
-    assert json.loads(out)["text"] == LINES_IN_A_TEXT
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_of_prompts_may_have_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_bytes(f"{PROMPT}\n\nGrüße\n".encode(encoding))
+    assert read_prompts(tmp_path / "prompts.txt") == [PROMPT, "Grüße"]
 
 
 def test_a_delta_of_a_line_is_labeled_lossy(batch: Batch, tmp_path: Path) -> None:
@@ -60,46 +62,33 @@ def test_a_delta_of_a_line_is_labeled_lossy(batch: Batch, tmp_path: Path) -> Non
     assert "LOSSY: the delta of a line accepts tokens" in err
 
 
-def test_a_resumed_job_keeps_its_exactness_and_a_finished_one_needs_no_model(
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_resumed_job_keeps_the_recorded_exactness(decided: bool) -> None:
+    session = load("t5-web-docs-draft")
+    settle_exactness(session, 2, {"exact": decided})
+    assert session.options.strict is decided
+    new: dict[str, Any] = {}
+    session.options = GenerationOptions()
+    settle_exactness(session, 2, new)
+    assert new == {"exact": session.planner.widths(GenerationOptions(), 2).exact} == {"exact": session.options.strict}
+
+
+def test_the_first_run_records_its_exactness_and_a_finished_job_needs_no_weights(
     tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    arguments = [str(prompts), "--output", str(output), "-m", "2"]
-    used: list[bool | None] = []
-    decode = Session.prompt_scheduler
-
-    def noted(self: Session, *given: Any, **options: Any) -> Any:
-        used.append(self.options.strict)
-        return decode(self, *given, **options)
-
-    def settings() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(journal_path(output).read_text())["settings"]
-        return found
-
-    monkeypatch.setattr(Session, "prompt_scheduler", noted)
-    monkeypatch.setattr(planner, "gives_any_width_the_same_bits", lambda target: False)
-    decided = True
-    monkeypatch.setattr(ExactWidths, "is_exact_by_default", lambda *given: decided)
-    prompts.write_text("a\n")
+    arguments = [prompts, "--output", output, "-m", "2", "--model", "t5-web-docs-draft"]
+    prompts.write_text("a\nb")
     assert batch(*arguments)[0] == 0
-    assert settings()["exact"] is True and settings()["strict"] is False and used == [True]
-    decided = False
-    prompts.write_text("a\nb\n")
-    assert batch(*arguments, "--resume")[0] == 0
-    assert settings()["exact"] is True and used == [True, True]
-    status, _, err = batch(*arguments, "--resume", "--no-strict")
-    assert status == 2 and "exact was true, is false" in err
-
+    settings = json.loads(settings_path(output).read_text())["settings"]
+    assert "strict" not in settings
+    status, _, err = batch(*arguments, "--resume", "--no-strict" if settings["exact"] else "--strict")
+    assert status == 2 and "exact was " in err
     monkeypatch.setattr(ModelPair, "load_weights", None)
+    written = output.read_bytes()
+    output.write_bytes(written + bytes(9))
     status, _, err = batch(*arguments, "--resume")
-    assert status == 0 and "2 lines" in err and len(output.read_text().splitlines()) == 2
-    monkeypatch.undo()
-
-    former = json.loads(journal_path(output).read_text())  # earlier versions did not record it
-    del former["settings"]["exact"]
-    journal_path(output).write_text(json.dumps(former))
-    prompts.write_text("a\nb\nc\n")
-    assert batch(*arguments, "--resume")[0] == 0 and "exact" in settings()
+    assert status == 0 and "resuming" in err and "2 lines" in err and output.read_bytes() == written
 
 
 @pytest.mark.parametrize("prefix", ["grammar: ", "grammar:", " "])
@@ -113,8 +102,10 @@ def test_a_prefix_equals_writing_it_before_each_prompt(prefix: str, batch: Batch
         for each in (prefix, ""):
             written = [with_prefix(line, "" if each else prefix) for line in lines]
             (tmp_path / name).write_text("\n".join(written))
-            found.append(batch(str(tmp_path / name), "--prefix", each, "-m", "6", *FIXED)[:2])
-        assert found[0] == found[1] and found[0][0] == 0 and len(found[0][1].splitlines()) == 3
+            status, out, _ = batch(tmp_path / name, "--prefix", each, "-m", "6", *FIXED)
+            found.append([{**record, "input_sha256": ""} for record in records(out)])
+            assert status == 0
+        assert found[0] == found[1] and len(found[0]) == 3
 
 
 def with_prefix(line: Any, prefix: str) -> str:
@@ -125,10 +116,7 @@ def with_prefix(line: Any, prefix: str) -> str:
 
 def test_a_job_is_not_resumed_with_another_prefix(batch: Batch, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("He go home.\n")
-    arguments = [str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "-m", "2", *FIXED, "--resume"]
-    for more, status in (([], 0), (["--prefix", "grammar: "], 2)):
-        assert batch(*arguments, *more)[0] == status
-    (tmp_path / "out").unlink()
+    arguments = [tmp_path / "in.txt", "--output", tmp_path / "out", "-m", "2", *FIXED, "--resume"]
     for prefix, status in (("grammar: ", 0), ("grammar: ", 0), ("x", 2), ("", 2)):
         assert batch(*arguments, "--prefix", prefix)[0] == status
 
@@ -141,3 +129,136 @@ def test_a_full_disk_is_a_one_line_error(
         assert batch_command.main([str(ROOT / "data/grammar.txt"), "-m", "1"]) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert line.endswith("error: standard output: No space left on device; redirect it to another disk")
+
+
+LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
+
+
+def test_long_prompts_are_refused_before_tokenization(
+    tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = FastTokenizer.encode
+    seen: list[int] = []
+
+    def noted(self: FastTokenizer, text: str, language: str | None) -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, language)
+
+    def decoded(content: bytes, *arguments: object) -> list[dict[str, Any]]:
+        (tmp_path / "in.jsonl").write_bytes(content)
+        return records(batch(tmp_path / "in.jsonl", "-m", "3", *arguments)[1])
+
+    monkeypatch.setattr(FastTokenizer, "encode", noted)
+    monkeypatch.setattr("speculative_decoding.models.memory_budget.available_memory", lambda: 24 * 10**9)
+    content = LONG + b'\n{"prompt": "grammar: He go."}'
+    long, short = decoded(content)
+    assert long["error"].startswith("prompt: has 8000000 characters, but the model was trained on at most 512 tokens")
+    assert short["text"] == "He go."
+    content += b'\n{"prompt": "%s"}' % (b"word " * 30_000)
+    long, short, middle = decoded(content, "--allow-long-prompt")
+    assert long["error"] == (
+        "prompt: encoding 156250 tokens takes about 3906 GB of memory, and 24 GB are free; shorten or split it"
+    )
+    assert "takes about 144 GB of memory, and 24 GB are free" in middle["error"] and short["text"] == "He go."
+    assert max(seen) < 200_000
+
+
+def test_each_record_equals_generate(tmp_path: Path, batch: Batch) -> None:
+    options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
+    content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
+    arguments = [tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
+    status, out, err = batch(*arguments)
+    assert status == 0 and not out
+    model, tokenizer = load("t5-web-docs")
+    draft, _ = load("t5-web-docs-draft")
+    for given, fields in zip(content, records(tmp_path / "out"), strict=True):
+        own = {name: given[name] for name in ("max_tokens", "stop", "temperature", "acceptance") if name in given}
+        own["seed"] = fields.get("seed", 0)
+        result = generate(model, tokenizer, given["prompt"], draft_model=draft, **own)
+        assert fields["text"] == result.text and fields["generated_tokens"] == len(result.tokens)
+        assert ("seed" in fields) == ("temperature" in given) and fields.get("id") == given.get("id")
+    assert records(tmp_path / "out")[3]["seed"] == 9
+    for words in ("5 lines; ", "first token after", "decoding", "end to end", "iterations", "decode"):
+        assert words in err
+    stats = json.loads((tmp_path / "stats").read_text())
+    assert stats["rows"] == 5 and stats["generated_tokens"] == sum(
+        each["generated_tokens"] for each in records(tmp_path / "out")
+    )
+    assert stats["temperature"] == 0.0 and stats["slots"] == 8 and stats["model"].endswith("t5-web-docs")
+
+
+def test_standard_input_and_output_and_exit_status_1_for_errors(
+    tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.txt").write_bytes(f"{PROMPTS[0]}\n\n{'word ' * 600}\n".encode() + b"\xff\n")
+    status, out, err = batch(tmp_path / "in.txt", "--baseline")
+    _, blank, long, wrong = found = records(out)
+    assert status == 1 and [each["line"] for each in found] == [1, 2, 3, 4]
+    assert blank["finish_reason"] == "blank" and "at most 512" in long["error"] and "UTF-8" in wrong["error"]
+    assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
+    with (tmp_path / "in.txt").open("rb") as stdin:  # for -
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+        assert batch("-", "--baseline")[:2] == (status, out)
+
+
+def test_batch_resumes_an_interrupted_job(tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
+    options = "--temperature 1.5 --max-tokens 12 --slots 2 --model t5-web-docs-draft --dtype float32"
+    arguments = [tmp_path / "in.txt", *options.split(), "--output"]
+    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
+    status, _, err = batch(*arguments, tmp_path / "whole")
+    assert status == 0 and re.search(r"^12 lines, .* tokens/s.*, about 0 min left$", err, re.MULTILINE)
+
+    arguments += [tmp_path / "out", "--resume"]
+    said = tmp_path / "said"
+    process = launch(killed_batch, 3, [*map(str, arguments)], out=said, said=said, folder=ROOT)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and (tmp_path / "out").read_bytes().count(b"\n") == 3
+    write = ResumableOutput.write
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableOutput, "write", lambda *given: (write(*given), signal.raise_signal(signal.SIGINT)))
+        status, _, err = batch(*arguments)
+    assert status == 130 and "Traceback" not in err
+    assert "interrupted after line 3; run the same command with --resume to continue" in err
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 4
+    status, _, err = batch(*arguments)
+    assert status == 0 and "resuming" in err
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    status, _, err = batch(*arguments, "--seed", 1)
+    assert status == 2 and "seed was 0, is 1" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--output", "x"], "the following arguments are required: FILE"),
+        (["-", "--prompt", "x"], "--prompt: unknown option"),
+        (["-", "--verify"], "--verify: unknown option"),
+        (["-", "--parallel", "data"], "--parallel: data has no effect on one process; start several with mlx.launch"),
+        (["-", "--resume"], "--resume: has no effect without --output"),
+        (["-", "--force"], "--force: has no effect without --output"),
+        (["-", "--output", "x", "--force", "--resume"], "leave one of them out"),
+        (["/nowhere"], "FILE: /nowhere: No such file or directory"),
+        (["/"], "FILE: /: not a regular file; name a file"),
+        (["README.md", "--output", "./README.md"], "--output: README.md is already used by FILE; name"),
+        (["x.job", "--output", "x"], "--output: x.job is already used by FILE; name another"),
+        (["README.md", "--stats-json", "LICENSE", "--output", "LICENSE"], "--output: LICENSE is already used by"),
+        (["README.md", "--output", "-"], "--output: must be the path of a file (- is not supported), not '-'"),
+        (["README.md", "--output", "LICENSE"], "--output: LICENSE already exists; continue it with --resume"),
+    ],
+)
+def test_contradicting_options_are_reported_in_one_line(
+    arguments: list[str], named: str, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    status, out, err = batch(*arguments)
+    lines = [line for line in err.splitlines() if not line.startswith("target ")]
+    assert status == 2 and len(lines) == 1 and named in lines[0] and not out
+
+
+def test_an_input_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """A named pipe would block, and /dev/zero is endless."""
+    (path := tmp_path / "input").symlink_to("/dev/null")
+    with pytest.raises(InputError, match="not a regular file"):
+        open_input(str(path))

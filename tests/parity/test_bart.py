@@ -1,10 +1,9 @@
-"""BART families: planted faults, file variants, positions and decoding. test_t5.py checks the goldens."""
+"""BART families: file variants, positions and decoding. test_t5.py checks the goldens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden
 from tests.support.operations import operations, total_without_masks
 from tests.support.paths import GOLDENS
-from tests.support.tiny import head_drafter, model_drafter, noisy_copy, run, tokens_of
+from tests.support.tiny import head_drafter, noisy_copy, run, tokens_of
 from tests.support.tiny import save_hugging_face as save
 from tests.support.together import Letters
 
@@ -71,63 +70,6 @@ def random_model(**changes: Any) -> BART:
     return model
 
 
-# Planted faults, which the goldens must catch.
-
-
-def no_offset(model: BART) -> None:
-    for stack in (model.encoder, model.decoder):
-        stack.positions.offset = 0
-
-
-def other_wavelengths(model: BART) -> None:
-    for stack in (model.encoder, model.decoder):
-        stack.positions.includes_longest = not stack.positions.includes_longest
-
-
-def positions_from_zero(model: BART) -> None:
-    model.decoder.positions.first = 0
-
-
-def unscaled(model: BART) -> None:
-    model.config = replace(model.config, scale_embedding=not model.config.scale_embedding)
-
-
-def without(stack: str, norm: str) -> Callable[[BART], None]:
-    return lambda model: model[stack].pop(norm)
-
-
-def norms_elsewhere(model: BART) -> None:
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.norm_first = not layer.norm_first
-
-
-def unscaled_attention(model: BART) -> None:
-    for layer in model.decoder.layers:
-        layer.cross_attention.config = replace(layer.cross_attention.config, scale=1.0)
-
-
-def no_logits_bias(model: BART) -> None:
-    model.pop("logits_bias")
-
-
-FAULTS: dict[str, list[Callable[[BART], None]]] = {
-    "bart": [no_offset, unscaled, without("decoder", "embedding_norm"), no_logits_bias],
-    "mbart": [no_offset, unscaled, without("encoder", "norm"), without("encoder", "embedding_norm")],
-    "pegasus": [other_wavelengths, unscaled, without("decoder", "norm")],
-    "m2m_100": [other_wavelengths, positions_from_zero, unscaled, without("encoder", "norm")],
-    "marian": [other_wavelengths, unscaled, no_logits_bias],
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_goldens_catch_planted_faults(family: str) -> None:
-    for fault in (*FAULTS[family], norms_elsewhere, unscaled_attention):
-        model, golden = opened(family)
-        assert error_of(model, golden) < 1e-4
-        fault(model)
-        assert error_of(model, golden) > 1e-2, fault.__qualname__
-
-
 # Files.
 
 
@@ -163,24 +105,15 @@ def test_zero_logits_bias_is_ignored(tmp_path: Path) -> None:
         rewritten(tmp_path / "short", lambda tensors: tensors | {name: np.zeros((1, 5), np.float32)})
 
 
-def test_head_that_differs_from_embedding_is_not_tied(tmp_path: Path) -> None:
-    own = rewritten(tmp_path / "own", lambda tensors: tensors | {"lm_head.weight": 2 * tensors["lm_head.weight"]})
-    model, golden = opened("bart")
-    bias = np.array(model.logits_bias)
-    assert "head" in own and "head" not in model
-    assert error_of(own, golden | {"logits": 2 * (golden["logits"] - bias) + bias}) < 2e-4
-
-
 IMPOSSIBLE: list[tuple[str, Any]] = [
-    *((name, value) for name in ("d_model", "encoder_layers", "decoder_ffn_dim") for value in (0, 1 << 30, "2", None)),
-    *((name, value) for name in ("encoder_attention_heads", "decoder_attention_heads") for value in (0, 3, True)),
-    *(("d_model", value) for value in (2, 66)),
-    *(("max_position_embeddings", value) for value in (0, 1 << 40, [1])),
-    *(("activation_function", value) for value in ("sine", 3, ["gelu"])),
-    *(("scale_embedding", value) for value in (1, "yes")),
-    *(("share_encoder_decoder_embeddings", value) for value in (False, 0)),
-    *((name, value) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id") for value in (64, -1, "2")),
-]  # fmt: skip
+    *(("d_model", value) for value in (0, 1 << 30, "2", None, 2, 66)),
+    *(("decoder_attention_heads", value) for value in (0, 3, True)),
+    ("max_position_embeddings", 1 << 40),
+    ("activation_function", "sine"),
+    ("scale_embedding", 1),
+    ("share_encoder_decoder_embeddings", False),
+    *((name, 64) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
@@ -253,24 +186,8 @@ def test_sinusoidal_positions_have_no_limit() -> None:
 # Decoding.
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_keep_the_output(family: str) -> None:
-    target, _ = opened(family)
-    draft, accepted = noisy_copy(target, noise=0.03), set[int]()
-    for source in SOURCES[:2]:
-        for rule in ({}, {"temperature": 0.7, "seed": 4, "acceptance": "coupled"}):
-            baseline = tokens_of(run(target, source, max_tokens=20, **rule))
-            for drafter in (model_drafter(target, draft), head_drafter(target)):
-                rounds = run(target, source, drafter, max_tokens=20, **rule)
-                assert tokens_of(rounds) == baseline
-                accepted |= {each.accepted for each in rounds}
-    assert {0, 1, 4} <= accepted
-
-
-STORED = [
-    (family, storage) for family in FAMILIES for storage in (Storage("bfloat16", 4, 32), Storage("float32", 8, 32))
-]
-STORED += [(family, Storage("float16", bits, 32)) for family in ("bart", "marian") for bits in (8, None)]
+STORED = [(family, Storage("bfloat16", 4, 32)) for family in FAMILIES]
+STORED += [("mbart", Storage("float32", 8, 32)), ("bart", Storage("float16", 8, 32)), ("marian", Storage("float16"))]
 
 
 @pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
@@ -323,7 +240,7 @@ def test_head_of_some_ids_includes_the_logits_bias() -> None:
     assert mx.allclose(model.head_of(ids)(states), model.logits(states)[..., ids], atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bart", "m2m_100"])
 def test_graph_size_of_a_pass_is_independent_of_rows(family: str) -> None:
     model = random_model(model_type=family)
     counts = []

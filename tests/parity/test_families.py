@@ -11,9 +11,9 @@ from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.bart import FAMILIES as BART_LIKE
 from tests.parity.test_gemma import NAMES as GEMMA_LIKE
-from tests.parity.test_gemma import uncompiled  # noqa: F401
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import GOLDENS, load_golden, sources_of
+from tests.support.operations import uncompiled
 from tests.support.tiny import noisy_copy
 
 WHISPERS = ("whisper", "whisper-en", "whisper-v3", "whisper-distilled")
@@ -21,8 +21,7 @@ FOLDERS = {folder.name: folder for folder in GOLDENS}
 
 
 @pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE, *WHISPERS}))
-@pytest.mark.usefixtures("uncompiled")
-def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
+def test_batch_rows_match_hugging_face_with_drafts(name: str) -> None:
     """Sources of different lengths share two slots. Coupled samples equal those of single requests."""
     model, golden = load_golden(FOLDERS[name])
     sources = sources_of(golden)
@@ -32,13 +31,13 @@ def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
     noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 12}
     complete: dict[str, Any] = {"max_tokens": max(lengths)}
     shared: dict[str, Any] = {"allow_long_prompt": True}
-    sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **shared).tokens for prompt in prompts]
-    drafts = {"num_draft_tokens": 4, "draft_model": noisy_copy(model, 0.03), "ngram": NgramDrafter(min_chance=0.0)}
-    for drafter, left_out, expected, options in (
-        ("model", "ngram", greedy, complete),
-        ("ngram", "draft_model", greedy, complete),
-        ("auto", "", sampled, noisy),
-    ):
-        draft_options = {option: value for option, value in drafts.items() if option != left_out} | {"drafter": drafter}
-        found = batch_generate(model, Numbers(), prompts, slots=2, **draft_options, **shared, **options)
-        assert {each.index: each.result and each.result.tokens for each in found} == dict(enumerate(expected))
+    draft = {"num_draft_tokens": 4, "draft_model": noisy_copy(model, 0.03)}
+    copies = {"ngram": NgramDrafter(min_chance=0.0)}
+    with uncompiled():
+        sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **shared).tokens for prompt in prompts]
+        for drafts, expected, options in (
+            ({"drafter": "model"} | draft, greedy, complete),
+            ({"drafter": "auto"} | draft | copies, sampled, noisy),
+        ):
+            found = batch_generate(model, Numbers(), prompts, slots=2, **drafts, **shared, **options)
+            assert {each.index: each.result and each.result.tokens for each in found} == dict(enumerate(expected))

@@ -1,4 +1,4 @@
-"""T5Gemma and T5Gemma 2: decoding, dtypes, config.json, and planted faults. test_t5.py checks the goldens."""
+"""T5Gemma and T5Gemma 2: decoding, dtypes and config.json. test_t5.py checks the goldens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,17 @@ from speculative_decoding import CheckpointError, InputError, checkpoints, load,
 from speculative_decoding.decoding.prompt import encode_prompt
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
-from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma2
+from speculative_decoding.models import t5gemma, t5gemma2
 from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.config import ACTIVATIONS
 from speculative_decoding.models.draft_head import DraftHead
-from speculative_decoding.models.rope import Rope, Window
+from speculative_decoding.models.rope import Window
 from speculative_decoding.models.t5gemma2 import Keys
 from tests.parity.test_scoring import Numbers
-from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
+from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
-from tests.support.device import use
-from tests.support.tiny import DRAFTERS, TOKENIZER, noisy_copy, run, tokens_of
+from tests.support.operations import uncompiled
+from tests.support.tiny import DRAFTERS, TOKENIZER, run, tokens_of
 
 NAMES = ("t5gemma", "t5gemma-unequal", "t5gemma2")
 FOLDERS = {folder.name: folder for folder in GOLDENS if folder.name in NAMES}
@@ -47,45 +45,7 @@ def config_of(name: str) -> dict[str, Any]:
     return json.loads((FOLDERS[name] / "config.json").read_text())  # type: ignore[no-any-return]
 
 
-# Decoding.
-
-
-DECODED: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4})
-
-
-@cache
-def draft_of(name: str) -> EncoderDecoder:
-    return noisy_copy(target_of(name), 0.03)
-
-
-@cache
-def baselines_of(name: str) -> list[list[int]]:
-    """The baseline output for each of `DECODED`."""
-    return [tokens_of(run(target_of(name), SOURCE, max_tokens=14, **options)) for options in DECODED]
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@every_family
-def test_output_equals_the_baseline(name: str, drafter: str) -> None:
-    """Greedy and coupled outputs are compared."""
-    target, draft = target_of(name), draft_of(name)
-    for options, baseline in zip(DECODED, baselines_of(name), strict=True):
-        made = DRAFTERS[drafter](target, draft, baseline)
-        rounds = run(target, SOURCE, made, max_tokens=14, **options)
-        assert tokens_of(rounds) == baseline
-        assert drafter != "target itself" or len(rounds) <= 1 + len(baseline) // 3
-
-
 # Storage.
-
-
-@pytest.fixture
-def uncompiled() -> Iterator[None]:
-    """Disable compilation, because every dtype would compile separate kernels."""
-    mx.disable_compile()  # type: ignore[no-untyped-call]
-    yield
-    mx.enable_compile()  # type: ignore[no-untyped-call]
-    use(mx.cpu)
 
 
 def folder_of(name: str, tmp_path: Path) -> Path:
@@ -103,23 +63,21 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 
 
 @pytest.mark.parametrize(
-    ("storage", "most"),
-    [(Storage("bfloat16"), 0.15), (Storage("float32", 8, 32), 0.3), (Storage("bfloat16", 4, 32), 1.5)],
-    ids=["bfloat16", "8 bits", "4 bits"],
+    ("storage", "most"), [(Storage("bfloat16"), 0.15), (Storage("bfloat16", 4, 32), 1.5)], ids=["bfloat16", "4 bits"]
 )
 @every_family
-@pytest.mark.usefixtures("uncompiled")
 def test_converted_weights_approximate_the_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
     folder, dtype = folder_of(name, tmp_path), storage.dtype
-    converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
     quantization = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
-    loaded = load(folder, dtype=dtype, **quantization).model  # type: ignore[arg-type]
-    assert mx.array_equal(logits_of(converted), logits_of(loaded))
-    assert mx.abs(logits_of(converted) - logits_of(target_of(name))).mean().item() < most
-    assert "scales" not in converted.embedding or "head" in converted
-    baseline = tokens_of(run(converted, SOURCE, max_tokens=12))
-    made = DRAFTERS["head"](converted, converted, baseline)
-    assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == baseline
+    with uncompiled():
+        converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
+        loaded = load(folder, dtype=dtype, **quantization).model  # type: ignore[arg-type]
+        assert mx.array_equal(logits_of(converted), logits_of(loaded))
+        assert mx.abs(logits_of(converted) - logits_of(target_of(name))).mean().item() < most
+        assert "scales" not in converted.embedding or "head" in converted
+        baseline = tokens_of(run(converted, SOURCE, max_tokens=12))
+        made = DRAFTERS["head"](converted, converted, baseline)
+        assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == baseline
 
 
 @every_family
@@ -154,22 +112,16 @@ def test_prompt_with_an_image_is_refused_in_one_line() -> None:
     ("name", "path", "value"),
     [
         ("t5gemma", ("decoder",), None),
-        ("t5gemma", ("encoder",), []),
         ("t5gemma", ("decoder", "hidden_size"), None),
-        ("t5gemma", ("decoder", "hidden_size"), "32"),
         ("t5gemma", ("encoder", "head_dim"), 7),
         ("t5gemma", ("decoder", "num_key_value_heads"), 3),
         ("t5gemma", ("decoder", "attn_logit_softcapping"), 0),
         ("t5gemma", ("decoder", "attention_bias"), True),
-        ("t5gemma", ("decoder", "layer_types"), ["full_attention"]),
         ("t5gemma", ("decoder", "layer_types"), ["chunked_attention"] * 2),
-        ("t5gemma", ("encoder", "sliding_window"), 0),
         ("t5gemma", ("encoder", "vocab_size"), 97),
-        ("t5gemma", ("encoder", "rope_theta"), -1.0),
         ("t5gemma", ("eos_token_id",), [1, 96]),
         ("t5gemma2", ("encoder", "text_config"), None),
         ("t5gemma2", ("encoder", "text_config", "hidden_size"), 40),
-        ("t5gemma2", ("encoder", "eoi_token_index"), -1),
         ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "rope_type"), "yarn"),
         ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "factor"), 0),
     ],
@@ -190,7 +142,7 @@ def test_any_config_builds_a_model_or_fails_with_one_line(name: str) -> None:
     """Every field gets a sample of hostile values."""
     rng, raw, refused = random.Random(name), config_of(name), 0
     for at in places(raw):
-        for value in rng.sample(MALICIOUS_VALUES, 5):
+        for value in rng.sample(MALICIOUS_VALUES, 2):
             changed = copy.deepcopy(raw)
             holder: Any = changed
             for key in at[:-1]:
@@ -204,7 +156,7 @@ def test_any_config_builds_a_model_or_fails_with_one_line(name: str) -> None:
             except CheckpointError as error:
                 refused += 1
                 assert str(error).isprintable() and len(str(error)) < 500
-    assert refused > 100
+    assert refused > 40
 
 
 def test_old_and_new_rope_fields_are_equivalent() -> None:
@@ -286,142 +238,3 @@ def test_head_of_some_ids_is_capped() -> None:
     target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
     ids = mx.array([4, 9, 70])
     assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
-
-
-# Planted faults, which the goldens must catch.
-
-
-def distance(name: str) -> float:
-    """Return the largest difference from Hugging Face's logits, with cached passes of 5 tokens."""
-    model, golden = load_golden(FOLDERS[name])
-    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    cache = model.make_cache(model.encode(mx.array(golden["input_ids"]), mask), mask)
-    tokens = mx.array(golden["decoder_input_ids"])
-    pieces = [model.decode(tokens[:, i : i + 5], cache) for i in range(0, tokens.shape[1], 5)]
-    return float(np.abs(np.array(mx.concatenate(pieces, axis=1)) - golden["logits"]).max())
-
-
-def norms_without_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma.Norm, "derived", property(lambda self: self.weight))
-
-
-def positions_of_a_first_token(patch: pytest.MonkeyPatch) -> None:
-    rotate = Rope.__call__
-    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(self, x, mx.zeros_like(offsets)))
-
-
-def positions_not_divided(patch: pytest.MonkeyPatch) -> None:
-    rotate = Rope.__call__
-    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(Rope(self.base), x, offsets))
-
-
-def one_base_for_all(patch: pytest.MonkeyPatch) -> None:
-    rotate = Rope.__call__
-    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(Rope(1e4, self.factor), x, offsets))
-
-
-def windows_one_wider(patch: pytest.MonkeyPatch) -> None:
-    masked = Window.masked
-
-    def wider(self: Window, *arguments: Any) -> mx.array | None:
-        return masked(Window(None if self.past is None else self.past + 1, self.future), *arguments)
-
-    patch.setattr(Window, "masked", wider)
-
-
-def future_one_further(patch: pytest.MonkeyPatch) -> None:
-    masked = Window.masked
-    patch.setattr(
-        Window, "masked", lambda self, *rest: masked(Window(self.past, self.future and self.future + 1), *rest)
-    )
-
-
-def embedding_not_scaled(patch: pytest.MonkeyPatch) -> None:
-    for model in (t5gemma.T5Gemma, t5gemma2.T5Gemma2):
-        patch.setattr(model, "embed", lambda self, tokens: self.embedding(tokens))
-
-
-def no_norm_after_blocks(patch: pytest.MonkeyPatch) -> None:
-    def layer(self: Any, x: mx.array, *rest: Any) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), *rest)
-        return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
-
-    patch.setattr(gemma.EncoderLayer, "__call__", layer)
-
-
-def no_soft_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "capped", lambda x, soft_cap, scale: x * scale)
-
-
-def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(base, "capped", lambda x, soft_cap: x)
-
-
-def exact_gelu(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(ACTIVATIONS, "gelu_pytorch_tanh", ACTIVATIONS["gelu"])  # type: ignore[arg-type]
-
-
-def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:
-    def project(self: Any, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
-        x = self.kv(encoder_output.flatten(0, 1))
-        keys, values = gemma.split_parts(x, encoder_output.shape[0], 2, self.config.num_kv_heads)
-        return keys, values
-
-    patch.setattr(t5gemma2.MergedAttention, "project", project)
-
-
-def cross_keys_with_positions(patch: pytest.MonkeyPatch) -> None:
-    project = t5gemma2.MergedAttention.project
-
-    def rotated(self: Any, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = project(self, encoder_output)
-        return self.kind.rope(keys, mx.array([0])), values
-
-    patch.setattr(t5gemma2.MergedAttention, "project", rotated)
-
-
-def a_softmax_for_each_part(patch: pytest.MonkeyPatch) -> None:
-    together = t5gemma2.attend_together
-
-    def apart(queries: mx.array, parts: list[Keys], scale: float) -> mx.array:
-        return sum(together(queries, [part], scale) for part in parts) / len(parts)  # type: ignore[return-value]
-
-    patch.setattr(t5gemma2, "attend_together", apart)
-
-
-def end_of_image_like_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(t5gemma2.T5Gemma2, "embed", lambda self, tokens: self.embedding(tokens) * self.config.d_model**0.5)
-
-
-BOTH = (
-    norms_without_one,
-    positions_of_a_first_token,
-    one_base_for_all,
-    windows_one_wider,
-    embedding_not_scaled,
-    no_norm_after_blocks,
-    exact_gelu,
-)
-FIRST = (no_soft_cap, no_soft_cap_on_logits)
-SECOND = (
-    future_one_further,
-    positions_not_divided,
-    cross_keys_not_normed,
-    cross_keys_with_positions,
-    a_softmax_for_each_part,
-    end_of_image_like_others,
-)
-FAULTS = [(name, plant) for name in NAMES for plant in (*BOTH, *(SECOND if name == "t5gemma2" else FIRST))]
-
-
-@pytest.mark.parametrize(("name", "plant"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_planted_fault_is_caught(
-    name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    assert distance(name) > 2e-3
-
-
-@every_family
-def test_unchanged_model_passes(name: str) -> None:
-    assert distance(name) < NOISE

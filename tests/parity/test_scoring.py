@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError, encode, generate, load, score
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding import InputError, Session, encode, generate, score
 from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
-from tests.support.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, tokens_of
+from tests.support.tiny import EOS, OneLanguage, tiny_model
 
 
 class Numbers(OneLanguage):
@@ -47,31 +45,8 @@ def test_scores_and_states_match_hugging_face(folder: Path) -> None:
         assert np.abs(states[0] - golden["encoder_last_hidden_state"][row][mask]).max() < 1e-4
 
 
-def test_scores_match_passes_over_each_prefix() -> None:
-    model = tiny_model()
-    for source in SOURCES:
-        tokens = tokens_of(run(model, source, max_tokens=12))
-        encoder_output = model.encode(mx.array([source]))
-        expected = []
-        for i, token in enumerate(tokens):
-            logits = np.array(model.decode(mx.array([[0, *tokens[:i]]]), model.make_cache(encoder_output)))[0, -1]
-            expected.append(logits[token] - np.log(np.exp(logits.astype(np.float64)).sum()))
-        found = score(model, Numbers(), text_of(source), tokens)
-        assert np.abs(np.array(found.logprobs) - expected).max() < 1e-4
-
-
-def test_probabilities_of_all_outputs_of_a_length_sum_to_one() -> None:
-    model = tiny_model()
-    total = sum(
-        np.exp(score(model, Numbers(), "5 9 3 1", [first, second]).logprob) for first in (3, 8) for second in range(24)
-    )
-    first = [score(model, Numbers(), "5 9 3 1", [token]).logprob for token in range(24)]
-    assert np.exp(first).sum() == pytest.approx(1, abs=1e-5)
-    assert total == pytest.approx(np.exp(first[3]) + np.exp(first[8]), rel=1e-4)
-
-
-def test_score_of_an_output_matches_its_logprobs() -> None:
-    session = load(BUNDLED / "t5-web-docs")
+def test_score_of_an_output_matches_its_logprobs(pair: Session) -> None:
+    session = pair
     prompt = "translate English to German: The method returns the value."
     result = session.generate(prompt, logprobs=True)
     found = session.score(prompt, result.text)

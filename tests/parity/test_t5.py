@@ -15,7 +15,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.t5 import T5Config
 from tests.support.device import within
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
-from tests.support.tiny import CONFIG, run, tiny_model, tokens_of
+from tests.support.tiny import CONFIG, run, tokens_of
 
 GOLDENS = sorted(path.parent for path in GOLDENS_FOLDER.glob("*/golden.npz"))
 TEXT_GOLDENS = [folder for folder in GOLDENS if not folder.name.startswith("whisper")]
@@ -75,58 +75,11 @@ def test_greedy_ids_match_hugging_face(folder: Path) -> None:
         assert tokens_of(run(model, source, max_tokens=int(length))) == expected[:length].tolist()
 
 
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_several_passes_with_rollbacks_equal_one_pass(folder: Path) -> None:
-    model, golden = load_golden(folder)
-    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
-    tokens = mx.array(golden["decoder_input_ids"])
-    whole = np.array(model.decode(tokens, model.make_cache(encoder_output, mask)))
-    cache = model.make_cache(encoder_output, mask)
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        start = cache.offset
-        stop = min(tokens.shape[1], start + int(generator.integers(1, 5)))
-        if stop > start:
-            piece = np.array(model.decode(tokens[:, start:stop], cache))
-            assert np.abs(piece - whole[:, start:stop]).max() < within(1e-4)
-        cache.trim_to(max(0, cache.offset - int(generator.integers(0, 5))))
-
-
-@pytest.mark.usefixtures("device")
-def test_padding_keeps_the_logits() -> None:
-    model = tiny_model()
-    source = [5, 9, 3, 7, 1]
-    tokens = mx.array([[0, 4, 8]])
-    alone = model.decode(tokens, model.make_cache(model.encode(mx.array([source]))))
-    mask = mx.array([[True] * 5 + [False] * 4])
-    padded = model.encode(mx.array([[*source, 0, 0, 7, 7]]), mask)
-    assert mx.abs(model.decode(tokens, model.make_cache(padded, mask)) - alone).max().item() < within(1e-5)
-
-
-@pytest.mark.usefixtures("device")
-def test_cache_grows_beyond_several_capacities() -> None:
-    """200 tokens exceed the first capacities (32, 64, 128) of the cache."""
-    model = tiny_model()
-    encoder_output = model.encode(mx.array([[5, 9, 1]]))
-    tokens = mx.random.randint(2, 24, (1, 200), key=mx.random.key(0))
-    whole = model.decode(tokens, model.make_cache(encoder_output))
-    cache = model.make_cache(encoder_output)
-    pieces = [model.decode(tokens[:, i : i + 7], cache) for i in range(0, 200, 7)]
-    assert mx.abs(mx.concatenate(pieces, axis=1) - whole).max().item() < within(1e-4)
-
-
 def test_omitted_fields_have_the_family_defaults() -> None:
     silent = {name: value for name, value in CONFIG.items() if name not in ("tie_word_embeddings", "feed_forward_proj")}
     for family, is_gated, is_tied in (("t5", False, True), ("mt5", True, False), ("umt5", True, True)):
         config = T5Config.from_dict(silent | {"model_type": family})
         assert (config.encoder.is_gated, config.tie_word_embeddings) == (is_gated, is_tied)
-
-
-def test_unknown_model_type_is_named() -> None:
-    with pytest.raises(CheckpointError, match="'wav2vec2'"):
-        models.build(CONFIG | {"model_type": "wav2vec2"})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ SUBSET = [
     "tests/unit/test_once.py",
     "tests/unit/cli/test_programs.py",
     "tests/unit/decoding/test_round.py",
-    "tests/unit/decoding/test_seams.py",
     "tests/unit/sampling/test_options.py",
     "tests/integration/test_engine.py",
     "tests/integration/test_session.py",

@@ -104,6 +104,17 @@ def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
         assert error.value.status == status and sum(counted) == (0 if announced else size)
 
 
+def test_a_body_of_small_chunks_is_refused_at_the_limit() -> None:
+    chunks = iter([b"1234"] * 9)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(chunks), "more_body": True}
+
+    with pytest.raises(ServerError, match="at most 10 bytes"):
+        asyncio.run(read_body(Request({"type": "http", "headers": []}, receive), 10))
+    assert len([*chunks]) == 6
+
+
 def test_a_body_has_one_time_limit_however_it_drips() -> None:
     async def test(loop: ManualLoop) -> None:
         slow: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -90,6 +90,8 @@ def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], str
             assert response.readline().startswith(b"data: ")
     leaving.close()
     eventually(lambda: server.service.admitted == 0)
+    session.allow(2)  # the round that may have begun, and one without the cancelled prompts
+    eventually(lambda: server.thread.decoding == server.thread.waiting == 0, 20)
     thread, found = start(server, prompt=["cab", "b"])
     session.allow()
     thread.join()

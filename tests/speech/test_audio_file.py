@@ -175,7 +175,24 @@ ANY_READER = {
     "no samples": (lambda path: np.zeros(0, np.float32), "no sound .got 0 samples"),
     "list": (lambda path: [0.0] * 999, "must be a path, bytes, a file or an array of samples"),
 }
+
+
+def all_damaged(path: Path) -> Path:
+    content = bytearray(write_audio(path.with_suffix(".m4a"), sound(2)).read_bytes())
+    start, end = content.index(b"mdat") + 4, content.index(b"moov") - 4
+    content[start:end] = b"\x55" * (end - start)
+    path.write_bytes(content)
+    return path
+
+
+def unknown_codec(path: Path) -> Path:
+    path.write_bytes(matroska(8000, 8000, 1000).replace(b"A_PCM/INT/LIT", b"A_XXX/INT/LIT"))
+    return path
+
+
 PYAV = {
+    "all damaged": (all_damaged, "not a readable audio file"),
+    "unknown codec": (unknown_codec, "PyAV cannot decode its audio; convert it to WAV or FLAC"),
     "empty": (written(b""), "not a readable audio file"),
     "random": (written(np.random.default_rng(0).bytes(9999)), "not a readable audio file"),
     "text": (written(b"hello\n" * 99), "not a readable audio file|contains no audio"),
@@ -187,6 +204,10 @@ WITHOUT_PYAV = {
     "long chunk": (
         lambda path: written(JFK.read_bytes()[:36] + b"LIST\xff\xff\xff\x7f" + bytes(99))(path),
         "pip install",
+    ),
+    "64 bits": (
+        lambda path: written(JFK.read_bytes()[:32] + b"\x08\0\x40" + JFK.read_bytes()[35:999])(path),
+        "8 bytes per",
     ),
     "44.1 kHz": (lambda path: write_wav(path, bytes(999), rate=44100), "44100 Hz.*pip install"),
     "float": (written(JFK.read_bytes()[:20] + b"\3" + JFK.read_bytes()[21:999]), "unknown format: 3.*pip install"),

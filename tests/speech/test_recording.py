@@ -51,7 +51,7 @@ def test_windows_anywhere_need_one_reading() -> None:
         assert len(window) == 60
         frames = np.array(window.frames)
         assert np.array_equal(frames[:100], whole[start : start + 100]) and not frames[100:].any()
-    assert source.readings == 1 and found.num_frames == 300
+    assert source.readings == 1 and found.num_frames == 300 and open_audio(found, [80]) is found
     assert whole.max() - whole.min() <= 2 + 1e-6 and whole[:300].max() == whole.max()  # 8 powers of ten, divided by 4
 
 

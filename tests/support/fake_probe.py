@@ -1,4 +1,4 @@
-"""A probe that measures a device simulated by formulas."""
+"""A probe that measures a device simulated by formulas, and a clock for it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,18 @@ class FakeProbe(Probe):
         kind_of: Widths of the same kind have the same bits.
         batches: Whether rows of a batch have the bits of single rows.
         slope: The relative cost of a position.
+        fixed_capacity: Whether bits depend on the capacity of the KV cache.
     """
 
-    def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
+    def __init__(
+        self,
+        kind_of: Callable[[int], int] = metal,
+        *,
+        batches: bool = True,
+        slope: float = 0.02,
+        fixed_capacity: bool = False,
+    ) -> None:
+        self.fixed_capacity = fixed_capacity
         self.kind_of = kind_of
         self.batches = batches
         self.slope = slope
@@ -52,7 +61,7 @@ class FakeProbe(Probe):
         return [[bytes([self.kind_of(width)])]]
 
     def capacity_matters(self, width: int) -> bool:
-        return False
+        return self.fixed_capacity
 
     def single_bits(self, row: int, width: int) -> Bits:
         return [bytes([row, self.kind_of(width)])]
@@ -60,6 +69,16 @@ class FakeProbe(Probe):
     def batch_bits(self, rows: int, width: int) -> list[Bits]:
         self.compared.append((rows, width))
         return [[bytes([row, self.kind_of(width) if self.batches else 99])] for row in range(2)]
+
+
+class Clock:
+    """A clock that advances only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 def calibrated(probe: Probe, draft: str = "", key: Mapping[str, str] = KEY) -> Calibration:

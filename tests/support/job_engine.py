@@ -1,12 +1,11 @@
-"""A fake scheduler, jobs that use it, and functions that test_jobs.py calls in separate processes."""
+"""A fake scheduler, jobs that use it, and a job that kills itself."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
-from speculative_decoding.jobs import InputLine, Job, JobTotals, ResumableOutput, parse_line, read_lines
+from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.command import RowScheduler
-from speculative_decoding.jobs.input import ParsedLine
 from speculative_decoding.rows import BatchResult
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
@@ -102,22 +100,22 @@ def run_job(
     resume: bool = False,
     force: bool = False,
     source: type[io.BytesIO] = io.BytesIO,
-    after_row: Callable[[ResumableOutput], None] = lambda journal: None,
+    after_row: Callable[[ResumableOutput], None] = lambda output: None,
 ) -> JobTotals:
-    with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
-        lines = journal.remaining(source(content), "input")
-        totals = JobTotals(lines=journal.written.lines, errors=journal.errors)
+    with ResumableOutput.open(path, settings, resume=resume, force=force) as output:
+        lines = output.remaining(read_lines(source(content)), "input")
+        totals = JobTotals(lines=output.lines, errors=output.errors)
         job = Job(
             lines,
             partial(parse_line, format=format),
             scheduler or FakeScheduler(),
-            journal.write,
+            output.write,
             slots=4,
             totals=totals,
         )
-        with journal.running():
+        with output.running():
             for _ in job.run():
-                after_row(journal)
+                after_row(output)
     return job.totals
 
 
@@ -128,66 +126,18 @@ def sample_input(count: int) -> bytes:
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
 
 
-class HalfWrites:
-    """A file that writes in two halves and calls `moment` after each."""
-
-    def __init__(self, file: Any, moment: Callable[[], None]) -> None:
-        self._file = file
-        self._moment = moment
-
-    def write(self, data: memoryview) -> int:
-        self._file.write(data[: len(data) // 2])
-        self._moment()
-        self._file.write(data[len(data) // 2 :])
-        self._moment()
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def print_memory(lines: int, window: int | None = None) -> None:
-    """Print the peak number of Python's memory blocks, in the first tenth and after it, and the lines read ahead."""
-
-    class Source(io.RawIOBase):
-        read_lines = 0
-
-        def read1(self, size: int = -1) -> bytes:
-            if self.read_lines == lines:
-                return b""
-            self.read_lines += 1
-            return b"some words and number %d\n" % self.read_lines
-
-    source = Source()
-    ahead = 0
-    peaks = [0, 0]
-
-    def parse(line: InputLine) -> ParsedLine:
-        nonlocal ahead
-        ahead = max(ahead, line.number - job.totals.lines)
-        behind = line.number > lines // 10
-        peaks[behind] = max(peaks[behind], sys.getallocatedblocks())
-        return parse_line(line, "text")
-
-    job = Job(read_lines(source), parse, FakeScheduler(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
-    if window is not None:
-        job._window = window
-    *_, totals = job.run()
-    print(json.dumps({"lines": totals.lines, "peaks": peaks, "ahead": ahead}))
-
-
-def interrupted_batch(count: int, how: int, arguments: Sequence[str]) -> None:
-    """Run `batch` in a process that sends itself a signal after `count` records."""
+def killed_batch(count: int, arguments: Sequence[str]) -> None:
+    """Run `batch` in a process that kills itself after `count` records."""
     from speculative_decoding.jobs.command import main
 
     write, left = ResumableOutput.write, count
 
-    def counted(self: ResumableOutput, *record: Any) -> None:
+    def counted(self: ResumableOutput, record: bytes) -> None:
         nonlocal left
-        write(self, *record)
+        write(self, record)
         left -= 1
         if not left:
-            os.kill(os.getpid(), how)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     ResumableOutput.write = counted  # type: ignore[method-assign]
-    sys.exit(main([*arguments]))
+    main([*arguments])

@@ -1,4 +1,4 @@
-"""Counts the device operations of a computation: the nodes of the lazy graph that launch a kernel."""
+"""Counts the device operations, passes and host syncs of a computation, by watching MLX and the loop of a round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from speculative_decoding.decoding import round as loop
+from speculative_decoding.drafters import Draft
+from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
+from tests.support.device import use
 
 # These only change how existing data is addressed.
 VIEWS = {"AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze"}
@@ -50,3 +54,45 @@ def counted() -> Iterator[Counter[str]]:
 
             patch.setattr(mx, name, counting)
         yield seen
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run functions as they are written. Then tests of several dtypes need not compile kernels for each."""
+    mx.disable_compile()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        mx.enable_compile()  # type: ignore[no-untyped-call]
+        use(mx.cpu)
+
+
+@contextmanager
+def passes_and_syncs() -> Iterator[list[str]]:
+    """Record each pass of a model ("pass") and each host sync ("sync") within the block, in order."""
+    done: list[str] = []
+    states, evaluate = EncoderDecoder.states, mx.eval
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EncoderDecoder, "states", lambda *given: done.append("pass") or states(*given))  # type: ignore[func-returns-value]
+        patch.setattr(mx, "eval", lambda *given: done.append("sync") or evaluate(*given))  # type: ignore[func-returns-value]
+        yield done
+
+
+@contextmanager
+def read_by_host() -> Iterator[list[Counter[str]]]:
+    """Record the operations that are left to compute in each array that a round reads after its host sync."""
+    left: list[Counter[str]] = []
+    on_host, ids = loop.on_host, Draft.ids
+
+    def watched_on_host(verification: loop.Verification) -> Any:
+        left.extend(operations(array) for array in verification if array is not None)
+        return on_host(verification)
+
+    def watched_ids(draft: Draft) -> Any:
+        left.append(operations(draft.tokens))
+        return ids(draft)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "on_host", watched_on_host)
+        patch.setattr(Draft, "ids", watched_ids)
+        yield left

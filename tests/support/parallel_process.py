@@ -27,7 +27,6 @@ from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.distributed import ProcessGroup, ShardedModel, shard_model
 from speculative_decoding.distributed.process_group import join_process_group
-from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.models.base import EncoderDecoder
@@ -162,11 +161,6 @@ def bytes_of(model: EncoderDecoder) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def unsummed(self: Any, x: mx.array) -> mx.array:
-    """A planted fault: the all-reduce is missing."""
-    return self.layer(x)
-
-
 def main(folder: Path, *names: str) -> None:
     use(mx.cpu)
     meet(folder, len(json.loads((folder / "hosts.json").read_text())))
@@ -177,12 +171,6 @@ def main(folder: Path, *names: str) -> None:
         with shared(GOLDENS / name, processes) as model:
             if model is not None:
                 found["errors"][name], found["sums"][name] = error_of(model, name), sums_of_a_pass(model)
-    if processes.size == 2:
-        added = AllReduce.__call__
-        AllReduce.__call__ = unsummed  # type: ignore[method-assign]
-        with shared(GOLDENS / names[0], processes) as model:
-            found["unsummed"] = model and error_of(model, names[0])
-        AllReduce.__call__ = added  # type: ignore[method-assign]
     draft = None
     if processes.is_first and (folder / "tiny").exists():
         draft = noisy_copy(whole_model(folder / "tiny"), 0.05)

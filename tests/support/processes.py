@@ -63,14 +63,6 @@ def _call(
     target(*arguments)
 
 
-def on_all_cores() -> None:
-    """Undo the pinning of test workers to a core: these processes wait for each other."""
-    if sys.platform == "linux":
-        for thread in map(int, os.listdir("/proc/self/task")):
-            os.sched_setaffinity(thread, range(os.cpu_count() or 1))
-            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-
-
 def join_at_once(started: Sequence[BaseProcess], ports: Sequence[int], may_join: Path) -> None:
     """Let `mlx.distributed.init` connect at its first attempt. MLX waits for a second before another one.
 
@@ -150,7 +142,6 @@ def start(processes: int, folder: Path, target: Callable[..., object], *argument
 
 
 def _launched(target: Callable[..., object], arguments: Sequence[object], may_join: Path | None) -> None:
-    on_all_cores()
     if may_join is not None:
         join_when_allowed(may_join)
     target(*arguments)

@@ -1,4 +1,4 @@
-"""One process of a distributed training run. test_training.py starts two, with the environment of `mlx.launch`.
+"""One process of a distributed training run. test_training_group.py starts two, with the environment of `mlx.launch`.
 
 It trains three times: normally, without averaging gradients, and with a full disk.
 """

@@ -1,4 +1,4 @@
-"""Calls as users write them: mypy checks this file (pyproject.toml), and tests/unit/sampling/test_options.py runs it.
+"""Calls as users write them: mypy checks this file (pyproject.toml), and tests/unit/test_session.py runs it.
 
 If mypy stopped checking the keywords, it would report the `type: ignore` comments in `wrong_calls` as unused.
 """

@@ -70,14 +70,3 @@ def test_the_end_of_sequence_has_no_text_and_releases_held_text() -> None:
     assert streamer.add(3) == "" and not streamer.has_ended  # "ab" may become "abc"
     assert streamer.add(7) == "" and streamer.has_ended  # the letter c, but here an end token
     assert streamer.finish() == "ab"
-
-
-def test_each_token_returns_its_own_text() -> None:
-    streamer = TextStreamer(Pieces(), {EOS}, ["bb"])
-    assert [(streamer.add(token), streamer.has_ended) for token in (1, 2, 1, 2, 2)] == [
-        ("a", False),
-        ("", False),
-        ("ba", False),
-        ("", False),
-        ("", True),
-    ]

@@ -1,4 +1,4 @@
-"""A fixture for calibration files."""
+"""Fixtures for calibration: an empty folder for its files, and a clock."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from speculative_decoding.draft_length import calibration, probe
 from speculative_decoding.draft_length.planner import STORES
 from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
+from tests.support.fake_probe import Clock
 
 
 @pytest.fixture
@@ -19,3 +21,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     STORES.clear()
     yield tmp_path / "cache/speculative-decoding/calibration"
     STORES.clear()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Replace the clock of calibration and of the probe."""
+    clock = Clock()
+    for module in (calibration, probe):
+        monkeypatch.setattr(module, "time", clock)
+    return clock

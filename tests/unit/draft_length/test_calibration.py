@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speculative_decoding.draft_length import calibration as module
 from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS, Calibration
 from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, next_power_of_two
 from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.draft_length.store import ENOUGH_TIMINGS
-from tests.support.fake_probe import KEY, FakeProbe, calibrated, exact_widths_of
+from tests.support.fake_probe import KEY, Clock, FakeProbe, calibrated, exact_widths_of
 
-CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
@@ -48,23 +45,6 @@ def test_forget_discards_measurements(folder: Path) -> None:
     after = calibration.costs(1)
     assert after.baseline == pytest.approx(2 * before.baseline)
     assert calibrated(FakeProbe()).costs(1) == after  # the stored file was replaced
-
-
-class Clock:
-    """A clock that advances by some seconds with each timing of `TimedProbe`."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 class TimedProbe(FakeProbe):

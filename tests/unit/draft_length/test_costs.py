@@ -1,4 +1,4 @@
-"""Costs by width: padding, and the choice of measured widths. Pure arithmetic with seeded noise."""
+"""The choice of measured widths. Pure arithmetic with seeded noise."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, measure_widths, monotone
-from speculative_decoding.draft_length.passes import RoundCosts
-
-COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, prefill=0.7)
 
 
-def test_a_round_costs_its_padded_pass_plus_its_draft() -> None:
-    assert [COSTS.width(tokens) for tokens in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
-    assert COSTS.baseline == COSTS.round_cost(0) == 1.0
-    assert COSTS.round_cost(2) == COSTS.round_cost(3) == 2.0
-    assert COSTS.round_cost(2, 2, 1) == pytest.approx(2.0 + 0.3 + 0.2 + 0.7)
-    assert COSTS.round_cost(8) == float("inf")
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_monotone_is_isotonic_regression(seed: int) -> None:
     """Compare with brute force over all partitions into pools of equal values."""
     rng = random.Random(seed)
@@ -38,10 +27,9 @@ def test_monotone_is_isotonic_regression(seed: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(2, MAX_WIDTH + 1))
-@pytest.mark.parametrize("seed", range(3))
-def test_a_step_is_found_at_any_width(step: int, seed: int) -> None:
+def test_a_step_is_found_at_any_width(step: int) -> None:
     """The widest pass below the step is kept, so a draft that fits into it is not padded beyond the step."""
-    rng = random.Random(f"{step} {seed}")
+    rng = random.Random(step)
     measured: list[int] = []
 
     def measure(width: int) -> float:

@@ -61,13 +61,6 @@ def test_the_choice_does_not_depend_on_the_order_of_groups(groups: list[list[int
     assert choose_exact_widths(groups) == expected == choose_exact_widths(groups[::-1])
 
 
-@pytest.mark.parametrize("speed", [1.0, 50.0])
-@pytest.mark.parametrize("draft", ["", "a head"])
-def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed: float, draft: str) -> None:
-    probe = FakeProbe(slope=0.02 * speed)
-    assert exact_widths_of(calibrated(probe, draft)).widths == compared(FakeProbe()).widths
-
-
 def test_nothing_is_compared_where_the_kernel_gives_equal_bits(folder: Path) -> None:
     probe = FakeProbe(batches=False)
     calibration = Calibration(lambda: probe, CalibrationStore(KEY))
@@ -142,7 +135,7 @@ def compare_with_brute_force(dtype: mx.Dtype) -> None:
     assert found.widths == same, dtype
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_exact_widths_equal_those_of_a_brute_force_comparison(folder: Path, dtype: mx.Dtype) -> None:
     compare_with_brute_force(dtype)
 
@@ -171,29 +164,37 @@ def equal_bits(folder: Path) -> None:
     assert is_equal
 
 
-def test_widths_that_differ_in_the_last_bits_are_detected(equal_bits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def planted(factor: Callable[[mx.array, DecoderCache], float]) -> EncoderDecoder:
+    """Return a model whose states are multiplied by a factor."""
+    own = tiny_model()
+
+    class Planted(type(own)):  # type: ignore[misc]
+        def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+            return super().states(tokens, cache) * factor(tokens, cache)
+
+    model = Planted(own.config)
+    model.update(own.parameters())
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("equal_bits")
+def test_widths_that_differ_in_the_last_bits_are_detected() -> None:
     """The published groups are planted in a real model."""
-    states = EncoderDecoder.states
-
-    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        return states(self, tokens, cache) * (1.0 + 2e-7 * metal(tokens.shape[1]))
-
-    monkeypatch.setattr(EncoderDecoder, "states", planted)
-    found = compared(Probe(tiny_model()), KEY | {"planted": "widths"})
-    assert found.widths == [6, 8, 9, 10, 12, 14, 15]
+    model = planted(lambda tokens, cache: 1.0 + 2e-7 * metal(tokens.shape[1]))
+    assert compared(Probe(model), KEY | {"planted": "widths"}).widths == [6, 8, 9, 10, 12, 14, 15]
 
 
-@pytest.mark.parametrize("what", ["rows", "source", "capacity"])
-def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(
-    equal_bits: None, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    states = EncoderDecoder.states
+DEPENDS: dict[str, Callable[[DecoderCache], bool]] = {
+    "rows": lambda cache: cache.rows > 1,
+    "source": lambda cache: cache.source_capacity > 32,
+    "capacity": lambda cache: cache.capacity > 32,
+}
 
-    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        is_other = {"rows": cache.rows > 1, "source": cache.source_capacity > 32, "capacity": cache.capacity > 32}
-        return states(self, tokens, cache) * (1.0 + 1e-6 * is_other[what])
 
-    monkeypatch.setattr(EncoderDecoder, "states", planted)
-    found = compared(Probe(tiny_model()), KEY | {"planted": what})
+@pytest.mark.usefixtures("equal_bits")
+@pytest.mark.parametrize("what", DEPENDS)
+def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(what: str) -> None:
+    model = planted(lambda tokens, cache: 1.0 + 1e-6 * DEPENDS[what](cache))
+    found = compared(Probe(model), KEY | {"planted": what})
     assert found.fixed_capacity == (what == "capacity")
     assert found.batches_match(4) == (what == "capacity")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding.draft_length import key as module
 from speculative_decoding.draft_length.key import calibration_key, gives_any_width_the_same_bits
 from speculative_decoding.version import native_libraries
+from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny import tiny_model
 
-CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
-pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
-
-def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_differs_by_target_ranks_libraries_and_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     key = calibration_key(tiny_model())
     assert key == calibration_key(tiny_model(seed=8))  # weights change neither speed nor bits
     half = tiny_model()
@@ -25,7 +20,12 @@ def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch
     others = [calibration_key(half), calibration_key(tiny_model(d_ff=64)), calibration_key(tiny_model(num_layers=3))]
     monkeypatch.setitem(native_libraries, "blas", "another")
     others.append(calibration_key(tiny_model()))
-    assert len({key, *others}) == 5
+    monkeypatch.setenv("MLX_ENABLE_TF32", "another")
+    others.append(calibration_key(tiny_model()))
+    shard = tiny_model()
+    shard.ranks = 2
+    others.append(calibration_key(shard))
+    assert len({key, *others}) == 7
 
 
 def test_equal_bits_are_known_for_float32_with_tiles_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +35,8 @@ def test_equal_bits_are_known_for_float32_with_tiles_only(monkeypatch: pytest.Mo
     half.set_dtype(mx.bfloat16)
     nn.quantize(quantized, 64, 8, class_predicate=lambda path, layer: isinstance(layer, nn.Linear))
     assert not gives_any_width_the_same_bits(half) and not gives_any_width_the_same_bits(quantized)
-    monkeypatch.setattr(module, "on_gpu", lambda: True)
-    assert not gives_any_width_the_same_bits(tiny_model())
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "native_libraries", {"blas": "another"})
+    with monkeypatch.context() as patch:
+        pretend_gpu(patch)
+        assert not gives_any_width_the_same_bits(tiny_model())
+    monkeypatch.delitem(native_libraries, "equal_rows")
     assert not gives_any_width_the_same_bits(tiny_model())

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speculative_decoding import InputError, Session, engine
-from speculative_decoding.draft_length import DraftLength
-from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.draft_length import DraftLength, FixedLength
+from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.draft_length.passes import PassWidths, RoundCosts
+from speculative_decoding.drafters import NoDrafter
+from speculative_decoding.engine import Engine
 from speculative_decoding.errors import written
-from speculative_decoding.models.base import EncoderDecoder
 from tests.parity.test_scoring import Numbers
 from tests.support.fake_probe import FakeProbe
 from tests.support.tiny import noisy_copy, tiny_model
@@ -32,23 +35,29 @@ class OtherLength(DraftLength):
         return "two tokens"
 
 
-@pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProbe]:
-    """A list of the probes that planners create."""
-    created: list[FakeProbe] = []
-
-    def create(model: EncoderDecoder, make_drafter: Any = None) -> FakeProbe:
-        created.append(FakeProbe())
-        return created[-1]
-
-    monkeypatch.setattr("speculative_decoding.draft_length.probe.Probe", create)
-    monkeypatch.setattr("speculative_decoding.draft_length.planner.gives_any_width_the_same_bits", lambda target: False)
-    return created
-
-
-def test_a_session_calibrates_once_and_notes_what_may_differ(folder: Path, probes: list[FakeProbe]) -> None:
+def session_of(probes: list[FakeProbe], **options: Any) -> Session:
+    """Return a session on a device without known bits. `probes` gets each probe that it creates."""
     target = tiny_model()
     session = Session(target, Numbers(), noisy_copy(target))
+
+    def create() -> FakeProbe:
+        probes.append(FakeProbe(**options))
+        return probes[-1]
+
+    planner = session.planner
+    planner.probe = cache(create)
+    planner.exact_widths = ExactWidths(planner.probe, planner.store)
+    return session
+
+
+@pytest.fixture
+def probes(folder: Path) -> list[FakeProbe]:
+    """The probes that sessions create. Measurements are stored in an empty folder."""
+    return []
+
+
+def test_a_session_calibrates_once_and_notes_what_may_differ(probes: list[FakeProbe]) -> None:
+    session = session_of(probes)
     for _ in range(2):
         session.generate("5 9 3", max_tokens=4)
     assert len(probes) == 1 and probes[0].timed
@@ -74,26 +83,23 @@ def test_a_session_calibrates_once_and_notes_what_may_differ(folder: Path, probe
     assert len(probes[0].timed) > timed
 
 
-def test_a_number_of_draft_tokens_measures_no_times(folder: Path, probes: list[FakeProbe]) -> None:
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+def test_a_number_of_draft_tokens_measures_no_times(probes: list[FakeProbe]) -> None:
+    session = session_of(probes)
     for strict in (False, True, None):
         session.generate("5 9 3", num_draft_tokens=4, strict=strict, max_tokens=10)
         assert bool(probes) == (strict is not False)  # bits decide whether passes are exact
     assert probes[0].compared and not probes[0].timed
     compared = len(probes[0].compared)
-    again = Session(target, Numbers(), noisy_copy(target))
-    again.generate("5 9 3", num_draft_tokens=4, max_tokens=10)
+    session_of(probes).generate("5 9 3", num_draft_tokens=4, max_tokens=10)
     assert len(probes[0].compared) == compared and len(probes) == 1
 
 
 @pytest.mark.parametrize("length", [4, OtherLength()])
 def test_nothing_is_opened_where_the_kernel_gives_equal_bits(
-    folder: Path, probes: list[FakeProbe], monkeypatch: pytest.MonkeyPatch, length: Any
+    folder: Path, probes: list[FakeProbe], length: Any
 ) -> None:
-    monkeypatch.setattr("speculative_decoding.draft_length.planner.gives_any_width_the_same_bits", lambda target: True)
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+    session = session_of(probes)
+    session.planner.exact_widths = None
     for strict in (None, True, False):
         options = session.options_with({"num_draft_tokens": length, "strict": strict})
         session.generate("5 9 3", num_draft_tokens=length, strict=strict)
@@ -103,15 +109,13 @@ def test_nothing_is_opened_where_the_kernel_gives_equal_bits(
 
 
 def test_nothing_is_measured_if_nothing_is_decoded(folder: Path, probes: list[FakeProbe]) -> None:
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+    session = session_of(probes)
     assert [*session.batch([])] == []
     assert not probes and not folder.exists()
 
 
-def test_a_schedule_for_each_request_leaves_nothing_behind(folder: Path, probes: list[FakeProbe]) -> None:
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+def test_a_schedule_for_each_request_leaves_nothing_behind(probes: list[FakeProbe]) -> None:
+    session = session_of(probes)
     used = [OtherLength() for _ in range(3)]
     for length in used:
         session.generate("5 9 3", num_draft_tokens=length, max_tokens=4)
@@ -122,27 +126,19 @@ def test_a_schedule_for_each_request_leaves_nothing_behind(folder: Path, probes:
     assert len(session.planner._widths) == 1
 
 
-def test_the_device_is_measured_before_a_round_and_refined_after_the_first_token(
-    folder: Path, probes: list[FakeProbe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_is_measured_before_a_round_and_refined_after_the_first_token() -> None:
     happened: list[str] = []
-    events = {"costs": "measured", "refine": "refined"}
-    for name, event in events.items():
-        own = getattr(Calibration, name)
-
-        def noted(self: Calibration, *given: Any, own: Any = own, event: str = event, **options: Any) -> Any:
-            happened.append(event)
-            return own(self, *given, **options)
-
-        monkeypatch.setattr(Calibration, name, noted)
-    speculate = engine.speculate
-    monkeypatch.setattr(engine, "speculate", lambda *given: (happened.append("round"), speculate(*given))[1])
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
-    session.generate("5 9 3", max_tokens=3, num_draft_tokens="auto")
-    first = happened.index("round")
-    assert happened[0] == "measured" and "refined" not in happened[:first]
-    assert happened.count("refined") == happened.count("round") - 1 > 0
+    widths = PassWidths(
+        lambda rows: happened.append("measured") or RoundCosts({1: 1.0}),  # type: ignore[func-returns-value]
+        refine=lambda rows: happened.append("refined"),
+    )
+    engine = Engine(tiny_model(), Numbers(), NoDrafter(), slots=1, widths=widths)
+    engine.submit("5 9 3", GenerationOptions(max_tokens=3), FixedLength(0))
+    for step in range(3):
+        engine.step()
+        assert happened[0] == ("refined" if step else "measured") and happened.count("refined") == (step > 0)
+        happened.clear()
+    assert engine.is_idle
 
 
 def test_a_calibrated_session_frees_its_models(folder: Path) -> None:
@@ -154,9 +150,8 @@ def test_a_calibrated_session_frees_its_models(folder: Path) -> None:
     assert [model() for model in models] == [None, None]
 
 
-def test_calibrating_again_measures_passes_with_and_without_a_draft(folder: Path, probes: list[FakeProbe]) -> None:
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+def test_calibrating_again_measures_passes_with_and_without_a_draft(probes: list[FakeProbe]) -> None:
+    session = session_of(probes)
     both = [session.options_with({"drafter": drafter}) for drafter in ("auto", "ngram")]
     before = [session.planner.calibration(options).costs(1).baseline for options in both]
     (probe,) = probes
@@ -166,13 +161,9 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(folder: Path
     assert after == pytest.approx([2 * seconds for seconds in before])
 
 
-def test_the_reserved_capacity_does_not_depend_on_drafts(
-    folder: Path, probes: list[FakeProbe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reserved_capacity_does_not_depend_on_drafts(probes: list[FakeProbe]) -> None:
     """Where bits depend on the capacity of the KV cache, baseline and drafts would differ otherwise."""
-    monkeypatch.setattr(FakeProbe, "capacity_matters", lambda self, width: True)
-    target = tiny_model()
-    session = Session(target, Numbers(), noisy_copy(target))
+    session = session_of(probes, fixed_capacity=True)
 
     def reserved(**options: Any) -> int | None:
         return session.planner.widths(session.options_with(options | {"strict": True})).reserved

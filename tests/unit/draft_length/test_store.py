@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.draft_length import store as module
 from speculative_decoding.draft_length.store import (
     CALIBRATION_VARIABLE,
     ENOUGH_TIMINGS,
     CalibrationStore,
+    locked,
     read_measurements,
 )
 from tests.support.fake_probe import KEY, FakeProbe, calibrated
@@ -41,19 +43,75 @@ def test_stores_that_were_opened_together_lose_nothing(folder: Path) -> None:
         assert {*found["drafts"]} == {"draft 1", "draft 2", "draft 3"}
 
 
-def test_writers_that_run_at_the_same_time_lose_nothing(folder: Path) -> None:
-    """The lock keeps threads apart as it does processes, because each writer opens the folder itself."""
+WRITER = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from speculative_decoding.draft_length.store import CalibrationStore
 
-    def save_often(rows: int) -> None:
-        store = CalibrationStore(KEY)
-        for width in range(1, 21):
-            store.add_pass(rows, width, 0.001)
-            store.save()
+def save_often(rows):
+    store = CalibrationStore({"target": "a target", "mlx": "1.2.3"})
+    for width in range(1, 13):
+        store.add_pass(rows, width, 0.001)
+        store.save()
 
-    with ThreadPoolExecutor(3) as threads:
-        for _ in threads.map(save_often, (1, 2, 3)):
-            pass
-    assert {rows: len(by_width) for rows, by_width in stored(folder)["passes"].items()} == {1: 20, 2: 20, 3: 20}
+print("ready", flush=True)
+sys.stdin.readline()
+with ThreadPoolExecutor(2) as threads:
+    list(threads.map(save_often, map(int, sys.argv[1:])))
+"""
+
+
+def test_processes_and_threads_that_save_at_the_same_time_lose_nothing(folder: Path) -> None:
+    """Each of four writers stores twelve costs, one at a time."""
+    command = [sys.executable, "-W", "ignore", "-c", WRITER]
+    writers = [
+        subprocess.Popen([*command, str(rows), str(rows + 1)], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+        for rows in (1, 3)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("start\n")
+        writer.stdin.flush()
+    said = [writer.communicate()[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0], said
+    found = stored(folder)["passes"]
+    assert {rows: [*by_width] for rows, by_width in found.items()} == {rows: [*range(1, 13)] for rows in (1, 2, 3, 4)}
+    assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing partial is left
+
+
+def test_a_writer_waits_for_another(folder: Path) -> None:
+    store = CalibrationStore(KEY)
+    store.add_pass(1, 1, 0.001)
+    with ThreadPoolExecutor(1) as threads:
+        with locked(folder):
+            saving = threads.submit(store.save)
+            assert not wait([saving], 0.3).done
+        saving.result()
+    assert stored(folder)["passes"] == {1: {1: 0.001}}
+
+
+@pytest.mark.filterwarnings("ignore:calibration. .* is damaged")
+def test_a_writer_that_found_a_damaged_file_keeps_what_another_has_stored_since(folder: Path) -> None:
+    CalibrationStore(KEY).save()
+    next(folder.glob("*.json")).write_text("{")
+    first, second = CalibrationStore(KEY), CalibrationStore(KEY)
+    for rows, store in enumerate((first, second), start=1):
+        store.add_pass(rows, 1, 0.001)
+        store.save()
+    assert {*stored(folder)["passes"]} == {1, 2}
+
+
+def test_a_writer_waits_for_another(folder: Path) -> None:
+    store = CalibrationStore(KEY)
+    store.add_pass(1, 1, 0.001)
+    with ThreadPoolExecutor(1) as threads:
+        with module.locked(folder):
+            saving = threads.submit(store.save)
+            assert not wait([saving], 0.3).done
+        saving.result()
+    assert stored(folder)["passes"] == {1: {1: 0.001}}
 
 
 def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:
@@ -96,34 +154,29 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
     "content",
     [
         "", "{", "[]", "null", '{"format": 2}', '{"format": 1}', '{"format": 1, "passes": {"1": {"1": -1}}}',
-        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
-        '{"format": 1, "passes": {}, "drafts": {"a": {"1": [1]}}, "same_bits": {}, "fixed_capacity": false}',
+        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}'
+        ', "same_bits": {}, "fixed_capacity": false, "rough": {}}',
+        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false, "rough": {}}',
+        '{"format": 1, "passes": {}, "drafts": {"a": {"1": [1]}}'
+        ', "same_bits": {}, "fixed_capacity": false, "rough": {}}',
         '{"format": 1, "passes": {}, "drafts": {}, "same_bits": {}, "fixed_capacity": false, "rough": [1]}',
-        "\udcff",
+        "\udcff", 0.1, 0.5, 0.99,
     ],
 )  # fmt: skip
-def test_a_damaged_file_gives_one_note_and_is_replaced(folder: Path, content: str) -> None:
+def test_a_damaged_file_gives_one_note_and_is_replaced(folder: Path, content: str | float) -> None:
+    """content: the damaged file, or the share of the file that is left."""
     calibrated(FakeProbe()).measure_fully(1)
     (path,) = folder.glob("*.json")
     whole = path.read_text()
-    path.write_text(content, errors="surrogateescape")
+    path.write_text(
+        content if isinstance(content, str) else whole[: int(content * len(whole))], errors="surrogateescape"
+    )
     with pytest.warns(UserWarning) as noted:
         calibrated(FakeProbe()).measure_fully(1)
     assert [str(each.message) for each in noted if "measuring" not in str(each.message)] == [
         f"calibration: {path} is damaged; this device is measured again, and the file is replaced"
     ]
     assert path.read_text() == whole
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
-@pytest.mark.filterwarnings("ignore:calibration. .* is damaged")
-def test_a_truncated_file_is_replaced(folder: Path, share: float) -> None:
-    calibrated(FakeProbe()).measure_fully(1)
-    (path,) = folder.glob("*.json")
-    whole = path.read_text()
-    path.write_text(whole[: int(share * len(whole))])
-    assert calibrated(FakeProbe()).measure_fully(1).passes and path.read_text() == whole
 
 
 def test_measurements_stay_in_memory_if_they_cannot_be_stored(tmp_path: Path, folder: Path) -> None:
@@ -138,24 +191,18 @@ def test_measurements_stay_in_memory_if_they_cannot_be_stored(tmp_path: Path, fo
     assert calibration.costs(1) is costs and len(probe.timed) == timed
 
 
-def test_a_full_disk_gives_one_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> None:
-        raise OSError(28, "No space left on device", str(folder))
-
-    monkeypatch.setattr(module, "atomic_write", full)
+def test_a_file_that_cannot_be_replaced_gives_one_note(folder: Path) -> None:
+    """A full disk and a read-only folder give an OSError, too."""
+    store = CalibrationStore(KEY)
+    assert store.path is not None
+    store.path.mkdir()
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        calibrated(FakeProbe()).measure_fully(1)
-    assert sum("cannot be stored ([Errno 28] No space" in str(each.message) for each in noted) == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
-def test_a_read_only_folder_gives_one_note(folder: Path) -> None:
-    calibrated(FakeProbe()).costs(1)
-    folder.chmod(0o500)
-    with pytest.warns(match="calibration: cannot be stored"):
-        calibrated(FakeProbe()).costs(4)
-    folder.chmod(0o700)
+        for width in (1, 2):
+            store.add_pass(1, width, 0.001)
+            store.save()
+    assert sum("calibration: cannot be stored ([Errno 21] Is a directory" in str(each.message) for each in noted) == 1
+    assert store.passes == {1: dict.fromkeys((1, 2), 0.001)}
 
 
 @pytest.mark.filterwarnings("ignore:calibration. cannot be stored .*not a private folder")
@@ -173,6 +220,7 @@ def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.Mon
         "drafts": {},
         "same_bits": {},
         "fixed_capacity": False,
+        "rough": {},
     }
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(content))

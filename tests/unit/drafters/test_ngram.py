@@ -271,16 +271,6 @@ def test_copied_tokens_beyond_the_output_do_not_count() -> None:
     assert chances.chance(*MATCH) == (PRIOR_WEIGHT / 2 + 1) / (PRIOR_WEIGHT + 1)
 
 
-def test_copying_resumes_when_copies_are_correct_again() -> None:
-    chances = chances_of(0.5)
-    for _ in range(200):
-        chances.observe(*MATCH, [1], [2])
-    assert likely_length(chances.chance(*MATCH), 0.15, 8) == 0
-    for _ in range(30):
-        chances.observe(*MATCH, [1], [1])
-    assert likely_length(chances.chance(*MATCH), 0.15, 8) > 0
-
-
 def test_origins_and_groups_of_lengths_have_separate_chances() -> None:
     chances = CopyChances()
     before = {

@@ -70,16 +70,16 @@ def test_neither_contexts_nor_continuations_cross_a_boundary() -> None:
     assert index.find([1, 2, 3, 4]) == [[5], [5]]
 
 
-def test_repeated_searches_do_no_further_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_searches_do_no_further_work() -> None:
     """Each position moves down each level at most once, so moves are bounded by size x depth."""
-    split, moved = SuffixIndex._split, []
+    moved: list[int] = []
 
-    def counting(self: SuffixIndex, ends: Sequence[int], size: int) -> dict[int, list[int]]:
-        moved.append(len(ends))
-        return split(self, ends, size)
+    class Counting(SuffixIndex):
+        def _split(self, ends: Sequence[int], size: int) -> dict[int, list[int]]:
+            moved.append(len(ends))
+            return super()._split(ends, size)
 
-    monkeypatch.setattr(SuffixIndex, "_split", counting)
-    index = SuffixIndex(8, [3] * 500)
+    index = Counting(8, [3] * 500)
     for _ in range(50):
         assert len(index.find([3] * 20)) == 8
     assert 0 < sum(moved) <= 500 * 8

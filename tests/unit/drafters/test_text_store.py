@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 from collections.abc import Callable
@@ -174,23 +173,6 @@ def test_a_store_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     assert TextStore.load(path).vocabulary == "a"
     with pytest.raises(InputError, match="the vocabulary is another model's"):
         TextStore.load(path, "b")
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_interrupted_save_keeps_the_old_file(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "store.json"
-    TextStore().save(path)
-    old = path.read_bytes()
-
-    def fail(descriptor: int) -> None:
-        raise error
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError if isinstance(error, OSError) else KeyboardInterrupt):
-        TextStore(3).save(path)
-    assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
 
 
 def test_errors_name_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A folder is replaced completely, or stays as it was."""
+"""A folder or a text file is replaced completely, or stays as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding.loading import atomic_io
-from speculative_decoding.loading.atomic_io import atomic_directory
+from speculative_decoding.loading.atomic_io import atomic_directory, atomic_write
 
 WRITER = """
 import sys, time
@@ -78,3 +78,15 @@ def test_unrelated_folders_with_similar_names_are_kept(name: str, tmp_path: Path
         write(folder, "years of work")
     write(tmp_path / name, "new")
     assert sorted(os.listdir(tmp_path)) == sorted([name, *(folder.name for folder in unrelated)])
+
+
+def test_a_text_file_is_replaced_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    atomic_write(path, "old")
+    with path.open() as reader:
+        with pytest.raises(UnicodeEncodeError):
+            atomic_write(path, "new\ud800")
+        assert path.read_text() == "old" and os.listdir(tmp_path) == ["text"]
+        atomic_write(path, "new")
+        assert reader.read() == "old"  # the old file was not overwritten
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["text"]

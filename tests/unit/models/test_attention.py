@@ -7,64 +7,49 @@ import sys
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.models import EncoderDecoder, attention
-from speculative_decoding.models.attention import attend, window_softmax
+from speculative_decoding.models import EncoderDecoder
+from speculative_decoding.models.attention import attend, has_fused_kernel, window_softmax
+from tests.support.pretended_gpu import pretend_cpu, pretend_gpu
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}
 FUSED_ABOVE_8 = {64, 72, 80, 96, 128}
 
 
-@pytest.fixture
-def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Attend as on a GPU, and return the shapes of the queries of fused attention. A CPU runs MLX's fallback."""
-    kernel = mx.fast.scaled_dot_product_attention
-    calls: list[tuple[int, ...]] = []
-
-    def recorded(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: mx.array) -> mx.array:
-        assert mask.dtype == queries.dtype
-        calls.append(queries.shape)
-        return kernel(queries, keys, values, scale=scale, mask=mask)
-
-    monkeypatch.setattr(attention, "on_gpu", lambda: True)
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", recorded)
-    return calls
-
-
-def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "has_fused_kernel", lambda queries, keys: False)
-
-
 @pytest.mark.parametrize("key_heads", [4, 2])
 @pytest.mark.parametrize("width", [32, 64, 72, 192, 256])
 @pytest.mark.parametrize("length", [1, 6, 8, 9, 17])
 def test_fused_attention_equals_our_own_where_it_exists(
-    length: int, width: int, key_heads: int, fused_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    length: int, width: int, key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A CPU computes the kernel with MLX's fallback."""
     queries = mx.random.normal((3, 4, length, width))
     keys, values = (mx.random.normal((3, key_heads, 20, width)) for _ in range(2))
     hidden = mx.random.normal((3, 1, length, 20)) > 1
     mask = mx.where(hidden, -mx.inf, mx.random.normal((3, 4 if key_heads == 4 else 1, length, 20)))
-    found = attend(queries, keys, values, mask, scale=width**-0.5)
-    assert bool(fused_calls) == (width in (FUSED_UP_TO_8 if length <= 8 else FUSED_ABOVE_8))
-    own(monkeypatch)
-    assert mx.allclose(found, attend(queries, keys, values, mask, scale=width**-0.5), atol=1e-5)
-    assert found.shape == (3 * length, 4 * width)
+    pretend_cpu(monkeypatch)
+    own = attend(queries, keys, values, mask, scale=width**-0.5)
+    assert not has_fused_kernel(queries, keys)
+    pretend_gpu(monkeypatch)
+    assert has_fused_kernel(queries, keys) == (width in (FUSED_UP_TO_8 if length <= 8 else FUSED_ABOVE_8))
+    assert mx.allclose(attend(queries, keys, values, mask, scale=width**-0.5), own, atol=1e-5)
+    assert own.shape == (3 * length, 4 * width)
 
 
-def test_fused_attention_has_at_most_32_queries_for_a_key_head(fused_calls: list[tuple[int, ...]]) -> None:
+def test_fused_attention_has_at_most_32_queries_for_a_key_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch)
     keys = mx.zeros((1, 1, 20, 64))
-    for heads, length in ((4, 8), (8, 4)):
-        attend(mx.zeros((1, heads, length, 64)), keys, keys, mx.zeros((1, 1, 1, 20)))
-    assert len(fused_calls) == 2
-    attend(mx.zeros((1, 8, 5, 64)), keys, keys, mx.zeros((1, 1, 1, 20)))
-    assert len(fused_calls) == 2
+    for heads, length, is_fused in ((4, 8, True), (8, 4, True), (8, 5, False)):
+        assert has_fused_kernel(mx.zeros((1, heads, length, 64)), keys) == is_fused
 
 
+@pytest.mark.parametrize("is_gpu", [False, True])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 def test_a_mask_in_another_dtype_keeps_the_dtype_of_the_queries(
-    soft_cap: float | None, fused_calls: list[tuple[int, ...]]
+    soft_cap: float | None, is_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_gpu:
+        pretend_gpu(monkeypatch)
     queries = mx.random.normal((1, 2, 3, 64)).astype(mx.bfloat16)
     mask = mx.zeros((1, 1, 3, 3), mx.float32)
     assert attend(queries, queries, queries, mask, soft_cap=soft_cap).dtype == mx.bfloat16
@@ -72,20 +57,12 @@ def test_a_mask_in_another_dtype_keeps_the_dtype_of_the_queries(
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("length", [1, 6, 8, 9])
-def test_fused_attention_over_a_cache_equals_our_own(
-    length: int, rows: int, fused_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sources and the offsets of the rows differ."""
-    model = tiny_model(d_kv=64)
-
-    def logits() -> mx.array:
-        return decode_after_a_rewind(model, rows, length)
-
-    found = logits()
-    assert (rows, model.config.num_heads, length, 64) in fused_calls
-    own(monkeypatch)
-    model.finalize()  # drops compiled passes
-    assert mx.abs(found - logits()).max().item() < 1e-4
+def test_fused_attention_over_a_cache_equals_our_own(length: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources and the offsets of the rows differ. All heads have a width of the fused kernels."""
+    pretend_cpu(monkeypatch)
+    own = decode_after_a_rewind(tiny_model(d_kv=64), rows, length)
+    pretend_gpu(monkeypatch)
+    assert mx.abs(decode_after_a_rewind(tiny_model(d_kv=64), rows, length) - own).max().item() < 1e-4
 
 
 def decode_after_a_rewind(model: EncoderDecoder, rows: int, length: int) -> mx.array:

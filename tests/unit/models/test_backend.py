@@ -12,18 +12,16 @@ from speculative_decoding.models import backend
 from speculative_decoding.models.attention import precise_softmax, window_softmax
 from speculative_decoding.models.config import gelu
 from tests.support.paths import ROOT
+from tests.support.pretended_gpu import pretend_gpu
 from tests.support.rooms import needs_room
 from tests.support.tiny import audio_frames, tiny_whisper
 
 PACKAGE = ROOT / "speculative_decoding"
 
 
-@pytest.mark.parametrize("cause", ["a GPU computes", "the folder was left out"])
-def test_mlx_computes_on_a_gpu_and_without_the_folder(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cause == "a GPU computes":
-        monkeypatch.setattr(backend, "on_gpu", lambda: True)
-    else:
-        monkeypatch.setattr(backend, "replacements", lambda: None)
+def test_mlx_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also computes without the folder cpu/: tests/robustness/test_rooms.py runs the tests of such copies."""
+    pretend_gpu(monkeypatch)
     x = mx.random.normal((2, 600), key=mx.random.key(5))
     assert mx.array_equal(window_softmax(x), precise_softmax(x)).item()
     assert mx.array_equal(gelu(x), nn.gelu(x)).item()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,18 +13,16 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import checkpoints
-from speculative_decoding.models import base, compiled
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.compiled import compiled_by_shape
+from speculative_decoding.models.compiled import MAX_SHAPES, compiled_by_shape
 from speculative_decoding.models.linear import Linear, finalize_layers
 from tests.support.device import within
-from tests.support.operations import counted, operations, total_without_masks
+from tests.support.operations import counted, operations, total_without_masks, uncompiled
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 
 @pytest.mark.usefixtures("compilation")
-def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "MAX_SHAPES", 3)
+def test_each_shape_is_traced_once_until_there_are_too_many() -> None:
     traced: list[int] = []
 
     def double(x: mx.array) -> mx.array:
@@ -29,7 +30,13 @@ def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.
         return 2 * x
 
     function = compiled_by_shape(double)
-    for sizes, new in (((1, 2, 3, 2, 3, 1), [1, 2, 3]), ((4, 4), [4]), ((1, 4, 3), []), ((2,), [2])):
+    all_shapes = range(1, MAX_SHAPES + 1)
+    for sizes, new in (
+        ([*all_shapes, *all_shapes, 1], [*all_shapes]),
+        ([MAX_SHAPES + 1] * 2, [MAX_SHAPES + 1]),  # drops shape 2, the least recently used
+        ([1, 3], []),
+        ([2], [2]),
+    ):
         before = len(traced)
         for size in sizes:
             assert function(size)(mx.ones(size)).tolist() == [2.0] * size
@@ -59,7 +66,7 @@ def test_passes_use_the_current_weights_after_finalize() -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_passes_equal_uncompiled_ones() -> None:
     """The passes cover rewinds, growth beyond the first buffer, and rows at different offsets."""
 
     def run() -> list[mx.array]:
@@ -75,26 +82,19 @@ def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) 
         return seen
 
     once = run()
-    monkeypatch.setattr(mx, "compile", lambda function: function)
-    for ours, theirs in zip(once, run(), strict=True):
+    with uncompiled():
+        again = run()
+    for ours, theirs in zip(once, again, strict=True):
         assert mx.abs(ours - theirs).max().item() < within(1e-5)
 
 
-def transposed(model: EncoderDecoder, folder: Path) -> int:
-    """Count the transpositions in the graph of a pass over one position."""
+def test_a_pass_over_one_position_transposes_only_keys() -> None:
+    """`finalize` stores matrices transposed."""
+    model, graph = tiny_model(), io.StringIO()
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
     mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
-    states = model.states(mx.array([[5]]), cache)
-    mx.export_to_dot(str(folder / "graph"), states)
-    return (folder / "graph").read_text().count('"Transpose"')
-
-
-def test_a_pass_over_one_position_transposes_only_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    layers = len(model.decoder.layers)
-    assert transposed(model, tmp_path) == 2 * layers
-    monkeypatch.setattr(base, "finalize_layers", lambda module: None)
-    assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
+    mx.export_to_dot(graph, model.states(mx.array([[5]]), cache))
+    assert graph.getvalue().count('"Transpose"') == 2 * len(model.decoder.layers)
 
 
 def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
@@ -121,22 +121,21 @@ def test_replaced_weights_are_freed_by_finalize() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as written"])
+@pytest.mark.parametrize("form", [nullcontext, uncompiled], ids=["compiled", "as written"])
 def test_the_number_of_operations_is_independent_of_the_number_of_rows(
-    model_type: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    model_type: str, form: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """The pass has several positions, and its rows have different offsets."""
-    if not compiled:
-        monkeypatch.setattr(mx, "compile", lambda function: function)
     model, taken = tiny_model(model_type=model_type, num_layers=2), []
-    for rows in (1, 8, 32):
-        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * rows)))
-        mx.eval(model.decode(mx.array([[3] * 20] * rows), cache), cache.arrays)
-        cache.trim_to([5 + 7 * row % 13 for row in range(rows)])
-        logits = model.decode(mx.array([[4] * 6] * rows), cache)
-        counts = operations(logits, cache.arrays)
-        assert counts["Matmul"] > 10
-        taken.append(total_without_masks(counts))
+    with form():
+        for rows in (1, 8):
+            cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * rows)))
+            mx.eval(model.decode(mx.array([[3] * 20] * rows), cache), cache.arrays)
+            cache.trim_to([5 + 7 * row % 13 for row in range(rows)])
+            logits = model.decode(mx.array([[4] * 6] * rows), cache)
+            counts = operations(logits, cache.arrays)
+            assert counts["Matmul"] > 10
+            taken.append(total_without_masks(counts))
     assert len(set(taken)) == 1, taken
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import mlx.core as mx
 import pytest
 
@@ -30,10 +28,10 @@ def test_the_architecture_decides(
     assert (gpu_generation(), emulates_bfloat16()) == (generation, has_no_bfloat16)
     monkeypatch.setenv("MLX_ENABLE_TF32", "1")
     for version, expected in (("26.2", has_tf32), ("26.10", has_tf32), ("26.1", False), ("15.6", False), ("", None)):
-        monkeypatch.setattr(platform, "mac_ver", lambda version=version: (version, ("", "", ""), ""))
+        pretend_gpu(monkeypatch, architecture, macos=version)
         assert uses_tf32() is expected
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")
-    monkeypatch.setattr(platform, "mac_ver", lambda: ("26.2", ("", "", ""), ""))
+    pretend_gpu(monkeypatch, architecture, macos="26.2")
     assert uses_tf32() is False
 
 

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import InputError, checkpoints, load, memory_limits
+from speculative_decoding import InputError, load, memory_limits
 from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, RunConfig
 from speculative_decoding.draft_length.base import FixedLength
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
-from speculative_decoding.models import memory_budget
 from speculative_decoding.models.memory_budget import available_memory, physical_memory
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.pretended_gpu import pretend_gpu
+from tests.support.pretended_gpu import pretend_gpu, pretend_memory, pretend_metal
 from tests.support.tiny import EXACT, model_drafter, tiny_model
 from tests.support.together import Letters
 
 TARGET, DRAFT, HEAD = (BUNDLED / name for name in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"))
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """Pretend to run on a Mac with 16 GB. Yields MLX's limits."""
-    current = {"wired": 0, "cache": 11}
-
-    def setter(name: str, limit: int) -> int:
-        before, current[name] = current[name], limit
-        return before
-
-    pretend_gpu(monkeypatch)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: setter("wired", limit))
-    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: setter("cache", limit))
-    yield current
-
-
-def test_memory_limits_apply_inside_the_context_only(limits: dict[str, int]) -> None:
+def test_memory_limits_apply_inside_the_context_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = pretend_metal(monkeypatch)
     before = dict(limits)
     for error in (None, RuntimeError("failed")):
         try:
@@ -55,20 +38,15 @@ def test_memory_limits_apply_inside_the_context_only(limits: dict[str, int]) -> 
         assert limits == before
 
 
-@pytest.mark.parametrize("missing", ["GPU", "Metal"])
-def test_memory_limits_have_no_effect_without_metal(
-    missing: str, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if missing == "GPU":
-        monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
-    else:
-        monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    before = dict(limits)
+def test_memory_limits_have_no_effect_without_metal() -> None:
+    assert not mx.metal.is_available() or mx.default_device() == mx.cpu
+    cached = mx.set_cache_limit(1000)
     with memory_limits():
-        assert limits == before
+        assert mx.set_cache_limit(cached) == 1000
 
 
-def test_sessions_of_the_command_line_and_the_server_have_memory_limits(limits: dict[str, int]) -> None:
+def test_sessions_of_the_command_line_and_the_server_have_memory_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = pretend_metal(monkeypatch)
     config = RunConfig(ModelFlags(DRAFT), GenerationOptions(), DraftFlags())
     with config.session(config.open()):
         assert limits["wired"] == 12 * 10**9
@@ -77,16 +55,14 @@ def test_sessions_of_the_command_line_and_the_server_have_memory_limits(limits: 
 
 def test_available_memory_of_a_mac_excludes_the_arrays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, gigabytes=16)
-    monkeypatch.setattr(mx, "get_active_memory", lambda: 5 * 10**9)
-    assert (physical_memory(), available_memory()) == (16 * 10**9, 7 * 10**9)
+    assert physical_memory() == 16 * 10**9
+    before = available_memory()
+    used = mx.zeros((1 << 22,), mx.uint8)
+    mx.eval(used)
+    assert available_memory() == before - (1 << 22) <= 12 * 10**9
 
 
 BYTES = {"float32": 46_168_064, "bfloat16": 23_084_032, "8 bits": 14_236_672, "4 bits": 9_518_080, "draft": 6_821_376}
-
-
-def set_memory(monkeypatch: pytest.MonkeyPatch, physical: float, available: float) -> None:
-    monkeypatch.setattr(memory_budget, "physical_memory", lambda: int(physical))
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: int(available))
 
 
 @pytest.mark.parametrize(
@@ -101,20 +77,22 @@ def set_memory(monkeypatch: pytest.MonkeyPatch, physical: float, available: floa
 def test_weights_above_the_physical_memory_are_refused_before_reading(
     dtype: str, physical: float, available: float, way_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_memory(monkeypatch, physical, available)
-    monkeypatch.setattr(checkpoints.read(TARGET).__class__, "__getitem__", lambda *_: pytest.fail("read a tensor"))
+    pretend_memory(monkeypatch, physical, available)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
     with pytest.raises(
         InputError, match=r"t5-web-docs: the weights exceed this computer's memory \(got .* GB, "
     ) as error:
         load(TARGET, dtype=dtype)
     assert str(error.value).endswith(f"; {way_out}")
+    assert mx.get_peak_memory() - before < BYTES["4 bits"] / 10
 
 
 @pytest.mark.parametrize("draft", [DRAFT, "self-8bit"])
 def test_a_draft_that_does_not_fit_beside_the_target_is_refused(
     draft: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_memory(monkeypatch, BYTES["float32"] + 1000, 1e9)
+    pretend_memory(monkeypatch, BYTES["float32"] + 1000, 1e9)
     with pytest.raises(InputError, match=r"GB beside the target's 0\.05 GB, expected at most 0\.05 GB\)"):
         load(TARGET, draft=draft, dtype="float32")
 
@@ -126,11 +104,11 @@ def test_weights_above_the_available_memory_cause_one_warning(
     pair = open_pair(TARGET, draft, dtype="float32")
     size = pair.target.nbytes + (pair.draft.nbytes if pair.draft else 0)
     assert size == BYTES["float32"] + {None: 0, DRAFT: BYTES["draft"]}.get(draft, size - BYTES["float32"])
-    set_memory(monkeypatch, 1e9, 1.1 * size - 1)
+    pretend_memory(monkeypatch, 1e9, 1.1 * size - 1)
     with pytest.warns(UserWarning, match="the weights take 0.05 GB and .* GB are available") as caught:
         pair.load_weights()
     assert len(caught) == 1
-    set_memory(monkeypatch, 1e9, 1.1 * size + 1)
+    pretend_memory(monkeypatch, 1e9, 1.1 * size + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pair.load_weights()
@@ -138,7 +116,7 @@ def test_weights_above_the_available_memory_cause_one_warning(
 
 def test_outputs_whose_kv_cache_cannot_be_reserved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where bits depend on the capacity of the KV cache, strict passes reserve it before the first pass."""
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 1 << 20)
+    pretend_memory(monkeypatch, 1e9, 1 << 20)
     model, long, length = tiny_model(), GenerationOptions(max_tokens=1 << 20), FixedLength(4)
     drafter = model_drafter(model, model)
     engine = Engine(model, Letters(), drafter, slots=2, widths=replace(EXACT, reserved=8))

@@ -14,15 +14,12 @@ from speculative_decoding.models.whisper import Whisper, WhisperConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 from tests.support.tiny import (
-    DRAFTERS,
     WHISPER,
     OneLanguage,
     audio_frames,
     noisy_copy,
-    run,
     tiny_model,
     tiny_whisper,
-    tokens_of,
 )
 
 MODEL = tiny_whisper()
@@ -35,15 +32,6 @@ class Words(OneLanguage):
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(f" {token}" for token in tokens if token < 40)
-
-
-@pytest.mark.parametrize("name", [name for name, make in DRAFTERS.items() if "end" not in name])
-def test_drafts_keep_the_output(name: str) -> None:
-    source = audio_frames()
-    for options in ({}, {"temperature": 0.7, "seed": 3, "acceptance": "coupled"}):
-        baseline = tokens_of(run(MODEL, source, **options))
-        assert len(set(baseline)) > 3
-        assert tokens_of(run(MODEL, source, DRAFTERS[name](MODEL, DRAFT, baseline), **options)) == baseline
 
 
 def test_shorter_windows_read_the_first_positions() -> None:
@@ -61,31 +49,25 @@ def session(model: EncoderDecoder, draft: EncoderDecoder | None = None) -> Sessi
     return Session(model, Words(), draft, GenerationOptions(num_draft_tokens=4, max_tokens=20))  # type: ignore[arg-type]
 
 
-def test_rows_of_a_batch_equal_single_windows() -> None:
-    sources = [audio_frames(seed, positions) for seed, positions in ((0, 30), (1, 12), (2, 30))]
-    prefix = [42, 45]
-    single = [session(MODEL, DRAFT).generate(source, decoder_prefix=prefix).tokens for source in sources]
-    rows = session(MODEL, DRAFT).batch([{"prompt": source, "decoder_prefix": prefix} for source in sources])
-    assert [each.result.tokens for each in rows if each.result] == single
-    assert len({tuple(each) for each in single}) == 3
-
-
-def test_a_window_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_encoded_once() -> None:
     """Language detection, fallback temperatures and a second engine decode the same encoder output."""
-    encoded: list[int] = []
-    encode = Whisper.encode_window
 
-    def counted(self: Whisper, frames: mx.array) -> mx.array:
-        encoded.append(id(self))
-        return encode(self, frames)
+    class Counting(Whisper):
+        encoded = 0
 
-    monkeypatch.setattr(Whisper, "encode_window", counted)
+        def encode_window(self, frames: mx.array) -> mx.array:
+            self.encoded += 1
+            return super().encode_window(frames)
+
+    model, draft = Counting(MODEL.config), Counting(DRAFT.config)  # type: ignore[arg-type]
+    model.update(MODEL.parameters())
+    draft.update(DRAFT.parameters())
     source = audio_frames()
-    first = MODEL.encode_rows([source, source])
+    first = model.encode_rows([source, source])
     assert first[0] is first[1]
     for temperature in (0.0, 0.4):
-        assert session(MODEL, DRAFT).generate(source, temperature=temperature).stats.prompt_tokens == 30
-    assert sorted(encoded) == sorted([id(MODEL), id(DRAFT)])
+        assert session(model, draft).generate(source, temperature=temperature).stats.prompt_tokens == 30
+    assert (model.encoded, draft.encoded) == (1, 1)
 
 
 REFUSED = [

@@ -129,12 +129,3 @@ def test_uses_of_one_position_are_independent() -> None:
             pairs = np.zeros((cells, cells))
             np.add.at(pairs, (one, other), 1)
             assert fits(pairs, np.full((cells, cells), DRAWS / cells**2))
-
-
-def test_a_planted_dependence_is_detected() -> None:
-    """Pairs of positions share a key: each draw has the right distribution, but depends on the previous one."""
-    made = random_keys([(11, position // 2, Purpose.NEXT) for position in range(DRAWS)])
-    ids = np.array(categorical(mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))), (DRAWS, 5)), made))
-    pairs = np.zeros((5, 5))
-    np.add.at(pairs, (ids[:-1], ids[1:]), 1)
-    assert not fits(pairs, np.outer(PROBS, PROBS) * (DRAWS - 1))

@@ -1,0 +1,444 @@
+"""Plants faults in a copy of the package, one at a time, and prints the test that catches each one.
+
+    python -m tools.planted_faults [--only N ...] [--tests FOLDER]
+
+For each fault, the closest tests run first, then their folder, all other folders, and last the slow tests. The exit
+status is 1 if a fault escapes, or is stale: its text no longer occurs exactly once in its file. With `--tests`, another
+version of the folder tests/ runs against the same faults, to compare both versions. The faults take about 15 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.support.rooms import CACHES, copy_without, environment_of
+
+PACKAGE = "speculative_decoding"
+TIME_LIMIT = 600.0  # seconds for the tests of one folder
+
+# An entry has a file of the package, what is wrong, and the closest tests in tests/ after a bar. The lines with a minus
+# occur exactly once in the file, and are replaced with the lines with a plus. They may be parts of lines. A fault that
+# makes a test wait forever has "(hangs)" after the tests.
+FAULTS = r"""
+decoding/acceptance.py: p and q are swapped in the acceptance probability | unit/decoding/test_acceptance.py
+- accept = mx.minimum(p / mx.maximum(q, TINY) + self.delta, 1.0)
++ accept = mx.minimum(q / mx.maximum(p, TINY) + self.delta, 1.0)
+decoding/acceptance.py: after a rejection, p is used instead of p - q | unit/decoding/test_acceptance.py
+- left = mx.maximum(mx.take_along_axis(weights, accepted[:, None], axis=1) * p - q, 0.0)
++ left = mx.take_along_axis(weights, accepted[:, None], axis=1) * p
+decoding/acceptance.py: the running product of block verification may exceed 1 | unit/decoding/test_acceptance.py
+- running.append(mx.minimum(running[-1] * p[:, i] / mx.maximum(q[:, i], TINY), 1.0))
++ running.append(running[-1] * p[:, i] / mx.maximum(q[:, i], TINY))
+decoding/acceptance.py: the next token comes from the last position | unit/decoding/test_acceptance.py
+- return accepted, mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
++ return accepted, best[:, -1]
+decoding/acceptance.py: the end of a shorter draft is ignored after it is accepted | unit/decoding/test_acceptance.py
+- ends = draft.num_tokens if draft.length_array is None else draft.length_array
++ ends = draft.num_tokens
+decoding/round.py: rejected tokens stay in the cache | unit/decoding/test_round.py
+-     rewind(batch)  # the cache keeps every committed token but the last
++     pass
+decoding/round.py: the cache keeps one rejected token | unit/decoding/test_ahead.py integration/test_generate.py
+- len(request.decoder_tokens) - 1 + ahead for request
++ len(request.decoder_tokens) + ahead for request
+decoding/round.py: the flag of a retry is not cleared | unit/decoding/test_not_finite.py
+-     request.needs_retry = False
+-     round.tokens = tokens
++     round.tokens = tokens
+decoding/round.py: the log-probability of the next token is a draft token's | unit/decoding/test_acceptance.py
+- [*row.logprobs[:accepted], row.logprobs[-1]][:count]
++ row.logprobs[:count]
+decoding/request.py: tokens after the end of the output are kept | unit/decoding/test_acceptance.py
+-             if self.streamer.has_ended:
+-                 break
++             pass
+decoding/text_streamer.py: almost a whole stop string is not held back | unit/decoding/test_text_streamer.py
+- size for each in stop for size in range(min(len(each) - 1, len(text)), 0, -1)
++ size for each in stop for size in range(min(len(each) - 2, len(text)), 0, -1)
+
+models/cache.py: the end of an earlier, longer source stays visible | unit/models/test_batch_cache.py
+- self.source_mask[slot, :, :, length:] = -mx.inf
++ pass
+models/cache.py: the offsets of rows do not move with them | unit/models/test_cache.py
+- self.offsets = [self.offsets[row] for row in rows]
++ self.offsets = self.offsets[: len(rows)]
+models/absolute_positions.py: a token attends to the next one | parity/test_bart.py
+- visible = mx.arange(capacity) <= positions[:, None, :, None]
++ visible = mx.arange(capacity) <= positions[:, None, :, None] + 1
+models/attention.py: rows of a prompt get other prompts' masks | unit/models/test_attention.py beam_search/test_beam.py
+- mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
++ mask = mx.concatenate([mask] * (len(scores) // len(mask)))
+models/relative_positions.py: the scale of the shared buckets ignores where it begins | parity/test_t5.py
+- furthest = np.float32(np.log(max_distance / exact))
++ furthest = np.float32(np.log(max_distance))
+models/t5.py: the encoder attends to padding | unit/models/test_batch_cache.py
+- masks = [mask + padding for mask in masks]
++ masks = [mask for mask in masks]
+models/t5.py: the scale of the outputs depends on the tie of the tables only | unit/models/test_ties.py
+- if self.config.scale_decoder_outputs else states
++ if self.config.tie_word_embeddings else states
+models/t5.py: norms ignore the configured epsilon | parity/test_t5.py
+- norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
++ norm = partial(nn.RMSNorm, config.d_model)
+models/bart.py: embeddings are never scaled | parity/test_bart.py
+- return self.d_model**0.5 if self.scale_embedding else 1.0
++ return 1.0
+models/whisper.py: the convolutions of mlx-whisper are not transposed | parity/test_whisper.py
+- return tensor.swapaxes(1, 2) if name in CONVOLUTIONS else tensor
++ return tensor.reshape(self.info(name).shape)
+models/gemma.py: the scale of a norm lacks its 1 | parity/test_gemma.py
+- return 1 + self.weight
++ return self.weight
+models/rope.py: a window is one key too narrow | parity/test_gemma.py
+- too_early = distance < -past
++ too_early = distance <= -past
+
+drafters/suffix_index.py: a context at the start of the text is extended past it | unit/drafters/test_suffix_index.py
+- if end > size:
++ if end >= size:
+drafters/ngram.py: copies start one token too late | unit/drafters/test_ngram.py
+- yield "source", length, self._source[position : position + count]
++ yield "source", length, self._source[position + 1 : position + 1 + count]
+drafters/text_store.py: a copy crosses the end of a stored text | unit/drafters/test_text_store.py
+- return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
++ return [token for token in continuation if token != BOUNDARY]
+drafters/head.py: the draft head reads the state after the last verified token | unit/drafters/test_draft_head.py
+- self._last_verified = {request.slot: count - 1 for
++ self._last_verified = {request.slot: count for
+drafters/model.py: the last draft token counts as read | unit/drafters/test_model_drafter.py
+- self._held[slot] += ids[slot][:-1]
++ self._held[slot] += ids[slot]
+drafters/draft_sampler.py: all tokens of a draft get the same noise | integration/test_sampling_distribution.py
+- keys, self._keys[:, count])
++ keys, self._keys[:, 0])
+
+draft_length/adaptive.py: rejections are not observed | unit/draft_length/test_lengths.py
+- range(min(outcome.drafted, outcome.accepted + 1, len(self._seen)))
++ range(min(outcome.drafted, outcome.accepted, len(self._seen)))
+draft_length/adaptive.py: a draft costs as much as a narrower pass | unit/draft_length/test_lengths.py
+- longest = min(width - 1, self._max_draft_tokens)
++ longest = min(width, self._max_draft_tokens)
+draft_length/adaptive.py: the expected length adds rates instead of their products | unit/draft_length/test_lengths.py
+- expected.append(expected[-1] + survives)
++ expected.append(expected[-1] + likely)
+draft_length/key.py: measurements do not depend on the number of ranks | unit/draft_length/test_key.py
+-         "ranks": target.ranks,
++         "ranks": 1,
+draft_length/store.py: writers do not wait for each other | unit/draft_length/test_store.py
+- fcntl.flock(descriptor, fcntl.LOCK_EX)
++ pass
+draft_length/exact_widths.py: one exact width is enough for all passes | unit/draft_length/test_exact_widths.py
+- return all(self.same_bits(1, width) for width in usual) and
++ return any(self.same_bits(1, width) for width in usual) and
+
+sampling/distribution.py: the least likely id stays at the boundary of top_p | unit/sampling/test_sampling.py
+- <= 1 - p) & (p < 1)
++ < 1 - p) & (p < 1)
+sampling/distribution.py: a repetition penalty rewards negative logits | unit/sampling/test_sampling.py
+- mx.where(logits < 0, logits * penalty, logits / penalty)
++ logits / penalty
+sampling/random.py: the purposes of adjacent positions share random numbers | unit/sampling/test_random.py
+- position * len(Purpose) + purpose]
++ position + purpose]
+sampling/masking.py: the last n-gram may be repeated | unit/sampling/test_constraints.py
+- is_earlier = ends <= windows.first
++ is_earlier = ends < windows.first
+
+engine.py: a drafter's slots are not renumbered | integration/test_engine.py
+- self._drafter.select(order)
++ pass
+engine.py: a cancelled request keeps its slot | integration/test_engine.py
+-             self._requests[request.slot] = None
+-         for queue in
++             pass
++         for queue in
+rows.py: a result comes before all samples of its prompt have ended | integration/test_batch.py
+- if not any(request in self._samples for request in requests):
++ if all(request in self._samples for request in requests if request is not event.request):
+jobs/output.py: a changed input line is not noticed | jobs/test_output.py
+- if fields[INPUT_HASH] != input_hash(line):
++ if fields[INPUT_HASH] is None:
+
+checkpoints/safetensors.py: bfloat16 is read as float16 | unit/loading/test_dtypes.py
+- "BF16": mx.bfloat16
++ "BF16": mx.float16
+checkpoints/lora.py: the update of an embedding is not transposed | parity/test_adapters.py
+- return self.scale * (product.T if self.is_embedding else product.reshape(self.shape(adapter)))
++ return self.scale * product.reshape(self.shape(adapter))
+checkpoints/gguf.py: a tensor may reach past the end of the file | unit/checkpoints/test_gguf.py
+- or location.start < stop or location.stop > len(cursor.data):
++ or location.start < stop:
+checkpoints/pickles.py: unknown opcodes are skipped | robustness/test_checkpoint_fuzz.py
+- raise self.error(f"opcode {opcode} is not allowed")
++ pass
+checkpoints/pickles.py: a tensor may begin anywhere in its storage | unit/checkpoints/test_torch_bin.py
+- if offset + extent > storage.numel:
++ if extent > storage.numel:
+checkpoints/npz.py: checksums are computed, but not compared | unit/checkpoints/test_torch_bin.py
+- if crc != expected:
++ if crc is None:
+loading/atomic_io.py: a text file is overwritten in place | unit/loading/test_atomic_io.py
+-         partial.chmod(mode)
+-         partial.replace(path)
++         path.write_text(text, encoding="utf-8")
++         path.chmod(mode)
+loading/manifest.py: a damaged file of the same size is not found | unit/loading/test_conversion.py
+- if sha256(path) != entry["sha256"]:
++ if path.stat().st_size != entry["bytes"]:
+loading/conversion.py: weights are not converted to the chosen type | unit/loading/test_conversion.py
+- yield name, checkpoint[name]
++ yield name, original[name]
+loading/tokenizer.py: an incomplete character after other text is released | unit/loading/test_tokenizer.py
+- if text.endswith(REPLACEMENT):
++ if text == REPLACEMENT:
+loading/sentencepiece_tokenizer.py: extra ids are shifted by one | unit/loading/test_hard_tokenizers.py
+- end = len(self.pieces) - 1 + count
++ end = len(self.pieces) + count
+
+beam_search/search.py: the length penalty multiplies the score | beam_search/test_beam.py
+- found = Hypothesis(score / len(own) ** self.length_penalty, own)
++ found = Hypothesis(score * len(own) ** self.length_penalty, own)
+beam_search/search.py: an ended output counts although it is not among the N best | beam_search/test_beam.py
+- elif rank < self.num_beams:
++ else:
+beam_search/round.py: the cache keeps the order of the old beams | beam_search/test_beam.py
+- batch.cache.reorder(order)
++ pass
+
+speech/timestamp_rules.py: a segment may end where it starts | speech/test_timestamp_rules.py
+- mx.maximum(latest + ~ends_segment, self.zero)
++ mx.maximum(latest, self.zero)
+speech/mel.py: the mirror image at the start is one sample off | speech/test_mel.py
+- self._pending[half:0:-1]
++ self._pending[half - 1 :: -1]
+speech/segments.py: the next window starts after the first segment | speech/test_transcriptions.py
+- next_seek = window.seek + (tokens[ends[-1] - 1] - zero)
++ next_seek = window.seek + (tokens[ends[0] - 1] - zero)
+speech/word_timestamps.py: a mark before a word is merged into its end | speech/test_transcriptions.py
+- following.word = word.word + following.word
++ following.word = following.word + word.word
+speech/chunks.py: segments of later chunks end too early | speech/test_transcription.py
+- end=segment.end + seconds,
++ end=segment.end,
+
+jobs/job.py: records are written in the order in which lines finish | jobs/test_jobs.py
+- in_order(drive(self, enumerate(self.lines)), attrgetter("index"))
++ drive(self, enumerate(self.lines))
+jobs/output.py: a torn record is kept | jobs/test_output.py
+- is_record = line.endswith(b"\n") and fields["line"] == number
++ is_record = fields["line"] == number
+jobs/input.py: all lines are sampled with the same seed | jobs/test_jobs.py
+- f"{seed} {number}"
++ f"{seed}"
+
+server/guard.py: any token is accepted | server/test_guard.py
+- if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
++ if not given:
+server/guard.py: any host is accepted | server/test_guard.py
+- if len(hosts) != 1 or not self._is_allowed(hosts[0]):
++ if len(hosts) != 1:
+server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
+- if len(body) > max_bytes:
++ if len(chunk) > max_bytes:
+server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
+-             queue.cancel(item)
++             pass
+server/completion_format.py: the tokens of a prompt are counted for each of its samples | server/test_completion_format.py
+- for each in stats[:: self._request.n])
++ for each in stats)
+
+training/batches.py: a position learns the token that it reads | training
+- written[:, b, :count] = sequence[positions + 1]
++ written[:, b, :count] = sequence[positions]
+training/trainer.py: the learning rate ends at 0 | training/test_schedule.py
+- (0.02 + 0.98 * cosine)
++ cosine
+training/trainer.py: a resumed run starts with a new optimizer | training
+- self._optimizer.state = tree_unflatten(trees["optimizer"])
++ pass
+training/students.py: the output matrix of a draft model is not trained | training
+-     trains_output_matrix = True
++     trains_output_matrix = False
+
+distributed/sharding.py: ranks that share a key head read other heads | distributed/test_parallel.py
+- Shard(axis, pieces, rank * pieces // size)
++ Shard(axis, pieces, rank % pieces)
+distributed/sharding.py: each rank adds the biases of a sum | distributed/test_parallel.py
+- zeros.update(sources.get(path, ()))
++ pass
+distributed/data_parallel.py: rank 0 keeps all rows | distributed/test_data_parallel.py
+- if self._pending[rank] <= self._own_pending or not self._own.wants_more:
++ if not self._own.wants_more:
+
+doctor/recommendation.py: the rates of a recommendation are one position off | doctor/test_doctor.py
+- acceptance[min(length, len(acceptance)) - 1]
++ acceptance[min(length, len(acceptance) - 1)]
+doctor/predicted_costs.py: kernels take no time | doctor/test_predicted_costs.py
+- work.nbytes / chip.bandwidth + work.dispatches * DISPATCH_SECONDS
++ work.nbytes / chip.bandwidth
+
+cpu/exponentials.py: a coefficient has a wrong digit | cpu/test_exponentials.py
+- 0.05549103613,
++ 0.05549003613,
+cpu/losses.py: the gradient of a soft cap is wrong | cpu/test_losses.py
+- gradient *= 1 - bounded * bounded
++ gradient *= 1 - np.abs(bounded)
+"""
+
+
+@dataclass
+class Fault:
+    number: int
+    file: str
+    what: str
+    tests: list[str]
+    hangs: bool
+    old: list[str]
+    new: list[str]
+
+    @property
+    def mirrored(self) -> str:
+        """The folder with the tests of the file's folder."""
+        folder = self.file.split("/")[0] if "/" in self.file else ""
+        return f"tests/{folder}" if (ROOT / "tests" / folder).is_dir() and folder else f"tests/unit/{folder}"
+
+    def planted(self, text: str) -> str:
+        """Return a file's text with the fault. Raises ValueError if the fault is stale."""
+        old, new = "\n".join(self.old), "\n".join(self.new)
+        if (count := text.count(old)) != 1:
+            raise ValueError(f"is stale: its text occurs {count} times in {self.file}:\n{old}")
+        return text.replace(old, new)
+
+
+def parse(table: str) -> list[Fault]:
+    faults: list[Fault] = []
+    for line in filter(None, table.splitlines()):
+        if line[0] in "-+":
+            (faults[-1].old if line[0] == "-" else faults[-1].new).append(line[2:])
+        else:
+            described, _, closest = line.partition(" | ")
+            file, _, what = described.partition(": ")
+            tests = [f"tests/{each}" for each in closest.removesuffix(" (hangs)").split()]
+            faults.append(Fault(len(faults) + 1, file, what, tests, closest.endswith(" (hangs)"), [], []))
+    return faults
+
+
+def stale(faults: Sequence[Fault], root: Path = ROOT) -> Iterator[str]:
+    """Yield a line for each fault that cannot be planted."""
+    for fault in faults:
+        try:
+            ast.parse(fault.planted((root / PACKAGE / fault.file).read_text(encoding="utf-8")))
+        except (OSError, SyntaxError, ValueError) as error:
+            yield f"{fault.number}. {fault.file}: {fault.what}: {error}"
+
+
+def failures(copy: Path, paths: Sequence[str], *options: str) -> list[str]:
+    """Run pytest in the copy. Returns the ids of the tests that failed, or else how pytest ended if not well."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *options, *paths]
+    run = subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment_of(copy),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, _ = run.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        return ["time limit"]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)  # also what the tests started
+        run.wait()
+    found = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", out, re.MULTILINE)
+    return found or ([] if run.returncode in (0, 5) else [f"status {run.returncode}"])  # 5: no test was selected
+
+
+def stages(copy: Path, fault: Fault) -> Iterator[tuple[list[str], str]]:
+    """Yield the paths and the marker of each group of tests to run, the closest first."""
+    closest = [path for path in fault.tests if (copy / path).exists()]
+    folders = sorted({f"tests/{path.relative_to(copy / 'tests').parts[0]}" for path in copy.glob("tests/**/test_*.py")})
+    if closest:
+        yield closest, "not slow"
+        yield closest, "slow"
+    for folder in [fault.mirrored, *folders]:
+        yield [folder], "not slow"
+    yield folders, "slow"
+
+
+def find(copy: Path, fault: Fault) -> tuple[str | None, bool]:
+    """Return the test that catches the planted fault, and whether it is one of the closest."""
+    for number, (paths, marker) in enumerate(stages(copy, fault)):
+        found = failures(copy, paths, "-x", "-m", marker)
+        if found and (found != ["time limit"] or fault.hangs):
+            return found[0], number < 2 and set(paths) <= set(fault.tests)
+    return None, False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="the numbers of the faults to plant")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", metavar="FOLDER", help="another folder tests/")
+    chosen = parser.parse_args()
+    faults = [fault for fault in parse(FAULTS) if chosen.only is None or fault.number in chosen.only]
+    if problems := [*stale(faults)]:
+        print(*problems, sep="\n")
+        return 1
+
+    caught: dict[int, str] = {}
+    with tempfile.TemporaryDirectory() as name:
+        copy = copy_without((), Path(name).resolve())
+        shutil.rmtree(copy / "tests")
+        shutil.copytree(chosen.tests, copy / "tests", ignore=CACHES)
+        for fault in faults:
+            path = copy / PACKAGE / fault.file
+            text = path.read_text(encoding="utf-8")
+            started = time.monotonic()
+            try:
+                write(path, fault.planted(text))
+                test, is_closest = find(copy, fault)
+            finally:
+                write(path, text)
+            if test is not None:
+                caught[fault.number] = test
+            note = "" if is_closest or test is None else f" (missed by {', '.join(fault.tests)})"
+            seconds = time.monotonic() - started
+            print(f"{fault.number:3} {fault.file}: {fault.what}", flush=True)
+            print(f"    {'ESCAPED' if test is None else f'caught by {test}'}{note}, {seconds:.0f} s", flush=True)
+
+        tests = sorted({test for test in caught.values() if test.startswith("tests/")})
+        broken = set(failures(copy, tests, "-m", "")) if tests else set()
+    for number, test in [*caught.items()]:
+        if test in broken:
+            print(f"{number:3} does not count: {test} fails without it, too")
+            del caught[number]
+    print(f"{len(caught)} of {len(faults)} faults were caught")
+    return int(len(caught) < len(faults))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a module, and remove its bytecode, which Python would use if the size and the second are the same."""
+    path.write_text(text, encoding="utf-8")
+    for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        cached.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
