@@ -257,7 +257,7 @@ server/bodies.py: the limit of a body applies to each chunk | server/test_bodies
 server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
 -             queue.cancel(item)
 +             pass
-server/completion_format.py: the tokens of a prompt are counted for each of its samples | server/test_completion_format.py
+server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
 - for each in stats[:: self._request.n])
 + for each in stats)
 
