@@ -377,4 +377,5 @@ async def test_a_client_that_waits_for_the_queue_gets_the_refusal(world: World) 
     client.fail(ServerError(400, "planted"))
     with pytest.raises(ServerError, match="planted"):
         await waiting
+    progress(client.items[0], "late", "stop")  # was on its way
     assert client.unfinished == 0
