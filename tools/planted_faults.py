@@ -245,19 +245,19 @@ jobs/input.py: all lines are sampled with the same seed | jobs/test_jobs.py
 - f"{seed} {number}"
 + f"{seed}"
 
-server/guard.py: any token is accepted | server/test_server_lifecycle.py
+server/guard.py: any token is accepted | server/test_guard.py
 - if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
 + if not given:
-server/guard.py: any host is accepted | server/test_server_lifecycle.py
+server/guard.py: any host is accepted | server/test_guard.py
 - if len(hosts) != 1 or not self._is_allowed(hosts[0]):
 + if len(hosts) != 1:
-server/bodies.py: the limit of a body applies to each chunk | server/test_server_connections.py
+server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
 - if len(body) > max_bytes:
 + if len(chunk) > max_bytes:
-server/decoding_thread.py: cancelled requests are decoded to the end | server/test_server_lifecycle.py
+server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
 -             queue.cancel(item)
 +             pass
-server/completion_format.py: the tokens of a prompt are counted for each of its samples | server/test_server.py
+server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
 - for each in stats[:: self._request.n])
 + for each in stats)
 

@@ -71,20 +71,22 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         level = logging.DEBUG if is_polled else logging.INFO
         LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
 
-    def on_server_error(request: Request, error: Exception) -> Response:
+    # Starlette would run handlers that are not coroutines in other threads
+
+    async def on_server_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServerError)
         service.metrics.errors.labels(error.code or error.status).inc()
         return error_response(request.url.path, error)
 
-    def on_http_exception(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = no_path if error.status_code == 404 else error.detail
-        return on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
+        return await on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
 
-    def on_exception(request: Request, error: Exception) -> Response:
-        return on_server_error(request, ServerError(500, "the server failed; see its log"))
+    async def on_exception(request: Request, error: Exception) -> Response:
+        return await on_server_error(request, ServerError(500, "the server failed; see its log"))
 
-    def on_disconnect(request: Request, error: Exception) -> Response:
+    async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
 
     routes = [

@@ -48,18 +48,14 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
 
     try:
         if content_type == FORM:
-            fields = {
-                name: values if len(values) > 1 else values[0]
-                for name, values in parse_qs(text, errors="strict").items()
-            }
+            form = parse_qs(text, errors="strict")
+            fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
         else:
             fields = parse_json_object(text) if text.strip() else {}
     except InputError as error:
         raise ServerError(400, f"invalid body: {error}", code="invalid_json") from None
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
-    except ValueError as error:  # too many fields
-        raise ServerError(400, f"invalid form: {error}", code="invalid_form") from None
     if not is_json_value(fields):
         raise ServerError(400, "invalid body: a lone surrogate, NaN or Infinity is not JSON", code="invalid_json")
     return {name: value for name, value in fields.items() if value is not None}
@@ -110,23 +106,38 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
         TimeoutError: The time limit is reached.
     """
 
-    async def disconnect() -> None:
+    async def disconnect() -> Exception:
         while (await receive())["type"] != "http.disconnect":
             pass
+        return ClientDisconnect()
 
-    working = asyncio.ensure_future(work)
-    disconnecting = asyncio.ensure_future(disconnect())
+    return await cancel_on(disconnect(), work, seconds)
+
+
+async def cancel_on(
+    interruption: Awaitable[Exception], work: Awaitable[Result], seconds: float | None = None
+) -> Result:
+    """Return the result of `work`, or cancel it and raise an error.
+
+    Args:
+        interruption: Returns the error to raise. It is cancelled when `work` has ended.
+        work: The awaitable to run.
+        seconds: The time limit. Raises TimeoutError if it is reached.
+    """
+    working, interrupting = asyncio.ensure_future(work), asyncio.ensure_future(interruption)
     try:
-        await asyncio.wait({working, disconnecting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, interrupting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if interrupting.done():
+            raise interrupting.result()
         if working.done():
             return working.result()
-        raise ClientDisconnect if disconnecting.done() else TimeoutError
+        raise TimeoutError
     finally:
-        for task in (working, disconnecting):
+        for task in (working, interrupting):
             task.cancel()
-        await asyncio.gather(working, disconnecting, return_exceptions=True)
+        await asyncio.gather(working, interrupting, return_exceptions=True)
         # The tasks' exceptions refer to this frame, which would keep the request alive until garbage collection.
-        del task, working, disconnecting
+        del task, working, interrupting
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:

@@ -130,6 +130,5 @@ class ClientRequest(Generic[Item]):
 
     async def wait_until_finished(self) -> None:
         """Wait for the complete output of all items. Raises `ServerError` if the request fails."""
-        await self.wait_until_queued()
         async for _ in self.progress():
             pass

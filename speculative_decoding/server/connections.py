@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,9 +23,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .service import Service
 
 LOG = logging.getLogger("speculative_decoding.server")
-MAX_CONNECTIONS = 1000
-HEADER_SECONDS = 10.0  # time limit for receiving the headers of a request, or the rest of a refused body
-MAX_REFUSED_BYTES = 1 << 24  # how much of a refused body is read before the connection is closed
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -35,27 +33,37 @@ SECURITY_HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits that protect the server from clients that send no complete request."""
+
+    connections: int = 1000
+    per_address: int = 100
+    seconds: float = 10.0  # to receive the headers of a request, or the rest of a refused body
+    refused_bytes: int = 1 << 24  # how much of a refused body is read before the connection is closed
+
+
 class LimitedConnection(H11Protocol):
     """A connection that a client cannot keep open without sending a request.
 
-    uvicorn limits only the time between requests. This class also requires headers within `HEADER_SECONDS`. A refused
-    body is still read for a while, because many clients read the response only after they have sent the body. Beyond
-    `MAX_CONNECTIONS`, a new connection replaces the one that has waited longest for a complete request. uvicorn's own
-    limit would refuse the new one.
+    uvicorn limits only the time between requests. This class also limits the time to receive headers. A refused body is
+    still read for a while, because many clients read the response only after they have sent the body. If there are too
+    many connections, a new one replaces the one that has waited longest for a complete request. uvicorn's own limit
+    would refuse the new one.
 
     Args:
-        max_per_address: The maximum number of connections from one address.
-        trusted: Addresses that are exempt from this limit. Loopback addresses are always exempt.
+        limits: The limits.
+        trusted: Addresses without a limit per address. Loopback addresses have none, either.
         of_address: The number of connections from each address. All connections share and update it, because counting
             them anew for each connection would be slow.
         options: See uvicorn.
     """
 
     def __init__(
-        self, max_per_address: int, trusted: Collection[str], of_address: Counter[str], **options: Any
+        self, limits: ConnectionLimits, trusted: Collection[str], of_address: Counter[str], **options: Any
     ) -> None:
         super().__init__(**options)
-        self._max_per_address = max_per_address
+        self._limits = limits
         self._trusted = trusted
         self._of_address = of_address
         self._timer: asyncio.TimerHandle | None = None
@@ -78,11 +86,12 @@ class LimitedConnection(H11Protocol):
         with suppress(OSError):  # raised on a Mac if the client has disconnected
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._of_address[self.address] += 1
-        if self._of_address[self.address] > self._max_per_address and not self._is_trusted:
-            LOG.warning("%s has %d connections; another one was refused", self.address, self._max_per_address)
+        limit = self._limits.per_address
+        if self._of_address[self.address] > limit and not self._is_trusted:
+            LOG.warning("%s has %d connections; another one was refused", self.address, limit)
             transport.close()
             return
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._limits.connections:
             self._replace_another()
         self._start_timer()
 
@@ -91,7 +100,7 @@ class LimitedConnection(H11Protocol):
         if self.is_between_requests:
             self._start_timer()
             self._refused_bytes += len(data)
-            if self._refused_bytes > MAX_REFUSED_BYTES:
+            if self._refused_bytes > self._limits.refused_bytes:
                 self.transport.close()
         else:
             self._stop_timer()
@@ -132,13 +141,13 @@ class LimitedConnection(H11Protocol):
             for each in self.connections
             if isinstance(each, LimitedConnection) and each is not self and not each.transport.is_closing()
         ]
-        if len(others) >= MAX_CONNECTIONS:
+        if len(others) >= self._limits.connections:
             waiting = [each for each in others if each.is_between_requests or each.cycle.more_body]
             min(waiting, key=lambda each: each.waiting_since, default=self).transport.close()
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._timer = self.loop.call_later(self._limits.seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -146,8 +155,11 @@ class LimitedConnection(H11Protocol):
             self._timer = None
 
 
-def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str] = ()) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, service: Service, trusted_proxies: Collection[str] = (), limits: ConnectionLimits | None = None
+) -> uvicorn.Server:
     """Return a uvicorn server that drains requests on the first SIGTERM or Ctrl-C, and aborts them on the second."""
+    limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
     loop = asyncio.get_running_loop()
     draining = list[Any]()
 
@@ -163,10 +175,12 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
                 LOG.info("stopping within %g s; a second signal ends the running requests", service.limits.grace)
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many connections at once, before the first one is counted
+    allow_open_files(
+        4 * limits.connections
+    )  # asyncio accepts many connections at once, before the first one is counted
     config = uvicorn.Config(
         app,
-        http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies, Counter()),  # type: ignore[arg-type]
+        http=partial(LimitedConnection, limits, trusted_proxies, Counter()),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -183,6 +197,13 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
 def allow_open_files(count: int) -> None:
     """Raise this process's limit on open files, which is 256 in a Mac's shell, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    raised = raised_limit(soft, hard, count)
+    if raised != soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+
+
+def raised_limit(soft: int, hard: int, wanted: int) -> int:
+    """Return a soft limit of `wanted` or more, as far as the hard limit allows."""
+    if soft == resource.RLIM_INFINITY:
+        return soft
+    return max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))

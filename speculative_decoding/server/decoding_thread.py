@@ -169,9 +169,9 @@ class DecodingThread:
     def _new_queue(self, session: Session) -> DecodingQueue:
         if session.model.audio is None:
             return PromptQueue(session, self._limits)
-        from .recordings import RecordingQueue
+        from .recordings import recording_queue
 
-        return RecordingQueue(session, self._limits)
+        return recording_queue(session, self._limits)
 
     def _take(self, queue: DecodingQueue) -> bool:
         """Submit and cancel the pending items, and sleep while there is nothing to do. Returns False after `stop`."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -14,7 +13,7 @@ from ..session import Session
 from ..speech.api import new_scheduler
 from ..speech.options import TranscriptionOptions
 from ..speech.recording import Recording
-from ..speech.scheduler import Task, TranscriptionEvent
+from ..speech.scheduler import Scheduler, Task, TranscriptionEvent
 from ..speech.transcription import Transcription
 from .client_request import Callback, ClientItem
 from .errors import ServerError
@@ -67,14 +66,13 @@ class RecordingQueue:
     reserved for first outputs. Other recordings wait for the first outputs in progress, to avoid slowing them down.
 
     Args:
-        session: A session with a speech model.
-        limits: The server's limits.
+        scheduler: Decodes the outputs. It has `EXTRA_SLOTS` more than `slots`.
+        slots: How many recordings have a slot.
     """
 
-    def __init__(self, session: Session, limits: Limits) -> None:
-        defaults: dict[str, Any] = {} if session.model.audio is None else session.model.audio.defaults
-        self._scheduler = new_scheduler(session, TranscriptionOptions(**defaults), {}, limits.slots + EXTRA_SLOTS)
-        self._slots = limits.slots
+    def __init__(self, scheduler: Scheduler, slots: int) -> None:
+        self._scheduler = scheduler
+        self._slots = slots
         self._turns = Turns[ClientRecording](credit=1.0)  # a turn is one output
         self._numbers: dict[ClientRecording, int] = {}  # numbers of the started recordings
         self._items: dict[int, ClientRecording] = {}  # the same recordings by number
@@ -165,6 +163,13 @@ class RecordingQueue:
                 self.finished += event.result is not None
                 calls.append(partial(item.client.on_progress, item, event))
         return calls
+
+
+def recording_queue(session: Session, limits: Limits) -> RecordingQueue:
+    """Return a queue for a session with a speech model."""
+    assert session.model.audio is not None
+    options = TranscriptionOptions(**session.model.audio.defaults)
+    return RecordingQueue(new_scheduler(session, options, {}, limits.slots + EXTRA_SLOTS), limits.slots)
 
 
 def field_name(option: str) -> str:

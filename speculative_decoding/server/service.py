@@ -122,7 +122,7 @@ class Service:
         self.require_room(1)
         loop = asyncio.get_running_loop()
         upload = Upload(loop.time() + self.limits.max_seconds, partial(self._require_memory, largest))
-        timer = loop.call_at(upload.deadline, upload.fail, self._timeout())
+        timer = loop.call_at(upload.deadline, upload.fail, self.timeout())
         self._uploads.add(upload)
         self._is_empty.clear()
         try:
@@ -169,7 +169,7 @@ class Service:
             items, on_first_output=lambda: self.metrics.time_to_first_token.observe(loop.time() - started)
         )
         deadline = started + self.limits.max_seconds if upload is None else upload.deadline
-        timer = loop.call_at(deadline, self._fail, request, self._timeout())
+        timer = loop.call_at(deadline, self._fail, request, self.timeout())
         self._requests.add(request)
         self._is_empty.clear()
         self._thread.submit([item for item in items if item.finish_reason is None])
@@ -190,7 +190,7 @@ class Service:
                 self._seconds_per_item = 0.9 * self._seconds_per_item + 0.1 * seconds
             self.metrics.add(item.stats, item.finish_reason or failed)
 
-    def _timeout(self) -> ServerError:
+    def timeout(self) -> ServerError:
         return ServerError(504, f"not finished within {self.limits.max_seconds:g} s", code="timeout")
 
     def _note_if_empty(self) -> None:

@@ -70,7 +70,6 @@ async def transcribe(request: Request, task: str) -> Response:
         events = stream(service, [item], delta_event, lambda: done_events(item), upload)
         await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
         return EventStream(events, limits.max_seconds, stack.pop_all())
-    raise AssertionError  # the stack does not suppress errors
 
 
 async def received(request: Request, task: str, audio: AudioConfig, upload: Upload) -> TranscriptionRequest:

@@ -84,11 +84,11 @@ async def translate(request: Request) -> Response:
     is_form = media_type(request) == FORM
     texts, prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
     request.scope["prompts"] = [prompt for prompt, _ in prompts]
-    seconds = service.limits.max_seconds
     try:
-        lines = iter(await cancel_on_disconnect(request.receive, translate_all(service, prompts), seconds))
+        translating = translate_all(service, prompts)
+        lines = iter(await cancel_on_disconnect(request.receive, translating, service.limits.max_seconds))
     except TimeoutError:
-        raise ServerError(504, f"not finished within {seconds:g} s", code="timeout") from None
+        raise service.timeout() from None
     found = ["".join(next(lines) if line.strip() else line for line in text) for text in texts]
     return JSONResponse({"translatedText": found[0] if isinstance(fields["q"], str) else found})
 

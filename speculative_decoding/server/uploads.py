@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from .bodies import cancel_on
 from .errors import ServerError
 
 Result = TypeVar("Result")
@@ -42,14 +43,4 @@ class Upload:
 
     async def unless_failed(self, work: Awaitable[Result]) -> Result:
         """Return the result of `work`, or cancel it when the upload fails. Raises `ServerError`."""
-        working = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((working, self._failure), return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                raise self._failure.result()
-            return working.result()
-        finally:
-            if not working.done():
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
-            del working  # its exception refers to this frame, and would keep the recording until garbage collection
+        return await cancel_on(asyncio.shield(self._failure), work)

@@ -59,10 +59,33 @@ def test_forms_that_take_long_are_refused(body: bytes, words: str) -> None:
     assert error.value.status == 400
 
 
-def test_a_long_content_type_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multipart, "parse_options_header", lambda value: pytest.fail("read"))
-    with pytest.raises(ServerError, match="Content-Type is too long"):
-        parse_multipart(FORM + ";a=1" * 300, b"")
+END = b"--b--"
+MALFORMED: list[tuple[str, bytes, int, str]] = [
+    ("application/json", b"{}", 415, "must be multipart/form-data, not 'application/json'"),
+    ("multipart/form-data", b"", 400, "no boundary"),
+    (f"multipart/form-data; boundary={'b' * 71}", b"", 400, "no boundary"),
+    (FORM + ";a=1" * 300, part() + END, 400, "Content-Type is too long"),
+    (FORM, b"", 400, "its end is missing"),
+    (FORM, b"--b\r\nabc\r\n--b--", 400, "invalid character"),
+    (FORM, b"--bx\r\n\r\nabc\r\n--b--", 400, "end of boundary"),
+    (FORM, part(b"A: b") + END, 400, "no name"),
+    (FORM, part(b"Content-Disposition: form-data") + END, 400, "no name"),
+    (FORM, part(b'Content-Disposition: form-data; name="\xff"') + END, 400, "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "status", "words"), MALFORMED, ids=lambda value: str(value)[:30])
+def test_malformed_forms_are_refused(kind: str, body: bytes, status: int, words: str) -> None:
+    with pytest.raises(ServerError, match=words) as error:
+        parse_multipart(kind, body)
+    assert error.value.status == status
+
+
+def test_the_longest_content_type_is_accepted() -> None:
+    boundary = "b" * 70
+    kind = f"multipart/form-data; boundary={boundary}; "
+    padded = kind + "a" * (multipart.MAX_CONTENT_TYPE - len(kind))
+    assert parse_multipart(padded, part().replace(b"--b", b"--" + boundary.encode()) + f"--{boundary}--".encode())
 
 
 def test_as_many_fields_as_allowed_are_read() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.client_request import ClientRequest
-from speculative_decoding.server.completion_format import UNSUPPORTED
 from speculative_decoding.server.decoding_thread import submit
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.prompts import PromptQueue, client_prompts
@@ -20,9 +18,7 @@ from tests.support.together import Letters
 
 
 @pytest.mark.parametrize(("error", "status"), [(MemoryError("planted"), 500), (InputError("planted"), 400)])
-def test_a_failing_planner_fails_one_prompt(
-    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_planner_fails_one_prompt(error: Exception, status: int, caplog: pytest.LogCaptureFixture) -> None:
     """The decoding thread takes several prompts at once; an exception would lose the others."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=3))
     queue = PromptQueue(session, Limits())
@@ -34,7 +30,7 @@ def test_a_failing_planner_fails_one_prompt(
             raise planted
         return draft_length(options, slots)
 
-    monkeypatch.setattr(session.planner, "draft_length", fails_once)
+    session.planner.draft_length = fails_once  # type: ignore[method-assign, assignment]
     items = [client_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
     clients = [ClientRequest([item]) for item in items]
     for call in [call for item in items for call in submit(queue, item)]:
@@ -43,7 +39,7 @@ def test_a_failing_planner_fails_one_prompt(
     assert queue.active == [items[1]] and clients[1].error is None
 
 
-def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate() -> None:
     options = GenerationOptions(drafter="none", max_tokens=6, temperature=1.0, seed=7, num_return_sequences=3)
     session = Session(tiny_model(), Letters())
     expected = [each.text for each in session.generate("fed", **vars(options)).sequences]
@@ -54,7 +50,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkey
         encoded.append(len(sources))
         return encode_rows(sources)
 
-    monkeypatch.setattr(type(session.model), "encode_rows", lambda self, sources: counted(sources))
+    session.model.encode_rows = counted  # type: ignore[method-assign]
 
     async def decode(leaves: bool) -> list[str | None]:
         queue = PromptQueue(session, Limits())
@@ -73,7 +69,3 @@ def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate(monkey
 
     assert asyncio.run(decode(leaves=False)) == expected and encoded == [1]
     assert asyncio.run(decode(leaves=True)) == [expected[0], "", expected[2]]
-
-
-def test_no_option_is_refused_as_unsupported() -> None:
-    assert not UNSUPPORTED.keys() & option_specs().keys()

@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
+from speculative_decoding import InputError
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.server import recordings
-from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.recordings import ClientRecording, RecordingQueue
 from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.scheduler import TranscriptionEvent
 
 
 class Outputs:
     """A scheduler that decodes nothing. `end` ends the output of a recording that has a slot."""
 
-    audio = SimpleNamespace(window_frames=3000)
-
     def __init__(self) -> None:
+        self.problem: Exception | None = None  # of the next recording
+        self.failed: Exception | None = None  # of the next output
         self.paused: list[int] = []
         self.with_slot: list[int] = []
 
@@ -27,38 +27,35 @@ class Outputs:
     def running(self) -> int:
         return len(self.with_slot)
 
-    def task(self, recording: Any, options: Any) -> None: ...
-
-    def start(self, number: int, task: None) -> list[Any]:
+    def start(self, number: int, task: Any) -> list[Any]:
+        if self.problem is not None:
+            raise self.problem
         self.paused.append(number)
         return []
 
     def resume(self, number: int) -> list[Any]:
         self.paused.remove(number)
+        if self.failed is not None:
+            return [TranscriptionEvent(number, [], 0.0, 0.0, None, error=self.failed)]
         self.with_slot.append(number)
         return []
 
     def decode_round(self) -> list[Any]:
         return []
 
-    def seek(self, number: int) -> int:
-        return 0
-
     def cancel(self, number: int) -> None:
-        self.with_slot.remove(number)
+        for numbers in (self.paused, self.with_slot):
+            if number in numbers:
+                numbers.remove(number)
 
     def end(self, number: int) -> None:
         self.with_slot.remove(number)
         self.paused.append(number)
 
 
-def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot() -> None:
     outputs = Outputs()
-    monkeypatch.setattr(recordings, "new_scheduler", lambda *_: outputs)
-    session: Any = SimpleNamespace(model=SimpleNamespace(audio=None))
-    work = RecordingQueue(session, Limits(slots=2))
+    work = RecordingQueue(cast(Any, outputs), slots=2)
 
     def submit(client: str) -> ClientRecording:
         item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
@@ -81,3 +78,19 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     work.cancel(newcomer)
     work.step()
     assert outputs.with_slot == [second, long]  # the second newcomer came later, so it holds nothing back
+
+
+@pytest.mark.parametrize("stage", ["start", "output"])
+def test_a_recording_that_cannot_be_transcribed_fails_alone(stage: str) -> None:
+    outputs, failed = Outputs(), list[str]()
+    work = RecordingQueue(cast(Any, outputs), slots=2)
+    for client in ("good", "bad"):
+        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
+        item.client = cast(Any, SimpleNamespace(on_queued=None, fail=lambda error: failed.append(error.message)))
+        work.submit(item)
+        if client == "bad":
+            setattr(outputs, "problem" if stage == "start" else "failed", InputError("planted", "initial_prompt"))
+        for call in work.step():
+            call()
+    assert failed == ["prompt: planted"] and outputs.with_slot == [0] and len(work.active) == 1
+    assert not outputs.paused and (work.decoding, work.waiting, work.finished) == (1, 0, 0)

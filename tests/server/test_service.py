@@ -1,68 +1,381 @@
-"""The deadline of a recording."""
+"""Admission, deadlines, streams and shutdown, with a decoding thread that does what a test says."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.server.decoding_thread import DecodingThread
+from speculative_decoding import Event, GenerationOptions
+from speculative_decoding.decoding.results import GenerationStats, Round
+from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.completions import decode
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
-from speculative_decoding.server.recordings import ClientRecording
-from speculative_decoding.server.service import READY, Service
-from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.server.prompts import ClientPrompt
+from speculative_decoding.server.service import COLLECTED_BYTES, MAX_UPLOADS, Service
+from speculative_decoding.server.streams import KEEP_ALIVE_SECONDS, stream
+from speculative_decoding.server.translation import translate
+from tests.support.waiting import ManualLoop, run_manually
+
+LIMITS = Limits(slots=2, queue=2, max_prompts=4, max_seconds=100.0, grace=30.0)
 
 
-def test_a_recording_has_one_deadline_from_its_arrival() -> None:
-    """It was counted once while the recording was opened, and once more while it was decoded."""
+class Thread:
+    """A decoding thread that decodes nothing. It records what it is given."""
 
-    async def run() -> None:
-        limits = Limits(max_seconds=100)
-        service = Service(DecodingThread(lambda: pytest.fail("not started"), limits), limits, Metrics())
-        service.state = READY
-        loop = asyncio.get_running_loop()
-        deadlines: list[float] = []
-        call_at = loop.call_at
+    decoding = 0
+    waiting = 0
 
-        def recorded(when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
-            deadlines.append(when)
-            return call_at(when, *args, **options)
+    def __init__(self) -> None:
+        self.submitted: list[ClientPrompt] = []
+        self.cancelled: list[ClientPrompt] = []
 
-        loop.call_at = recorded  # type: ignore[assignment, method-assign]
-        with service.upload(1000) as upload:
-            with service.opening(upload):
-                assert service.admitted == 1
-            await asyncio.sleep(0.01)
-            item: Any = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
-            item.stats = None
-            with service.request([item], upload):
-                assert service.admitted == 1
-        started = [when for when in deadlines if when > loop.time() + 50]
-        assert started == [upload.deadline] * 2
+    def submit(self, items: list[ClientPrompt]) -> None:
+        self.submitted += items
 
-    asyncio.run(run())
+    def cancel(self, items: list[ClientPrompt]) -> None:
+        self.cancelled += items
+
+    def stop(self) -> None: ...
 
 
-def test_an_upload_that_fails_cancels_its_work() -> None:
-    async def run() -> None:
-        limits = Limits()
-        service = Service(DecodingThread(lambda: pytest.fail("not started"), limits), limits, Metrics())
-        service.state = READY
-        cancelled = []
+class World:
+    """A service that is ready, and its thread.
 
-        async def endless() -> None:
+    Attributes:
+        ended: The errors that `on_end` was called with.
+    """
+
+    def __init__(self, loop: ManualLoop) -> None:
+        self.loop = loop
+        self.thread = Thread()
+        self.metrics = Metrics()
+        self.ended: list[Exception | None] = []
+        self.service = Service(self.thread, LIMITS, self.metrics)  # type: ignore[arg-type]
+        self.service.on_end = self.ended.append
+        self.service.state = "ready"
+
+    def ended_as(self, reason: str) -> float | None:
+        return self.metrics.registry.get_sample_value("speculative_decoding_prompts_total", {"finish_reason": reason})
+
+    def decode(self, *prompts: ClientPrompt) -> asyncio.Task[None]:
+        """Send a request whose client waits for the complete output."""
+        return self.loop.create_task(decode(self.service, prompts))
+
+    def streaming(self, *prompts: ClientPrompt) -> list[Any]:
+        """Send a request whose client reads a stream. Returns the events so far."""
+        found: list[Any] = []
+
+        async def read() -> None:
+            events = stream(self.service, prompts, lambda item, event: {"text": item.text} if event else None, list)
             try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.append(True)
+                async for event in events:
+                    found.append(event)
+            except ServerError as error:
+                found.append(error)
 
-        with pytest.raises(ServerError, match="is stopping"), service.upload(1000) as upload:
-            asyncio.get_running_loop().call_soon(service.abort)
-            await upload.unless_failed(endless())
-        assert cancelled == [True]
+        found.append(self.loop.create_task(read()))
+        return found
 
-    asyncio.run(run())
+
+Test = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def law(test: Test) -> Callable[[], None]:
+    """Run a test in an event loop with its own clock."""
+
+    def run() -> None:
+        run_manually(lambda loop: test(World(loop)))
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+def prompts(count: int) -> list[ClientPrompt]:
+    return [ClientPrompt("abc", GenerationOptions()) for _ in range(count)]
+
+
+def progress(item: ClientPrompt, text: str, finish_reason: str | None = None) -> None:
+    """Let the thread report a round of a prompt."""
+    request: Any = SimpleNamespace(stats=GenerationStats(prompt_tokens=3, generated_tokens=1))
+    item.client.on_progress(item, Event(request, Round([2], [], 0, 0.0, finish_reason=finish_reason), [text]))
+
+
+@law
+async def test_the_queue_holds_at_its_limit_and_refuses_one_more(world: World) -> None:
+    service = world.service
+    items = prompts(3)
+    with ExitStack() as stack:
+        stack.enter_context(service.request(items))
+        upload = stack.enter_context(service.upload(1000))
+        assert service.admitted == 3  # a recording counts from its last byte on
+        stack.enter_context(service.opening(upload))
+        assert service.admitted == 4
+        for refused in (lambda: service.request(prompts(1)), lambda: service.upload(1000)):
+            with pytest.raises(ServerError) as error, refused():
+                pass
+            assert (error.value.status, error.value.code) == (429, "queue_full")
+            assert int((error.value.headers or {})["Retry-After"]) >= 1
+        progress(items[0], "a", "stop")  # even if its client has not read it
+        assert service.admitted == 3
+        stack.enter_context(service.request(prompts(1)))
+    assert service.admitted == 0 and world.thread.cancelled[-3:] == items
+
+
+@law
+async def test_only_a_ready_service_admits_requests(world: World) -> None:
+    for state in ("loading", "stopping", "failed"):
+        world.service.state = state
+        for refused in (lambda: world.service.request(prompts(1)), lambda: world.service.upload(1000)):
+            with pytest.raises(ServerError) as error, refused():
+                pass
+            assert (error.value.status, error.value.code) == (503, state)
+    assert not world.thread.submitted
+
+
+@law
+async def test_a_request_fails_at_its_deadline_and_frees_its_slots(world: World) -> None:
+    whole, events = world.decode(*prompts(1)), world.streaming(*prompts(1))
+    await world.loop.advance(99.9)
+    assert not whole.done() and len(events) == 1
+    await world.loop.advance(0.2)
+    with pytest.raises(ServerError, match="not finished within 100 s") as error:
+        await whole
+    assert (error.value.status, error.value.code) == (504, "timeout")
+    assert isinstance(events[-1], ServerError) and events[-1].code == "timeout"  # before the stream has begun
+    assert {*world.thread.cancelled} == {*world.thread.submitted} and world.service.admitted == 0
+    assert world.ended_as("error") == 2
+
+
+@law
+async def test_a_recording_has_one_deadline_from_its_arrival(world: World) -> None:
+    with pytest.raises(ServerError, match="not finished"), world.service.upload(1000) as upload:
+        await world.loop.advance(60)
+        (item,) = prompts(1)
+        with world.service.request([item], upload) as client:
+            await world.loop.advance(39.9)
+            assert client.error is None
+            await world.loop.advance(0.2)
+            assert client.error is not None
+        await upload.unless_failed(asyncio.sleep(0))
+
+
+@law
+async def test_a_failed_upload_cancels_its_work(world: World) -> None:
+    cancelled: list[bool] = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+
+    async def finished() -> str:
+        return "done"
+
+    with pytest.raises(ServerError, match="is stopping"), world.service.upload(1000) as upload:
+        assert await upload.unless_failed(finished()) == "done"
+        world.loop.call_soon(world.service.abort)
+        world.loop.call_soon(world.service.abort)
+        await upload.unless_failed(endless())
+    assert cancelled == [True]
+
+
+@law
+async def test_recordings_share_a_limit_of_memory(world: World) -> None:
+    service = world.service
+    with service.upload(1000) as first:
+        with service.upload(1000) as second:
+            first.add(MAX_UPLOADS * 1000 - 1)
+            second.add(1)
+            with pytest.raises(ServerError) as error:
+                first.add(1)
+            assert (error.value.status, error.value.code) == (429, "queue_full")
+        first.add(1)  # the memory of the second one is free
+
+
+@law
+async def test_the_memory_of_a_large_recording_is_collected_at_its_end(world: World) -> None:
+    """Its frames may be part of a cycle, which Python collects at some later time."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    gc.disable()
+    try:
+        for size, is_collected in ((COLLECTED_BYTES - 1, False), (COLLECTED_BYTES, True)):
+            found = weakref.ref(Cycle())
+            with world.service.upload(COLLECTED_BYTES) as upload:
+                upload.add(size)
+            await world.loop.advance()
+            assert (found() is None) == is_collected
+    finally:
+        gc.enable()
+
+
+@law
+async def test_a_stream_sends_what_is_ready_and_keeps_its_connection_open(world: World) -> None:
+    items = prompts(2)
+    events = world.streaming(*items)
+    await world.loop.advance()
+    items[0].client.on_queued()
+    await world.loop.advance(60)
+    assert len(events) == 1  # an error of the second prompt could still set the status
+    items[1].client.on_queued()
+    await world.loop.advance()
+    assert events[1:] == [None]
+    progress(items[0], "a")
+    await world.loop.advance(KEEP_ALIVE_SECONDS - 0.1)
+    assert events[2:] == [{"text": "a"}]
+    await world.loop.advance(0.2)
+    assert events[3:] == [None]
+    progress(items[1], "b", "stop")
+    progress(items[0], "c", "length")
+    await world.loop.advance()
+    assert events[4:] == [{"text": "b"}, {"text": "ac"}, "[DONE]"] and events[0].done()
+    assert world.ended_as("stop") == world.ended_as("length") == 1
+    name = "speculative_decoding_time_to_first_token_seconds_count"
+    assert world.metrics.registry.get_sample_value(name) == 2
+
+
+@law
+async def test_an_error_after_the_start_of_a_stream_is_its_last_event(world: World) -> None:
+    items = prompts(2)
+    events = world.streaming(*items)
+    await world.loop.advance()
+    for item in items:
+        item.client.on_queued()
+    progress(items[0], "a", "stop")
+    await world.loop.advance()
+    items[1].client.fail(ServerError(500, "planted", code="planted"))
+    progress(items[1], "late")  # was on its way
+    await world.loop.advance()
+    assert events[2:] == [{"text": "a"}, ServerError(500, "planted", code="planted").content] and events[0].done()
+    errors = "speculative_decoding_errors_total"
+    assert world.metrics.registry.get_sample_value(errors, {"code": "planted"}) == 1
+    assert world.ended_as("stop") == world.ended_as("error") == 1
+
+
+@law
+async def test_a_client_that_leaves_cancels_its_prompts(world: World) -> None:
+    items = prompts(2)
+    leaving = world.decode(*items)
+    await world.loop.advance()
+    progress(items[0], "a", "stop")
+    await world.loop.advance()
+    leaving.cancel()
+    await world.loop.advance()
+    assert world.thread.cancelled == [items[1]] and world.ended_as("cancelled") == 1
+
+
+@law
+async def test_a_blank_prompt_needs_no_decoding(world: World) -> None:
+    items = [ClientPrompt(text, GenerationOptions()) for text in ("", "abc", " \n")]
+    whole = world.decode(*items)
+    await world.loop.advance()
+    assert world.thread.submitted == [items[1]] and world.service.admitted == 1
+    progress(items[1], "a", "stop")
+    await whole
+    assert [item.text for item in items] == ["", "a", ""]
+    await decode(world.service, [ClientPrompt("", GenerationOptions())])
+
+
+@law
+async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
+    items = prompts(1)
+    whole = world.decode(*items)
+    await world.loop.advance()
+    with world.service.upload(1000):
+        draining = world.loop.create_task(world.service.drain())
+        await world.loop.advance(10)
+        await world.service.drain()  # a second call changes nothing
+        progress(items[0], "a", "stop")
+        await world.loop.advance()
+        assert whole.done() and not draining.done() and not world.ended
+    await draining
+    assert world.ended == [None]
+
+
+@law
+async def test_a_translation_has_one_deadline_for_all_its_lines(world: World) -> None:
+    """They are several requests, because only a few prompts may be in the queue at once."""
+    fields = {"q": "a\n" * 9, "source": "en", "target": "de"}
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": json.dumps(fields).encode()})
+    service = world.service
+    service.options = GenerationOptions()
+    service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
+    settings = SimpleNamespace(prefixes={("en", "de"): ""})
+    app = SimpleNamespace(state=SimpleNamespace(service=service, settings=settings))
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "app": app, "token": None}
+    answering = world.loop.create_task(translate(Request(scope, messages.get)))
+    for _ in range(2):
+        await world.loop.advance(49.9)
+        for item in world.thread.submitted[-4:]:
+            progress(item, "b", "stop")
+    await world.loop.advance()
+    assert len(world.thread.submitted) == 9 and not answering.done()
+    await world.loop.advance(0.3)
+    with pytest.raises(ServerError, match="not finished within 100 s") as error:
+        await answering
+    assert error.value.status == 504 and world.thread.cancelled == world.thread.submitted[-1:]
+
+
+@law
+async def test_requests_fail_when_the_grace_period_ends(world: World) -> None:
+    whole = world.decode(*prompts(1))
+    draining = world.loop.create_task(world.service.drain())
+    await world.loop.advance(29.9)
+    assert not whole.done()
+    await world.loop.advance(0.2)
+    with pytest.raises(ServerError) as error:
+        await whole
+    await draining
+    assert (error.value.status, error.value.code) == (503, "stopping") and world.ended == [None]
+
+
+@law
+async def test_all_requests_fail_when_the_thread_ends_with_an_error(world: World) -> None:
+    whole = world.decode(*prompts(1))
+    await world.loop.advance()
+    world.service._on_thread_end(None)  # after `stop`
+    assert not world.ended and world.service.state == "ready"
+    world.service._on_thread_end(problem := MemoryError("planted"))
+    with pytest.raises(ServerError) as error:
+        await whole
+    assert (error.value.status, error.value.code) == (500, "failed") and "planted" not in error.value.message
+    assert world.ended == [problem] and world.service.state == "failed"
+
+
+@law
+async def test_a_service_that_was_stopped_while_loading_does_not_become_ready(world: World) -> None:
+    session: Any = SimpleNamespace(options_with=lambda options: GenerationOptions())
+    for state, expected in (("loading", "ready"), ("stopping", "stopping")):
+        world.service.state = state
+        world.service._on_ready(session)
+        assert world.service.state == expected
+    world.service.stop()
+
+
+@law
+async def test_a_client_that_waits_for_the_queue_gets_the_refusal(world: World) -> None:
+    client = ClientRequest(prompts(2))
+    waiting = world.loop.create_task(client.wait_until_queued())
+    client.on_queued()
+    client.fail(ServerError(400, "planted"))
+    with pytest.raises(ServerError, match="planted"):
+        await waiting
+    progress(client.items[0], "late", "stop")  # was on its way
+    assert client.unfinished == 0

@@ -1,16 +1,8 @@
-"""Turns by what each client and each recording has had, and threads that read recordings in such turns."""
+"""Turns by what each client and each recording has had."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from concurrent.futures import CancelledError
-
-import pytest
-
-from speculative_decoding.server.reading_threads import ReadingThreads
 from speculative_decoding.server.turns import Turns
-from tests.support.waiting import eventually
 
 
 def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:
@@ -109,63 +101,3 @@ def test_one_that_left_gets_no_turn() -> None:
     assert turns.take() == "b" and turns.take() is None and turns.waiting == 0 and turns.items == ["b"]
     turns.leave("b")
     assert not turns._clients
-
-
-def steps(name: str, count: int, done: list[str]) -> Generator[None, None, str]:
-    for _ in range(count):
-        done.append(name)
-        yield
-    return name
-
-
-def test_short_readings_pass_long_ones() -> None:
-    """Two hour-long files in two threads delayed all others to their end."""
-    done: list[str] = []
-    may_run, is_blocked = threading.Event(), threading.Event()
-
-    def gate() -> Generator[None, None, None]:
-        is_blocked.set()
-        may_run.wait()
-        yield
-
-    clock = iter(range(10_000))
-    threads = ReadingThreads(1, clock=lambda: next(clock))
-    threads.start()
-    gated = threads.run("z", gate())
-    is_blocked.wait()
-    long = [threads.run("x", steps(f"long {i}", 360, done)) for i in range(2)]
-    short = threads.run("x", steps("short", 2, done))
-    other = threads.run("y", steps("other", 3, done))
-    may_run.set()
-    assert [future.result() for future in (gated, short, other, *long)] == [None, "short", "other", "long 0", "long 1"]
-    assert done.index("short") < 6 and max(i for i, name in enumerate(done) if name == "other") < 8, done[:12]
-    assert {done.count(f"long {i}") for i in range(2)} == {360}
-    assert abs(done[:100].count("long 0") - done[:100].count("long 1")) <= 1
-    threads.stop()
-
-
-def test_errors_and_cancellations_end_a_reading() -> None:
-    closed: list[str] = []
-
-    def endless(name: str) -> Generator[None, None, None]:
-        try:
-            while True:
-                yield
-        finally:
-            closed.append(name)
-
-    def failing() -> Generator[None, None, None]:
-        yield
-        raise ValueError("planted")
-
-    threads = ReadingThreads(1)
-    threads.start()
-    first, second = threads.run("x", endless("first")), threads.run("x", endless("second"))
-    with pytest.raises(ValueError, match="planted"):
-        threads.run("x", failing()).result()
-    assert first.cancel()
-    eventually(lambda: closed == ["first"])
-    threads.stop()
-    with pytest.raises(CancelledError):
-        second.result()
-    eventually(lambda: closed == ["first", "second"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import ssl
 import threading
@@ -13,18 +14,19 @@ from functools import cache
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
 from speculative_decoding import Engine, Event, Session, load
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server.app import ServerSettings, make_app
-from speculative_decoding.server.connections import make_server
+from speculative_decoding.server.connections import ConnectionLimits, make_server
 from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.service import Service
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 MODEL = "t5-web-docs"
 PAIRS = {("en", "de"): "translate English to German: "}
@@ -105,15 +107,19 @@ class Serving:
 
 
 @contextmanager
-def serving(session: Any = None, limits: Limits | None = None, **settings: Any) -> Iterator[Serving]:
+def serving(
+    session: Any = None, limits: Limits | None = None, connections: ConnectionLimits | None = None, **settings: Any
+) -> Iterator[Serving]:
     """Run a server until the context is left.
 
     Args:
         session: The session to serve, by default the bundled pair.
         limits: Limits of the server.
+        connections: Limits of its connections. By default, no time limit makes a test depend on the clock.
         settings: Fields of `ServerSettings`.
     """
     limits = limits or Limits()
+    connections = connections or ConnectionLimits(seconds=PATIENCE)
     ready = threading.Event()
     thread = DecodingThread(lambda: nullcontext(bundled() if session is None else session), limits)
     made: list[Serving] = []
@@ -121,7 +127,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
     async def run(listening: socket.socket) -> None:
         service = Service(thread, limits, Metrics())
         app = make_app(service, ServerSettings(**{"model": MODEL, "prefixes": PAIRS} | settings))
-        server = make_server(app, service)
+        server = make_server(app, service, limits=connections)
         made.append(Serving(service, thread, server, listening.getsockname()[1]))
 
         def on_end(error: Exception | None) -> None:
@@ -143,6 +149,29 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
         finally:
             made[0].server.should_exit = True
             loop_thread.join()
+
+
+@contextmanager
+def held(session: Session, limits: Limits, **settings: Any) -> Iterator[tuple[Serving, Gated]]:
+    """Run a server that decodes only the rounds that a test allows."""
+    gated = Gated(session)
+    gated.allow()  # for the warm-up
+    with serving(gated, limits, **settings) as server:
+        gated.hold()
+        try:
+            yield server, gated
+        finally:
+            gated.allow()
+
+
+def drain(server: Serving) -> None:
+    """Do what SIGTERM does."""
+    server.server.handle_exit(signal.SIGTERM, None)
+    eventually(lambda: server.service.state == "stopping")
+
+
+def require_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert not [record for record in caplog.records if record.exc_info or "Exception" in record.getMessage()]
 
 
 def events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:

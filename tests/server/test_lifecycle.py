@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import os
 import re
 import signal
-import subprocess
-import sys
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import Event, GenerationOptions, Session
-from speculative_decoding.cli.programs import main as program
-from speculative_decoding.decoding.results import GenerationStats, Round
-from speculative_decoding.drafters import TextStore
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import command as serve_command
-from speculative_decoding.server import connections
-from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
-from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.prompts import ClientPrompt
-from tests.support.serving import GRAMMAR, Gated, Serving, events, serving
+from tests.support.serving import Gated, Serving, drain, events, held, require_no_traceback, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
 from tests.support.waiting import PATIENCE, eventually
@@ -57,22 +45,9 @@ def alone(prompt: str) -> str:
     return tiny().generate(prompt).text
 
 
-@contextmanager
-def held() -> Iterator[tuple[Serving, Gated]]:
-    """Run a server with two slots and a queue of two, which decodes only the rounds that a test allows."""
-    session = Gated(tiny())
-    session.allow()  # for the warm-up
-    with serving(session, FEW) as server:
-        session.hold()
-        try:
-            yield server, session
-        finally:
-            session.allow()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Serving, Gated]]:
-    with held() as both:
+    with held(tiny(), FEW) as both:
         yield both
 
 
@@ -89,7 +64,7 @@ def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
 @pytest.fixture
 def ending() -> Iterator[tuple[Serving, Gated]]:
     """Run a separate server for a test that stops it."""
-    with held() as both:
+    with held(tiny(), FEW) as both:
         yield both
 
 
@@ -99,36 +74,6 @@ def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.
     thread = threading.Thread(target=lambda: found.append(server.post(**fields)))
     thread.start()
     return thread, found
-
-
-def test_a_full_queue_answers_429_with_retry_after(gated: tuple[Serving, Gated]) -> None:
-    server, session = gated
-    waiting = [start(server, prompt=prompt) for prompt in ("abc", "fed", "deadbeef", "cab")]
-    eventually(lambda: server.service.admitted == 4)
-    for stream in (False, True):
-        refused = server.post(prompt="b", stream=stream)
-        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) >= 1
-    assert server.post(prompt=["b"] * 4).status_code == 400  # more than --max-prompts
-    session.allow()
-    for (thread, found), prompt in zip(waiting, ("abc", "fed", "deadbeef", "cab"), strict=True):
-        thread.join()
-        assert found[0].status_code == 200 and found[0].json()["choices"][0]["text"] == alone(prompt)
-    assert server.post(prompt="b").status_code == 200 and server.service.admitted == 0
-
-
-def test_a_connection_too_many_is_closed_while_all_others_are_answered(
-    gated: tuple[Serving, Gated], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, session = gated
-    thread, found = start(server, prompt="abc")
-    eventually(lambda: server.service.admitted == 1)
-    with monkeypatch.context() as patch, pytest.raises(httpx.TransportError):
-        patch.setattr(connections, "MAX_CONNECTIONS", 1)
-        server.post(prompt="b")
-    session.allow()
-    thread.join()
-    assert found[0].json()["choices"][0]["text"] == alone("abc")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -155,23 +100,6 @@ def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], str
     assert server.metric("prompts_total", finish_reason="cancelled") == before + 2
 
 
-def test_a_request_ends_after_max_seconds(gated: tuple[Serving, Gated]) -> None:
-    server, session = gated
-    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, max_seconds=0.2))
-    late = server.post(prompt="abc")
-    assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
-    session.allow(2)
-    with (
-        server.client() as client,
-        client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": True}) as response,
-    ):  # the deadline may pass before the stream begins
-        last = list(events(response))[-1] if response.status_code == 200 else json.loads(response.read())
-        assert last["error"]["code"] == "timeout"
-    session.allow()
-    object.__setattr__(server.service, "limits", FEW)
-    assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
-
-
 def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
     server, session = gated
     session.allow()
@@ -183,17 +111,6 @@ def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
         with server.client() as client:
             assert client.get("/health").json() == {"status": "ok"}
     assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
-
-
-def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
-    request = ClientRequest([ClientPrompt(text, GenerationOptions()) for text in ("abc", "b")])
-    for prompt, reason in zip(request.items, ("stop", None), strict=True):
-        request.on_queued()
-        decoded: Any = SimpleNamespace(stats=GenerationStats())
-        request.on_progress(prompt, Event(decoded, Round([2], [], 0, 0.0, finish_reason=reason), ["a"]))
-    assert request.unfinished == 1
-    request.fail(ServerError(504, "late"))
-    assert request.unfinished == 0
 
 
 def test_the_first_request_compiles_no_pass() -> None:
@@ -274,13 +191,6 @@ def test_a_failed_round_of_a_sharded_model_ends_the_server(caplog: pytest.LogCap
         assert isinstance(server.ended[0], MemoryError)
 
 
-def drain(server: Serving) -> None:
-    """Do what SIGTERM does."""
-    loop = server.thread._loop
-    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(server.service.drain()))
-    eventually(lambda: server.service.state == "stopping")
-
-
 def test_shutdown_finishes_running_requests_and_refuses_new_ones(ending: tuple[Serving, Gated]) -> None:
     server, session = ending
     thread, found = start(server, prompt="abc")
@@ -313,18 +223,6 @@ def test_a_second_signal_ends_running_requests(ending: tuple[Serving, Gated], ca
     session.allow()
     eventually(lambda: server.ended == [None])
     assert caplog.text.count("stopping within 30 s; a second signal ends the running requests") == 1
-
-
-def test_requests_fail_when_the_grace_period_ends(ending: tuple[Serving, Gated]) -> None:
-    server, session = ending
-    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, grace=0.1))
-    thread, found = start(server, prompt="abc")
-    eventually(lambda: server.service.admitted == 1)
-    drain(server)
-    thread.join()
-    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
-    session.allow()
-    eventually(lambda: server.ended == [None])
 
 
 class TwoLanguageTokenizer(Letters):
@@ -364,75 +262,55 @@ def guarded() -> Iterator[Serving]:
         yield server
 
 
+def test_the_guard_precedes_every_path(guarded: Serving) -> None:
+    assert answer(guarded, Host="evil.example").json()["error"]["code"] == "wrong_host"
+    assert answer(guarded, Host="texts.example", Origin="https://texts.example").status_code == 200
+    assert answer(guarded, Host="texts.example", Origin="null").json()["error"]["code"] == "wrong_origin"
+    assert answer(guarded, "/languages", token="x").json()["error"].startswith("missing or wrong token")
+    assert '<p class="hint">a &lt;demo&gt;</p>' in answer(guarded, "/", token=None).text
+    with guarded.client() as client:
+        own = {"Origin": guarded.url, "Authorization": f"Bearer {TOKEN}"}
+        preflight = client.options("/v1/completions", headers=own)
+    assert preflight.status_code == 405 and not [name for name in preflight.headers if "access-control" in name]
+
+
+def test_libretranslate_sends_its_token_in_the_body(guarded: Serving) -> None:
+    fields = {"q": "abc", "source": "en", "target": "de"}
+    statuses = [guarded.post("/translate", **fields, **own).status_code for own in ({}, {"api_key": "x"})]
+    assert statuses == [401, 401]
+    found = guarded.post("/translate", **fields, api_key=TOKEN)
+    assert "over 20 tokens" in found.json()["error"]  # it was decoded
+
+
+def test_errors_of_the_server_have_security_headers(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tiny(), FEW, created=object()) as server, server.client() as client:  # which JSON cannot express
+        failed = client.get("/v1/models")
+    assert failed.status_code == 500 and failed.json()["error"]["message"] == "the server failed; see its log"
+    assert "default-src 'none'" in failed.headers["content-security-policy"]
+    assert failed.headers["x-content-type-options"] == "nosniff"
+    assert "TypeError" in caplog.text
+
+
+def test_a_body_that_is_unfinished_when_the_server_ends_gets_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(tiny(), FEW) as server:
+        server.server.config.timeout_graceful_shutdown = 0
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+            client.sendall(head + b"Content-Length: 500\r\n\r\n{")
+            eventually(lambda: bool(server.server.server_state.tasks))
+            server.server.handle_exit(signal.SIGTERM, None)
+            received = b""
+            while chunk := client.recv(65536):
+                received += chunk
+            assert b"503 Service Unavailable" in received and b'"code":"stopping"' in received
+    require_no_traceback(caplog)
+
+
 def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN, **headers: str) -> httpx.Response:
     own = headers | ({} if token is None else {"Authorization": f"Bearer {token}"})
     with server.client() as client:
         return client.get(path, headers=own)
-
-
-def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
-    for host in (
-        "localhost",
-        "localhost:",
-        "127.0.0.1:9",
-        "[::1]:80",
-        "Texts.Example",
-        "texts.example:443",
-        "10.0.0.7",
-    ):
-        assert answer(guarded, Host=host).status_code == 200, host
-    for host in (
-        "evil.example",
-        "texts.example.evil.example",
-        "localhost.evil.example",
-        "a b",
-        "",
-        "[::1",
-        "x@localhost",
-        "localhost:80, evil.example",
-        "localhost/evil.example",
-        "localhost?evil.example",
-        "local\thost",
-        "localhost:80:90",
-    ):
-        refused = answer(guarded, Host=host)
-        assert refused.status_code in (400, 403), host
-    assert answer(guarded, Host="texts.example", Origin="https://texts.example").status_code == 200
-    for origin in (
-        "null",
-        "https://evil.example",
-        "https://texts.example.evil.example",
-        "https://texts.example:8443",
-        "",
-    ):
-        refused = answer(guarded, Host="texts.example", Origin=origin)
-        assert refused.status_code == 403 and refused.json()["error"]["code"] == "wrong_origin", origin
-    with guarded.client() as client:
-        preflight = client.options(
-            "/v1/completions", headers={"Origin": guarded.url, "Authorization": f"Bearer {TOKEN}"}
-        )
-    assert preflight.status_code == 405 and not [name for name in preflight.headers if "access-control" in name]
-
-
-def test_only_the_page_and_health_need_no_token(guarded: Serving) -> None:
-    for path in ("/", "/page.js", "/page.css", "/health"):
-        assert answer(guarded, path, token=None).status_code == 200, path
-    assert '<p class="hint">a &lt;demo&gt;</p>' in answer(guarded, "/", token=None).text
-    for path in ("/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing"):
-        for token in (None, "x", TOKEN[:-1], TOKEN + "x"):
-            refused = answer(guarded, path, token=token)
-            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", (path, token)
-            error = refused.json()["error"]
-            assert (error if path == "/languages" else error["message"]).startswith("missing or wrong token")
-    fields = {"q": "abc", "source": "en", "target": "de"}
-    assert (
-        guarded.post("/translate", **fields).status_code
-        == guarded.post("/translate", **fields, api_key="x").status_code
-        == 401
-    )
-    assert (
-        "over 20 tokens" in guarded.post("/translate", **fields, api_key=TOKEN).json()["error"]
-    )  # the request was decoded
 
 
 def test_responses_have_security_headers(guarded: Serving) -> None:
@@ -459,82 +337,3 @@ def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixtu
         assert ("abcabc" in caplog.text) == log_prompts and "POST /v1/completions 200" in caplog.text
         lines = [record.getMessage() for record in caplog.records]
         assert any(r"x\ny\x1b" in line for line in lines) and all(line.isprintable() for line in lines if "GET" in line)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--host", "0.0.0.0"), "--host: 0.0.0.0 is reachable from other machines"),
-        (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or --no-token"),
-        (("--token-file", "short"), "at least 16"),
-        (("--token-file", "missing"), "--token-file: missing: not readable"),
-        (("--token-file", "long", "--no-token"), "--no-token: a token is set"),
-        (("--max-prompts", "99"), "lower it, or raise --queue"),
-        (("--max-tokens", "2000"), "--max-tokens: 2000 is above --max-output-tokens"),
-        (("--port", "PORT"), "choose another"),
-        (("--model", "missing"), "--model: "),
-        (("--port", "99999"), "must be a whole number, 0 to 65535"),
-        (("--seed", "3"), "--seed: unknown option ("),
-        (("--ngram-store", "s.json"), "--ngram-store: s.json would tell clients what other clients have sent"),
-        (("--trusted-proxy", "proxy"), "--trusted-proxy: must be an IP address, not 'proxy'"),
-        (("--share-client-texts",), "--share-client-texts: has no effect without --ngram-store"),
-        (("--translate", "x", "--port", "0"), "--translate: must be SOURCE:TARGET=PREFIX"),
-    ],
-)
-def test_invalid_flags_are_refused_in_one_line_before_loading(
-    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], guarded: Serving, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    Path("short").write_text("abc\n")
-    Path("long").write_text(f"{TOKEN}\n")
-    port = guarded.url.rpartition(":")[2]
-    monkeypatch.setattr("speculative_decoding.loading.pair.ModelPair.load_weights", lambda self: pytest.fail("loaded"))
-    try:
-        status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
-    except SystemExit as ended:  # raised by argparse
-        status = ended.code
-    err = capsys.readouterr().err
-    assert status == 2 and words in err and err.splitlines()[-1].count("error: ") == 1
-
-
-def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(serve_command.TOKEN_VARIABLE, TOKEN)
-    assert serve_command.AccessFlags(host="0.0.0.0").token() == TOKEN
-    monkeypatch.delenv(serve_command.TOKEN_VARIABLE)
-    assert serve_command.AccessFlags().token() is serve_command.AccessFlags(host="::1").token() is None
-    assert serve_command.AccessFlags(host="0.0.0.0", no_token=True).token() is None
-
-
-def test_a_missing_extra_is_reported_with_its_install_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve_command, "EXTRA", ("starlette", "missing_one"))
-    assert program(["serve"]) == 2
-    assert "server: requires missing_one; run pip install starlette missing_one" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_a_stream_finish_and_exits_with_0(sent: signal.Signals, tmp_path: Path) -> None:
-    """Run the command as a supervisor or a user does, with a client that reads the stream slowly. Texts are stored."""
-    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
-    command += ["--ngram-store", "store.json", "--share-client-texts"]
-    environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        url = ""
-        while not url:
-            url = "".join(re.findall(r"http://[\d.:]+", process.stderr.readline()))
-        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            eventually(lambda: client.get("/health").status_code == 200)
-            assert "note: t5-web-docs is a demonstration" in client.get("/").text
-            fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft_tokens": 0}
-            with client.stream("POST", "/v1/completions", json=fields) as response:
-                lines = response.iter_lines()
-                first = next(lines)
-                process.send_signal(sent)
-                text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *lines] if "{" in line)
-        rest = process.stderr.read()
-        assert process.wait(PATIENCE) == 0 and len(text) > 200 and "Traceback" not in rest, rest
-        assert rest.count("stopping") == 1
-        assert len(TextStore.load(tmp_path / "store.json")) > 200

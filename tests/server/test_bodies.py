@@ -1,0 +1,207 @@
+"""Bodies within their limits, and responses until the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from speculative_decoding.server.bodies import (
+    BODY_SECONDS,
+    FORM,
+    JSON,
+    EventStream,
+    cancel_on_disconnect,
+    read_body,
+    read_fields,
+)
+from speculative_decoding.server.errors import ServerError
+from tests.support.waiting import ManualLoop, run_manually
+
+LIMIT = 20_000
+
+
+def request(chunks: Sequence[bytes], kind: str = JSON, length: int | None = None) -> Request:
+    """Return a request whose body arrives in these chunks, and then no more. Its last chunk ends it."""
+    left: Iterator[bytes] = iter(chunks)
+    count = len(chunks)
+
+    async def receive() -> Any:
+        nonlocal count
+        count -= 1
+        if (chunk := next(left, None)) is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": chunk, "more_body": count > 0}
+
+    headers = [(b"content-type", kind.encode())]
+    headers += [] if length is None else [(b"content-length", str(length).encode())]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+
+
+def fields(body: bytes, kind: str = JSON, **options: Any) -> Any:
+    return asyncio.run(read_fields(request([body], kind), LIMIT, **options))
+
+
+def test_null_fields_count_as_missing_and_a_byte_order_mark_is_skipped() -> None:
+    assert fields('{"a": null, "b": [null]}'.encode("utf-8-sig")) == {"b": [None]}
+    assert fields(b"") == fields(b" \n") == {}
+
+
+def test_the_type_is_not_case_sensitive_and_a_repeated_field_of_a_form_is_a_list() -> None:
+    kind = "Application/X-WWW-Form-URLEncoded; charset=utf-8"
+    assert fields(b"q=a&q=b+c&r=%C3%A9", kind, accept_form=True) == {"q": ["a", "b c"], "r": "é"}
+
+
+MALFORMED: list[tuple[bytes, str, int, str | None, str]] = [
+    (b"{", JSON, 400, "invalid_json", "not JSON"),
+    (b"[]", JSON, 400, "invalid_json", "must be a JSON object, not []"),
+    (b'{"prompt": "\xff"}', JSON, 400, None, "not UTF-8 (invalid start byte, byte 13)"),
+    (b'{"prompt": "a", "prompt": "b"}', JSON, 400, "invalid_json", "given twice"),
+    (b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json", "lone surrogate"),
+    (b'{"temperature": NaN}', JSON, 400, "invalid_json", "NaN"),
+    (b"[" * 19_000, JSON, 400, "invalid_json", "unsupported JSON"),
+    (b'{"a":' * 40 + b"1" + b"}" * 40, JSON, 400, "invalid_json", "levels"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", JSON, 400, "invalid_json", "unsupported JSON"),
+    (b'{"prompt": "a\x01"}', JSON, 400, "invalid_json", "not JSON (Invalid control character, column 14)"),
+    (b'{"prompt": "a"}', "text/plain", 415, None, "must be application/json, not 'text/plain'"),
+    (b"{}", "", 415, None, "must be application/json, not ''"),
+    (b"prompt=a", FORM, 415, None, "must be application/json, not"),
+    (b" " * (LIMIT + 1), JSON, 413, "body_too_large", f"at most {LIMIT} bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "status", "code", "words"), MALFORMED, ids=lambda value: str(value)[:30])
+def test_malformed_bodies_are_refused(body: bytes, kind: str, status: int, code: str | None, words: str) -> None:
+    with pytest.raises(ServerError) as error:
+        fields(body, kind)
+    assert (error.value.status, error.value.code) == (status, code) and words in error.value.message
+
+
+@pytest.mark.parametrize("body", [b"q=The+end.%ff", b"q=The+end.\xff"])
+def test_a_form_that_is_not_utf8_is_refused(body: bytes) -> None:
+    with pytest.raises(ServerError, match="not UTF-8"):
+        fields(body, FORM, accept_form=True)
+
+
+@pytest.mark.parametrize(("size", "status"), [(LIMIT, None), (LIMIT + 1, 413)])
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
+    size: int, status: int | None, announced: bool
+) -> None:
+    """An announced length is enough. Otherwise, the first byte too many ends the reading."""
+    counted: list[int] = []
+    sent = [] if announced and status else [b"a" * (size - 1), b"a"] + ([b"never read"] if status else [])
+    reading = read_body(request(sent, length=size if announced else None), LIMIT, count=counted.append)
+    if status is None:
+        assert asyncio.run(reading) == b"a" * size and sum(counted) == size
+    else:
+        with pytest.raises(ServerError) as error:
+            asyncio.run(reading)
+        assert error.value.status == status and sum(counted) == (0 if announced else size)
+
+
+def test_a_body_of_small_chunks_is_refused_at_the_limit() -> None:
+    chunks = iter([b"1234"] * 9)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(chunks), "more_body": True}
+
+    with pytest.raises(ServerError, match="at most 10 bytes"):
+        asyncio.run(read_body(Request({"type": "http", "headers": []}, receive), 10))
+    assert len([*chunks]) == 6
+
+
+def test_a_body_has_one_time_limit_however_it_drips() -> None:
+    async def test(loop: ManualLoop) -> None:
+        slow: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        reading = asyncio.ensure_future(read_body(Request(request([]).scope, slow.get), LIMIT))
+        for _ in range(3):
+            slow.put_nowait({"type": "http.request", "body": b"a", "more_body": True})
+            await loop.advance(BODY_SECONDS / 3 - 0.1)
+        assert not reading.done()
+        await loop.advance(0.4)
+        with pytest.raises(ServerError, match="within 30 s") as error:
+            await reading
+        assert error.value.status == 408 and error.value.headers == {"Connection": "close"}
+
+    run_manually(test)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"), [("disconnect", ClientDisconnect), ("time", TimeoutError), ("end", None)]
+)
+def test_work_is_cancelled_on_a_disconnect_or_at_the_time_limit(event: str, expected: type[Exception] | None) -> None:
+    async def test(loop: ManualLoop) -> None:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        may_end = asyncio.Event()
+        ended: list[str] = []
+
+        async def work() -> str:
+            try:
+                await may_end.wait()
+                return "done"
+            finally:
+                ended.append("ended")
+
+        waiting = asyncio.ensure_future(cancel_on_disconnect(messages.get, work(), 10.0))
+        messages.put_nowait({"type": "http.request"})  # such as the end of the body
+        await loop.advance(9.9)
+        assert not waiting.done()
+        if event == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+        elif event == "end":
+            may_end.set()
+        await loop.advance(0.2 if event == "time" else 0)
+        assert waiting.done() and ended == ["ended"] and len(asyncio.all_tasks()) == 1
+        if expected is None:
+            assert await waiting == "done"
+        else:
+            with pytest.raises(expected):
+                await waiting
+
+    run_manually(test)
+
+
+@pytest.mark.parametrize("end", ["last", "disconnect", "time", "broken"])
+def test_a_stream_releases_its_resources_however_it_ends(end: str) -> None:
+    """A comment keeps the connection open while there is no event. A client that does not read is disconnected."""
+
+    async def test(loop: ManualLoop) -> None:
+        sent, released = list[bytes](), list[str]()
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def events() -> AsyncGenerator[Any]:
+            try:
+                yield {"a": "é"}
+                yield None
+                yield "[DONE]"
+            finally:
+                released.append("events")
+
+        async def send(message: Any) -> None:
+            if end == "broken" and sent:
+                raise OSError("broken pipe")
+            if end in ("disconnect", "time") and b"waiting" in b"".join(sent):
+                await asyncio.Event().wait()  # the client reads no more
+            sent.append(message.get("body", b"head"))
+
+        held = ExitStack()
+        held.callback(released.append, "held")
+        source = events()
+        await anext(source)  # as `completions` does, so that an early error sets the status
+        stream = EventStream(source if end != "last" else events(), 10.0, held)
+        responding = asyncio.ensure_future(stream({"type": "http"}, messages.get, send))
+        await loop.advance(39.9)
+        if end == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+        await loop.advance(0.2 if end == "time" else 0.0)
+        await responding
+        assert released[-2:] == ["events", "held"]
+        if end == "last":
+            assert b"".join(sent) == 'headdata: {"a":"é"}\n\n: waiting\n\ndata: [DONE]\n\n'.encode()
+
+    run_manually(test)

@@ -1,0 +1,180 @@
+"""Requests for completions: every field is accepted, or refused with its name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speculative_decoding import GenerationOptions
+from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding.sampling.options import OTHER_NAMES, option_specs
+from speculative_decoding.sampling.random import sample_seed
+from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.completion_format import (
+    FIELDS,
+    IGNORED,
+    UNSUPPORTED,
+    CompletionRequest,
+    CompletionResponse,
+    parse_completion_request,
+)
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import MAX_STOP_CHARACTERS, Limits
+from speculative_decoding.server.model_names import ModelNames
+from speculative_decoding.server.prompts import client_prompts
+
+LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3)
+SERVICE: Any = SimpleNamespace(limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5))
+NAMES = ModelNames("org/tiny", ["tiny"])
+
+
+def parse(**fields: Any) -> CompletionRequest:
+    request = parse_completion_request({"prompt": "abc"} | fields, SERVICE, NAMES)
+    for item in client_prompts(request.prompts):
+        item.check(LIMITS)
+    return request
+
+
+def options(**fields: Any) -> GenerationOptions:
+    return parse(**fields).prompts[0][1]
+
+
+REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
+    ({"prompt": ""}, "prompt", 400, "invalid_value", "prompt: is empty"),
+    ({"prompt": " \n"}, "prompt", 400, "invalid_value", "prompt: is empty"),
+    ({"prompt": []}, "prompt", 400, None, "1 to 6 texts, not 0"),
+    ({"prompt": ["a"] * 7}, "prompt", 400, None, "1 to 6 texts, not 7"),
+    ({"prompt": ["a"] * 2, "n": 4, "temperature": 1}, "prompt", 400, None, "not 8"),
+    ({"prompt": [1, 2]}, "prompt", 400, "invalid_value", "prompt: must be text"),
+    ({"prompt": "a" * 13_000}, "prompt", 400, None, "13000 characters, too many for 200 tokens"),
+    ({"decoder_prefix": "a" * 13_000}, "decoder_prefix", 400, None, "13000 characters"),
+    ({"model": "gpt-4"}, "model", 404, "model_not_found", "'gpt-4' does not exist (expected 'org/tiny')"),
+    ({"model": 3}, "model", 404, "model_not_found", "does not exist"),
+    ({"n": 2}, "n", 400, None, "n: must be 1 at temperature 0"),
+    ({"n": 0}, "n", 400, "invalid_value", "n: must be a whole number"),
+    ({"n": True}, "n", 400, "invalid_value", "n: must be a whole number"),
+    ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", 400, "unsupported_value", "use n"),
+    ({"max_tokens": 101}, "max_tokens", 400, "invalid_value", "1 to 100, not 101"),
+    ({"max_tokens": "9"}, "max_tokens", 400, "invalid_value", "whole number, 1 to 100, not '9'"),
+    ({"temperature": -1}, "temperature", 400, "invalid_value", "temperature: must be"),
+    ({"top_p": 0.5}, "top_p", 400, "invalid_value", "no effect at temperature 0"),
+    ({"stop": ["a"] * 4}, "stop", 400, None, "at most 3"),
+    ({"stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop", 400, None, "256 characters"),
+    ({"stop": 3}, "stop", 400, "invalid_value", "stop: must be"),
+    ({"eos_token_ids": [1, 2, 3, 4]}, "eos_token_ids", 400, None, "at most 3"),
+    ({"logprobs": 1}, "logprobs", 400, "unsupported_value", "logprobs: must be 0"),
+    ({"logprobs": "yes"}, "logprobs", 400, "invalid_value", "logprobs: must be"),
+    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", 400, "invalid_value", "0 to 64 or one of auto, not {'a': 1}"),
+    ({"stream": 1}, "stream", 400, "invalid_value", "stream: must be true or false"),
+    ({"rounds": True}, "rounds", 400, None, "without stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", 400, None, "without stream"),
+    ({"stream_options": {"x": 1}, "stream": True}, "stream_options", 400, None, "include_usage"),
+    ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options", 400, None, "true or false"),
+    ({"stream_options": 3, "stream": True}, "stream_options", 400, None, "must be an object"),
+    ({"promt": "a"}, "promt", 400, "unknown_field", "promt: unknown field; did you mean prompt?"),
+    ({"num_drafts": 4}, "num_drafts", 400, "unknown_field", "unknown field; did you mean num_draft_tokens?"),
+    ({"users": "me"}, "users", 400, "unknown_field", "users: unknown field; there are prompt, model"),
+    ({"x" * 99: 1}, "x" * 80, 400, "unknown_field", "unknown field"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status", "code", "words"), REFUSED, ids=lambda value: str(value)[:40].replace("\n", " ")
+)
+def test_refused_fields_are_named(
+    fields: dict[str, Any], param: str, status: int, code: str | None, words: str
+) -> None:
+    with pytest.raises(ServerError) as error:
+        parse(**fields)
+    found = error.value
+    assert (found.status, found.param, found.code) == (status, param, code) and words in found.message
+
+
+@pytest.mark.parametrize("name", option_specs())
+def test_each_option_is_a_field_or_is_refused_with_its_name(name: str) -> None:
+    """`n` stands for `num_return_sequences`. An option of all requests is set when the server starts."""
+    if name in FIELDS:
+        with pytest.raises(ServerError) as error:
+            options(**{name: {"a": 1}})
+        assert (error.value.param, error.value.code) == (name, "invalid_value")
+    else:
+        assert name == "num_return_sequences" or not option_specs()[name].per_row
+        with pytest.raises(ServerError) as error:
+            options(**{name: getattr(SERVICE.options, name)})
+        assert (error.value.param, error.value.code) == (name, "unsupported_value")
+
+
+@pytest.mark.parametrize("name", sorted({*OTHER_NAMES} - {*FIELDS}))
+def test_other_names_of_options_get_a_suggestion(name: str) -> None:
+    with pytest.raises(ServerError, match=f"^{name}: unknown option") as error:
+        options(**{name: 3})
+    assert (error.value.param, error.value.code) == (name, "unknown_field")
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_fields_of_openai_are_accepted_only_without_effect(name: str) -> None:
+    neutral, reason = UNSUPPORTED[name]
+    assert options(**{name: neutral}, seed=0) == options(seed=0)
+    for value in ("x", 2, True, {"1": 1}):
+        if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
+            with pytest.raises(ServerError) as error:
+                options(**{name: value})
+            assert (error.value.param, error.value.code) == (name, "unsupported_value") and reason in str(error.value)
+
+
+def test_no_option_is_unsupported_or_ignored() -> None:
+    assert not {*UNSUPPORTED, *IGNORED} & option_specs().keys()
+
+
+def test_ignored_fields_and_empty_names_have_no_effect() -> None:
+    ignored = dict.fromkeys(IGNORED, "x") | dict.fromkeys(("model", "stop", "src_lang", "tgt_lang"), "")
+    assert parse(**ignored, seed=0) == parse(seed=0)
+
+
+def test_limits_hold_at_their_value() -> None:
+    found = parse(
+        prompt=["a"] * 3,
+        n=2,
+        temperature=1,
+        max_tokens=100,
+        stop=["a" * MAX_STOP_CHARACTERS] * 3,
+        eos_token_ids=[1] * 3,
+        decoder_prefix=[5, 8],
+    )
+    assert len(found.prompts) * found.n == LIMITS.max_prompts
+    assert parse(model="tiny") and parse(model="org/tiny", prompt=[""])  # a blank text in a list is no error
+
+
+def test_a_request_overrides_the_servers_options() -> None:
+    found = options(max_tokens=5, stop="x", logprobs=0, seed=3)
+    assert (found.max_tokens, found.stop, found.logprobs, found.seed) == (5, ("x",), True, 3)
+    assert found.repetition_penalty == 1.5 and options().max_tokens == 90
+    assert options().seed != options().seed  # random, unless it is given
+    assert [options(logprobs=value).logprobs for value in (True, False)] == [True, False]
+
+
+def test_n_samples_have_the_seeds_of_num_return_sequences() -> None:
+    request = parse(prompt=["a", "b"], n=3, temperature=1, seed=5)
+    items = client_prompts(request.prompts)
+    assert [item.prompt for item in items] == ["a"] * 3 + ["b"] * 3
+    assert [item.options.seed for item in items] == [sample_seed(5, number) for number in range(3)] * 2
+
+
+def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
+    request = parse(prompt=["a", "b", "b"], n=2, temperature=1)
+    items = ClientRequest(client_prompts(request.prompts)).items
+    for number, item in enumerate(items[:4]):
+        item.finish_reason = "stop"
+        item.stats = GenerationStats(
+            prompt_tokens=10, generated_tokens=number, drafted_tokens=9, accepted_tokens=4, target_calls=5
+        )
+    response = CompletionResponse("tiny", request, None)  # type: ignore[arg-type]
+    assert response.complete(items)["usage"] == {
+        "prompt_tokens": 20,
+        "completion_tokens": 6,
+        "total_tokens": 26,
+        "completion_tokens_details": {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 20},
+        "target_calls": 20,
+    }

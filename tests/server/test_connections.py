@@ -1,0 +1,339 @@
+"""Connections of slow, unfinished and numerous clients, with a transport and a clock that a test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speculative_decoding import GenerationOptions
+from speculative_decoding.server.app import ServerSettings, make_app
+from speculative_decoding.server.connections import (
+    ConnectionLimits,
+    LimitedConnection,
+    allow_open_files,
+    make_server,
+    raised_limit,
+)
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.metrics import Metrics
+from speculative_decoding.server.service import Service
+from tests.support.serving import require_no_traceback
+from tests.support.waiting import ManualLoop, run_manually
+
+LIMITS = ConnectionLimits(connections=5, per_address=3, seconds=10.0, refused_bytes=100_000)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF = b"GET /health HTTP/1.1\r\nHos"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+UNFINISHED = POST + b"Content-Length: 9\r\n\r\n{"
+ENDLESS = b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Client(asyncio.Transport):
+    """The transport of a connection, as its client sees it.
+
+    Attributes:
+        received: What the server has sent.
+        is_closed: Whether the server has closed the connection.
+    """
+
+    def __init__(self, made: Callable[[], LimitedConnection], loop: ManualLoop, address: str) -> None:
+        super().__init__({"socket": self})
+        self.getpeername = self.getsockname = lambda: (address, 80)
+        self.received = b""
+        self.is_closed = False
+        self.options: list[tuple[int, ...]] = []
+        self._loop = loop
+        self._protocol = made()
+        self._protocol.connection_made(self)
+
+    def setsockopt(self, *option: int) -> None:
+        self.options.append(option)
+
+    def write(self, data: Any) -> None:
+        self.received += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    async def send(self, data: bytes) -> str:
+        """Send bytes. Returns what the server has answered."""
+        self.received = b""
+        if data and not self.is_closed:
+            self._protocol.data_received(data)
+        await self._loop.advance()
+        return self.received.decode()
+
+    def finish_sending(self) -> None:
+        self._protocol.eof_received()
+        self.close()
+
+
+class Net:
+    """A server without sockets. Requests for /endless are never answered."""
+
+    def __init__(self, loop: ManualLoop, trusted: tuple[str, ...] = ()) -> None:
+        thread: Any = SimpleNamespace(decoding=0, waiting=0)
+        service = Service(thread, Limits(max_body=2000, max_connections=3), Metrics())
+        service.state = "ready"
+        service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
+        service.options = GenerationOptions()
+        app = make_app(service, ServerSettings("tiny", {}))
+
+        async def routed(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/endless":
+                await asyncio.Event().wait()
+            await app(scope, receive, send)
+
+        self.server = make_server(routed, service, trusted, LIMITS)
+        self.server.config.load()
+        self.loop = loop
+        self.state = self.server.server_state
+
+    @property
+    def per_address(self) -> Any:
+        return self.server.config.http.args[2]  # type: ignore[union-attr]
+
+    def connect(self, address: str = "127.0.0.1") -> Client:
+        made: Any = self.server.config.http_protocol_class
+        options = {"config": self.server.config, "server_state": self.state, "app_state": {}, "_loop": self.loop}
+        return Client(lambda: made(**options), self.loop, address)
+
+    async def is_healthy(self) -> bool:
+        client = self.connect()
+        found = "200 OK" in await client.send(HEALTH)
+        client.close()
+        await self.loop.advance()
+        return found
+
+
+def law(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def start(loop: ManualLoop) -> None:
+            net = Net(loop)
+            await test(net)
+            for task in [*net.state.tasks]:
+                task.cancel()
+            await loop.advance()
+
+        run_manually(start)
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+@law
+async def test_events_of_a_stream_are_not_delayed_by_tcp(net: Net) -> None:
+    assert net.connect().options == [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+
+
+@law
+async def test_headers_have_a_time_limit_however_they_drip(net: Net) -> None:
+    silent, slow = net.connect(), net.connect()
+    await slow.send(HALF)
+    for _ in range(3):
+        await net.loop.advance(3.3)
+        await slow.send(b"a")
+    assert not silent.is_closed and not slow.is_closed
+    await net.loop.advance(0.2)
+    assert silent.is_closed and slow.is_closed
+
+
+@law
+async def test_a_request_in_time_ends_the_time_limit_and_each_request_has_its_own(net: Net) -> None:
+    client = net.connect()
+    await net.loop.advance(9.9)
+    await client.send(ENDLESS)
+    await net.loop.advance(1000)
+    assert not client.is_closed
+    client = net.connect()
+    assert "200 OK" in await client.send(HEALTH)
+    await net.loop.advance(70)  # uvicorn limits the time between requests
+    await client.send(HALF)
+    await net.loop.advance(9.9)
+    assert not client.is_closed
+    await net.loop.advance(0.2)
+    assert client.is_closed
+
+
+@law
+async def test_the_rest_of_a_refused_body_is_discarded_for_a_while(net: Net) -> None:
+    """A client that reads the response only after sending the body gets it, and can send more requests."""
+    for size in (50_000, LIMITS.refused_bytes):
+        client = net.connect()
+        assert "413 " in await client.send(POST + b"Content-Length: %d\r\n\r\n" % size)
+        await net.loop.advance(9.9)
+        await client.send(b" " * size)
+        assert "200 OK" in await client.send(HEALTH)
+    slow = net.connect()
+    assert "403 " in await slow.send(POST + b"Content-Length: 9\r\nOrigin: null\r\n\r\n{")
+    await net.loop.advance(10.1)
+    assert slow.is_closed
+
+
+@law
+async def test_a_refused_body_has_a_limit(net: Net) -> None:
+    client = net.connect()
+    size = LIMITS.refused_bytes
+    await client.send(POST + b"Content-Length: %d\r\n\r\n" % (2 * size))
+    await client.send(b" " * size)
+    assert not client.is_closed
+    await client.send(b" ")
+    assert client.is_closed
+
+
+@law
+async def test_an_overlong_body_is_refused_before_it_arrives(net: Net) -> None:
+    chunk = b"Transfer-Encoding: chunked\r\n\r\n7d1\r\n" + b" " * 2001 + b"\r\n"
+    for body in (b"Content-Length: 2001\r\n\r\n", chunk):
+        assert "413 " in await net.connect().send(POST + body)
+    allowed = await net.connect().send(POST + b"Content-Length: 2000\r\n\r\n" + b" " * 2000)
+    assert "prompt: is empty" in allowed
+
+
+@law
+async def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(net: Net) -> None:
+    client = net.connect()
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert (await client.send(POST + lengths + HEALTH)).count("HTTP/1.1 400") == 1
+    assert "HTTP/1.1 200" not in client.received.decode() and client.is_closed
+
+
+LENGTHS = [
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    b"Content-Length: -5\r\n",
+    b"Transfer-Encoding: gzip, chunked\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("body", [b"5\r\nhelloXX", b"zz\r\n", b"f" * 40 + b"\r\n", b"hello, then no HTTP\r\n\r\n"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/audio/transcriptions", b"/health"])
+def test_bytes_that_are_not_http_are_refused_without_a_traceback(
+    lengths: bytes, body: bytes, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may follow a valid request, whose response must not follow the refusal."""
+
+    @law
+    async def test(net: Net) -> None:
+        client = net.connect()
+        head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert (await client.send(head + lengths + b"\r\n" + body)).startswith("HTTP/1.1 4")
+        client.finish_sending()
+        await net.loop.advance()
+        assert not net.state.connections and not net.state.tasks and await net.is_healthy()
+
+    test()
+    require_no_traceback(caplog)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_limited"), [("10.0.0.7", True), ("2001:db8::1", True), ("10.0.0.8", False), ("127.0.0.2", False)]
+)
+def test_connections_of_one_address_are_limited(
+    address: str, is_limited: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loopback and trusted proxies have no limit. Otherwise, the limit holds until a connection is closed."""
+
+    async def test(loop: ManualLoop) -> None:
+        net = Net(loop, trusted=("10.0.0.8",))
+        clients = [net.connect(address) for _ in range(4)]
+        assert [client.is_closed for client in clients] == [False] * 3 + [is_limited]
+        assert (f"{address} has 3 connections" in caplog.text) == is_limited
+        assert "200 OK" in await clients[0].send(HEALTH)
+        clients[0].close()
+        await loop.advance()
+        assert not net.connect(address).is_closed
+
+    run_manually(test)
+
+
+@law
+async def test_addresses_without_connections_are_forgotten(net: Net) -> None:
+    """Otherwise the server remembers every address of a client that has many, as IPv6 gives them."""
+    clients = [net.connect(f"2001:db8::{number}") for number in range(4)]
+    assert len(net.per_address) == 4
+    for client in clients:
+        client.close()
+    await net.loop.advance()
+    assert not net.per_address
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, UNFINISHED])
+def test_a_new_connection_replaces_the_one_that_waits_longest(sent: bytes) -> None:
+    @law
+    async def test(net: Net) -> None:
+        busy = net.connect()
+        await busy.send(ENDLESS)
+        clients = list[Client]()
+        for _ in range(LIMITS.connections - 1):
+            clients.append(net.connect())
+            await clients[-1].send(sent)
+            await net.loop.advance(0.1)
+        for number in range(1, LIMITS.connections):
+            assert "200 OK" in await net.connect().send(HEALTH)
+            assert [client.is_closed for client in clients] == [True] * number + [False] * (len(clients) - number)
+        assert not busy.is_closed
+        assert len(net.state.connections) == LIMITS.connections
+
+    test()
+
+
+@law
+async def test_a_new_connection_is_closed_if_all_others_are_being_answered(net: Net) -> None:
+    clients = [net.connect() for _ in range(LIMITS.connections)]
+    for client in clients:
+        await client.send(ENDLESS)
+    assert net.connect().is_closed and not any(client.is_closed for client in clients)
+
+
+@law
+async def test_a_new_connection_costs_the_same_however_many_are_open(net: Net) -> None:
+    listed = []
+
+    class Connections(set[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            listed.append(self)
+            return super().__iter__()
+
+    net.state.connections = Connections()
+    assert await net.is_healthy() and not listed
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (256, resource.RLIM_INFINITY, 4000),
+        (256, 1000, 1000),
+        (9000, 9000, 9000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_but_never_lowered(soft: int, hard: int, raised: int) -> None:
+    assert raised_limit(soft, hard, 4000) == raised
+
+
+def test_open_files_are_allowed() -> None:
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        for wanted in (300, 200):
+            allow_open_files(wanted)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

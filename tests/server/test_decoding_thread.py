@@ -1,0 +1,63 @@
+"""How the decoding thread begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.server.decoding_thread import DecodingThread
+from speculative_decoding.server.limits import Limits
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters
+
+
+def ending(open_session: Callable[[], AbstractContextManager[Session]], *, stops: bool = False) -> list[Any]:
+    """Start a thread. Returns the sessions and errors that it reports until it ends."""
+    found: list[Any] = []
+
+    async def run() -> None:
+        thread = DecodingThread(open_session, Limits())
+        ended = asyncio.Event()
+
+        def on_ready(session: Session) -> None:
+            found.append(session)
+            if stops:
+                thread.stop()
+
+        def on_end(error: Exception | None) -> None:
+            found.append(error)
+            ended.set()
+
+        thread.start(on_ready, on_end)
+        await ended.wait()
+        if not stops:
+            thread.stop()
+
+    asyncio.run(run())
+    return found
+
+
+@pytest.mark.parametrize("error", [InputError("planted"), OSError("planted")])
+def test_an_error_while_the_models_are_loaded_ends_the_thread(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the user is printed in one line. Others are logged with a traceback."""
+
+    def fails() -> Any:
+        raise error
+
+    assert ending(fails) == [error]
+    assert ("Traceback" in caplog.text) == isinstance(error, OSError)
+
+
+def test_a_stopped_thread_ends_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """And the log says at the start why drafts may change a token."""
+    session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
+    session.planner.exactness_note = lambda options, slots=1: "planted"  # type: ignore[method-assign]
+    assert ending(lambda: nullcontext(session), stops=True) == [session, None]
+    assert "planted" in caplog.text

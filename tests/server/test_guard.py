@@ -1,0 +1,140 @@
+"""Which hosts, origins and tokens may use the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from speculative_decoding.server.guard import Guard
+
+TOKEN = "correct-horse-battery"
+HOST = ("host", "texts.example")
+BEARER = ("authorization", f"Bearer {TOKEN}")
+
+
+def answer(
+    *headers: tuple[str, str], path: str = "/v1/models", token: str | None = None, app: Any = None
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the messages of the response, and the statuses that were logged. The application answers 200."""
+    sent: list[dict[str, Any]] = []
+    logged: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def accept(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    scope = {"type": "http", "path": path, "headers": raw}
+    guard = Guard(app or accept, ["Texts.example"], token, lambda scope, status, seconds: logged.append(status))
+    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    return sent, logged
+
+
+def refusal(*headers: tuple[str, str], **options: Any) -> tuple[int, str | None]:
+    """Return the status and the code of the error, which is None for a request that is not refused."""
+    sent, logged = answer(*headers, **options)
+    assert logged == [sent[0]["status"]]
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"] if len(sent) > 1 else None
+
+
+ALLOWED = ("localhost", "localhost:", "127.0.0.1:9", "[::1]:80", "Texts.Example", "texts.example:443", "[FE80::1]")
+
+
+@pytest.mark.parametrize("host", ALLOWED)
+def test_names_of_the_server_and_addresses_are_allowed(host: str) -> None:
+    assert refusal(("host", host)) == (200, None)
+
+
+FOREIGN = [
+    *("evil.example", "texts.example.evil.example", "localhost.evil.example", "a b", "", "x@localhost", "[::1"),
+    *("localhost:80, evil.example", "localhost/evil.example", "localhost?evil.example", "localhost:80:90"),
+    *("local\thost", "localhost:port", "1.2.3", "[localhost", "\xe9"),
+]
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], *([host] for host in FOREIGN)], ids=str)
+def test_other_hosts_are_refused(hosts: Sequence[str]) -> None:
+    """Otherwise an attacker's name for this address would make its pages same-origin (DNS rebinding)."""
+    assert refusal(*(("host", host) for host in hosts)) == (403, "wrong_host")
+
+
+@pytest.mark.parametrize(
+    ("origins", "status"),
+    [
+        ([], 200),
+        (["https://texts.example"], 200),
+        (["http://Texts.Example"], 200),
+        (["null"], 403),
+        ([""], 403),
+        (["https://evil.example"], 403),
+        (["https://texts.example.evil.example"], 403),
+        (["https://texts.example:8443"], 403),
+        (["https://texts.example", "https://evil.example"], 403),
+    ],
+)
+def test_only_pages_of_the_server_may_use_it(origins: Sequence[str], status: int) -> None:
+    found = refusal(HOST, *(("origin", origin) for origin in origins))
+    assert found == (status, None if status == 200 else "wrong_origin")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing", "/health/"])
+@pytest.mark.parametrize(
+    "given", [None, "", TOKEN, f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer", "Bearer \xe9"]
+)
+def test_a_path_needs_the_token(path: str, given: str | None) -> None:
+    headers = [HOST] if given is None else [HOST, ("authorization", given)]
+    sent, logged = answer(*headers, path=path, token=TOKEN)
+    assert logged == [401] and (b"www-authenticate", b"Bearer") in sent[0]["headers"]
+    assert b"missing or wrong token" in sent[1]["body"]
+    assert refusal(HOST, BEARER, path=path, token=TOKEN) == (200, None)
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/health"])
+def test_the_page_and_health_need_no_token(path: str) -> None:
+    assert refusal(HOST, path=path, token=TOKEN) == (200, None)
+
+
+def test_libretranslate_may_send_its_token_in_the_body() -> None:
+    assert refusal(HOST, path="/translate", token=TOKEN) == (200, None)  # `translate` checks it
+    assert answer(HOST, ("authorization", "Bearer x"), path="/translate", token=TOKEN)[1] == [401]
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed() -> None:
+    lengths = (("content-length", "5"), ("transfer-encoding", "chunked"))
+    sent, logged = answer(HOST, *lengths)
+    assert logged == [400] and b"two_lengths" in sent[1]["body"]
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert [refusal(HOST, each) for each in lengths] == [(200, None)] * 2
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_cancelled_request_gets_an_error_unless_its_response_has_begun(has_begun: bool) -> None:
+    async def cancelled(scope: Any, receive: Any, send: Any) -> None:
+        if has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    sent, logged = answer(HOST, app=cancelled)
+    assert logged == [200 if has_begun else 503] and len(sent) == (1 if has_begun else 2)
+    assert has_begun or b'"stopping"' in sent[1]["body"]
+
+
+def test_a_failed_request_is_logged_as_500_and_one_without_response_as_0() -> None:
+    logged: list[int] = []
+
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/fails":
+            raise ZeroDivisionError
+
+    guard = Guard(fail, (), None, lambda scope, status, seconds: logged.append(status))
+    scope = {"type": "http", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(guard(scope | {"path": "/fails"}, None, None))  # type: ignore[arg-type]
+    asyncio.run(guard(scope | {"path": "/leaves"}, None, None))  # type: ignore[arg-type]
+    assert logged == [500, 0]

@@ -1,0 +1,356 @@
+"""Recordings sent to the server with OpenAI's client. Each transcript equals the session's."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.service import MAX_UPLOADS
+from speculative_decoding.speech.audio_file import AudioBytes
+from speculative_decoding.speech.formats import STREAMED
+from speculative_decoding.speech.transcription import Transcription
+from tests.support.serving import Serving, drain, held, require_no_traceback, serving
+from tests.support.speech import Letters, noise, speech_model, wav
+from tests.support.tiny import noisy_copy, tiny_model
+from tests.support.together import Letters as TextLetters
+from tests.support.waiting import PATIENCE, eventually
+
+if TYPE_CHECKING:  # the import takes a second
+    import openai
+
+MODEL = "tiny-whisper"
+TARGET = speech_model()
+DRAFT = noisy_copy(TARGET)
+DRAFT.audio = TARGET.audio
+RECORDINGS = [noise(seed, seconds) for seed, seconds in enumerate((1.6, 0.55, 0.9, 0.2))]
+LIMITS = Limits(slots=2, queue=14, max_audio=60_000, max_audio_seconds=1.7, max_body=20_000, max_prompt_tokens=50)
+PATH = "/v1/audio/transcriptions"
+FIRST: dict[str, Any] = {  # keep the first text of each window
+    "no_speech_threshold": None,
+    "logprob_threshold": None,
+    "compression_ratio_threshold": None,
+    "sample_len": 16,
+}
+
+
+def session(drafter: str = "model") -> Session:
+    options = GenerationOptions(drafter=drafter, num_draft_tokens=3, temperature=1)
+    return Session(TARGET, Letters(), DRAFT if drafter == "model" else None, options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(session(), LIMITS, model=MODEL) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> Iterator[openai.OpenAI]:
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def alone(index: int, **options: Any) -> Transcription:
+    return session("none").transcribe(RECORDINGS[index], **FIRST | options)
+
+
+def file(index: int) -> tuple[str, bytes]:
+    return f"talk {index}.wav", wav(RECORDINGS[index])
+
+
+def create(client: openai.OpenAI, index: int = 0, **fields: Any) -> Any:
+    own = {name: fields.pop(name) for name in ("seed", "sample_len", "without_timestamps") if name in fields}
+    return client.audio.transcriptions.create(model=MODEL, file=file(index), **fields, extra_body=form(own))
+
+
+def form(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: "none" if value is None else value for name, value in (FIRST | fields).items()}
+
+
+def post(server: Serving, index: int = 0, path: str = PATH, **fields: Any) -> httpx.Response:
+    with server.client() as client:
+        return client.post(path, files={"file": file(index)}, data=form(fields))
+
+
+def uploaded(server: Serving) -> int:
+    """Return the bytes of all recordings in memory."""
+    return sum(upload.size for upload in server.service._uploads)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_text_equals_the_sessions(client: openai.OpenAI, index: int) -> None:
+    found, expected = create(client, index), alone(index)
+    assert found.text == expected.text.strip() and (found.text or index)
+    assert (found.usage.type, found.usage.seconds) == ("duration", expected.seconds)
+
+
+@pytest.mark.parametrize("name", ["text", "srt", "vtt"])
+def test_formats_are_those_of_the_command_line(client: openai.OpenAI, server: Serving, name: Any) -> None:
+    expected = alone(0)
+    content = f"{expected.text.strip()}\n" if name == "text" else "".join(STREAMED[name](expected.segments))
+    assert create(client, response_format=name) == content and content.count("-->") == content.count("\n\n") - (
+        name == "vtt"
+    )
+    kind = post(server, response_format=name).headers["content-type"]
+    assert kind.startswith({"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}[name])
+
+
+@pytest.mark.parametrize("granularities", [None, ["segment"], ["word"], ["word", "segment"]])
+def test_verbose_json_has_the_fields_of_openai(client: openai.OpenAI, granularities: Any) -> None:
+    given = {} if granularities is None else {"timestamp_granularities": granularities}
+    found = create(client, response_format="verbose_json", language="de", **given)
+    expected = alone(0, language="de", word_timestamps="word" in (granularities or ()))
+    assert (found.text, found.language, found.duration) == (expected.text.strip(), "de", expected.seconds)
+    assert found.task == "transcribe"  # type: ignore[attr-defined]
+    segments = None if granularities == ["word"] else [(each.seek, each.start, each.end) for each in expected.segments]
+    assert segments == (found.segments and [(each.seek, each.start, each.end) for each in found.segments])
+    if segments:
+        assert [each.tokens for each in found.segments] == [each.tokens for each in expected.segments]
+        assert found.segments[0].avg_logprob == pytest.approx(expected.segments[0].avg_logprob, abs=1e-4)
+    words = [(word.word.strip(), word.start, word.end) for each in expected.segments for word in each.words or ()]
+    assert words == [(each.word, each.start, each.end) for each in found.words or ()]
+    assert bool(words) == ("word" in (granularities or ()))
+
+
+def test_translations_and_options(client: openai.OpenAI) -> None:
+    found = client.audio.translations.create(
+        model=MODEL, file=file(2), prompt="ab", response_format="verbose_json", extra_body=form({})
+    )
+    expected = alone(2, task="translate", initial_prompt="ab")
+    assert (found.text, found.language) == (expected.text.strip(), "en")
+    assert found.text != create(client, 2).text
+    options: Any = {"temperature": 0.9, "seed": 7, "sample_len": 9, "without_timestamps": True}
+    assert create(client, 2, **options).text == alone(2, **options).text.strip() != create(client, 2).text
+
+
+def test_a_stream_sends_each_segment(client: openai.OpenAI) -> None:
+    expected = alone(0)
+    found = [*create(client, stream=True)]
+    deltas = [each.delta for each in found if each.type == "transcript.text.delta"]
+    assert len(deltas) > 1 and "".join(deltas).strip() == found[-1].text == expected.text.strip()
+    assert found[-1].type == "transcript.text.done"
+
+
+def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:
+    """Also if windows fall back to higher temperatures, with languages and prompts of their own."""
+    requests: list[tuple[int, dict[str, Any]]] = [
+        (0, {}),
+        (1, {"language": "de", "logprob_threshold": -0.1}),
+        (2, {"prompt": "fed cab"}),
+        (1, {"temperature": 0.8, "seed": 9}),
+        (3, {"logprob_threshold": -0.1, "seed": 5}),
+        (2, {}),
+        (0, {"logprob_threshold": -0.1, "compression_ratio_threshold": 2.4}),
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(lambda one: post(server, one[0], **one[1]).json()["text"], requests)]
+    for text, (index, options) in zip(found, requests, strict=True):
+        renamed = {"initial_prompt" if name == "prompt" else name: value for name, value in options.items()}
+        assert text == alone(index, **renamed).text.strip()
+
+
+def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
+    """If they did, all drafts for the same recording would be accepted the second time."""
+    names = ("generated_tokens_total", "accepted_tokens_total")
+    with serving(session("ngram"), LIMITS, model=MODEL) as server:
+        post(server, 0)
+        before = [server.metric(name) for name in names]
+        post(server, 0)
+        generated, accepted = (server.metric(name) - old for name, old in zip(names, before, strict=True))
+    assert generated == before[0] > 10 and accepted < generated / 4
+
+
+def test_whisper_1_names_the_model_that_is_served(server: Serving, client: openai.OpenAI) -> None:
+    expected = post(server, 0).json()["text"]
+    assert post(server, 0, model="whisper-1").json()["text"] == expected
+    assert post(server, 0, model="whisper-2").status_code == 404
+    assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve("whisper-1").id == MODEL
+
+
+FILES: list[tuple[bytes, int, str]] = [
+    (b"", 400, "file: "),
+    (b"not audio at all", 400, "file: "),
+    (wav(np.zeros(0, np.float32)), 400, "file: no sound"),
+    (wav(noise(0, 1.72)), 400, "file: longer than 1.7 seconds"),
+    (b"\0" * 60_001, 413, "file: must have at most 60000 bytes"),
+    (b"\0" * 90_000, 413, "the body must have at most 80000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("content", "status", "words"), FILES, ids=lambda value: str(value)[:12])
+def test_unsuitable_files_are_refused_in_one_line(server: Serving, content: bytes, status: int, words: str) -> None:
+    with server.client() as client:
+        response = client.post(PATH, files={"file": ("../x.wav", content)})
+    error = response.json()["error"]["message"]
+    assert response.status_code == status and words in error and "\n" not in error and "x.wav" not in error, error
+    assert uploaded(server) == 0
+
+
+def test_models_refuse_the_other_kind_of_input(server: Serving) -> None:
+    for path in ("/v1/completions", "/translate"):
+        response = server.post(path, prompt="a", q="a")
+        assert response.status_code == 404 and "transcribes speech" in response.text
+    with server.client() as client:
+        assert client.get("/languages").status_code == 404
+        assert client.get("/health").json() == {"status": "ok"}
+    with serving(Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none")), LIMITS) as other:
+        response = post(other)
+        assert response.status_code == 404 and "this model reads text" in response.json()["error"]["message"]
+
+
+def half_sent(server: Serving) -> tuple[socket.socket, bytes]:
+    """Send a part of a recording. Returns the connection and the rest."""
+    request = httpx.Request("POST", server.url + PATH, files={"file": file(3)}, data=form({}))
+    body = request.read()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {request.headers['content-type']}\r\n"
+    client = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE)
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:999])
+    eventually(lambda: uploaded(server) > 0)
+    return client, body[999:]
+
+
+def received(client: socket.socket) -> str:
+    found = b""
+    while chunk := client.recv(65536):
+        found += chunk
+    return found.decode()
+
+
+def test_a_recording_that_is_uploaded_at_a_shutdown_is_transcribed(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(session(), LIMITS, model=MODEL) as server:
+        client, rest = half_sent(server)
+        with client:
+            drain(server)
+            assert post(server).status_code == 503 and not server.ended
+            client.sendall(rest)
+            assert "200 OK" in (answer := received(client)) and '"text"' in answer
+        eventually(lambda: server.ended == [None])
+    require_no_traceback(caplog)
+
+
+@contextmanager
+def busy_readers(server: Serving) -> Iterator[threading.Event]:
+    """Let the threads that read recordings be busy until an event is set."""
+    may_end = threading.Event()
+
+    def wait() -> Generator[None, None, None]:
+        may_end.wait(PATIENCE)
+        yield
+
+    for name in ("one", "two"):
+        server.thread.reading.run(name, wait())
+    try:
+        yield may_end
+    finally:
+        may_end.set()
+
+
+@pytest.mark.parametrize("stage", ["uploaded", "opened"])
+def test_a_recording_that_is_not_ready_in_the_grace_period_gets_an_error(
+    stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(session(), replace(LIMITS, grace=0.0), model=MODEL) as server, busy_readers(server):
+        client, rest = half_sent(server)
+        with client:
+            if stage == "opened":
+                client.sendall(rest)
+                eventually(lambda: server.service.admitted == 1)
+            drain(server)
+            answer = received(client)
+        assert "503 " in answer and '"code":"stopping"' in answer, answer
+        eventually(lambda: server.ended == [None])
+        assert server.service.admitted == uploaded(server) == 0
+    require_no_traceback(caplog)
+
+
+def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(server: Serving) -> None:
+    with busy_readers(server):
+        client, rest = half_sent(server)
+        client.sendall(rest)
+        eventually(lambda: server.service.admitted == 1)
+        client.close()
+        eventually(lambda: server.service.admitted == uploaded(server) == 0)
+        eventually(lambda: len(server.thread.reading._turns.items) == 2)  # those that are busy
+
+
+def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
+    with held(session(), LIMITS, model=MODEL) as (server, gated):
+        with server.client() as client:
+            sent = {"files": {"file": file(0)}, "data": form({"stream": "true"})}
+            with client.stream("POST", PATH, **sent) as response:
+                assert response.status_code == 200
+                eventually(lambda: server.service.admitted == 1)
+                assert uploaded(server) == 162 * 6 * 4  # the frames, and no longer the file
+                eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioBytes)])
+        gated.allow()
+        eventually(lambda: server.service.admitted == server.thread.decoding == uploaded(server) == 0)
+        assert server.metric("prompts_total", finish_reason="cancelled") == 1
+        assert post(server, 1).json()["text"] == alone(1).text.strip()
+
+
+def test_a_short_recording_passes_long_ones_and_changes_no_text() -> None:
+    """Windows of recordings take turns in the slots. Before, a short one waited until a long one had ended."""
+    # One falls back to several temperatures, so that turns also change between outputs for the same window
+    recordings = [noise(0, 2.4), noise(1, 2.4), RECORDINGS[3]]
+    fields: list[dict[str, Any]] = [{}, {"logprob_threshold": -0.1, "seed": 3}, {"seed": 3}]
+    finished: list[int] = []
+
+    def send(number: int) -> str:
+        with server.client() as client:
+            files = {"file": ("a.wav", wav(recordings[number]))}
+            found = client.post(PATH, files=files, data=form(fields[number])).json()
+        finished.append(number)
+        return str(found["text"])
+
+    limits = Limits(slots=1, queue=3, max_prompts=1)
+    with held(session(), limits, model=MODEL) as (server, gated), ThreadPoolExecutor(3) as pool:
+        texts = [pool.submit(send, number) for number in (0, 1)]
+        eventually(lambda: server.service.admitted == 2)
+        texts.append(pool.submit(send, 2))
+        eventually(lambda: server.service.admitted == 3)
+        gated.allow()
+        found = [text.result() for text in texts]
+    assert finished[0] == 2
+    for text, samples, own in zip(found, recordings, fields, strict=True):
+        assert text == session("none").transcribe(samples, **FIRST | own).text.strip()
+
+
+def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> None:
+    """Not even in a cycle, which Python collects at some later time."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert post(server, 3, prompt="<|en|>").json()["error"]["param"] == "prompt"
+        assert post(server, 3, stream="true").status_code == post(server, 3).status_code == 200
+        eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioBytes)])
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("too_many", "status"), [(0, 400), (1, 429)])
+def test_bodies_and_frames_in_memory_are_limited(server: Serving, too_many: int, status: int) -> None:
+    """A form that fits the limit exactly is refused for its prompt. One byte more, and its frames do not fit."""
+    small = Limits(max_audio=1 << 14, max_audio_seconds=0.2, max_body=1 << 20)
+    frames = 22 * 6 * 4  # of 0.2 seconds
+    room = MAX_UPLOADS * (small.max_audio + 20 * 6 * 4) - frames
+    with serving(session(), small, model=MODEL) as other, other.client() as client:
+        request = httpx.Request("POST", other.url, files={"file": file(3)}, data=form({"prompt": ""}))
+        padding = "a" * (room + too_many - len(request.read()))
+        refused = client.post(PATH, files={"file": file(3)}, data=form({"prompt": padding}))
+        assert refused.status_code == status, refused.text
+        eventually(lambda: uploaded(other) == other.service.admitted == 0)
+        assert post(other, 3).status_code == 200

@@ -1,0 +1,148 @@
+"""Requests for transcriptions: every field is accepted, or refused with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from speculative_decoding import GenerationOptions
+from speculative_decoding.sampling.options import option_specs
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.model_names import WHISPER, ModelNames
+from speculative_decoding.server.multipart import Part
+from speculative_decoding.server.recordings import ClientRecording
+from speculative_decoding.server.transcription_format import (
+    FIELDS,
+    FORMATS,
+    OTHER_OPTIONS,
+    UNSUPPORTED,
+    TranscriptionRequest,
+    delta_event,
+    parse_transcription_request,
+)
+from speculative_decoding.speech.options import TranscriptionOptions, transcription_specs
+from speculative_decoding.speech.scheduler import TranscriptionEvent
+from tests.support.speech import speech_model
+
+AUDIO = speech_model().audio
+assert AUDIO is not None
+NAMES = ModelNames("tiny-whisper", [WHISPER])
+FILE = Part("file", True, b"RIFF")
+
+
+def parse(*parts: Part, path: str = "transcribe", **fields: Any) -> TranscriptionRequest:
+    given = [Part(name, False, str(value).encode()) for name, value in fields.items()]
+    defaults = GenerationOptions(temperature=1, num_draft_tokens=3)
+    assert AUDIO is not None
+    found = parse_transcription_request([*(parts or [FILE]), *given], path, NAMES, AUDIO, defaults)
+    ClientRecording(None, found.options, found.decoding).check(Limits(max_prompt_tokens=50))  # type: ignore[arg-type]
+    return found
+
+
+REFUSED: list[tuple[dict[str, Any], str, str | None, str]] = [
+    ({"model": "gpt-4o-transcribe"}, "model", "model_not_found", "does not exist"),
+    ({"response_format": "diarized_json"}, "response_format", "invalid_value", "one of json, verbose_json, text, srt"),
+    ({"stream": "yes"}, "stream", "invalid_value", "true or false"),
+    ({"stream": "true", "response_format": "srt"}, "stream", None, "use json"),
+    ({"timestamp_granularities[]": "word"}, "timestamp_granularities", None, "use verbose_json"),
+    ({"timestamp_granularities[]": "line"}, "timestamp_granularities", "invalid_value", "one of"),
+    ({"include[]": "logprobs"}, "include", "unsupported_value", "not supported"),
+    ({"known_speaker_names[]": "a"}, "known_speaker_names", "unsupported_value", "not supported"),
+    ({"temperature": "hot"}, "temperature", "invalid_value", "must be"),
+    ({"temperature": "nan"}, "temperature", "invalid_value", "must be"),
+    ({"language": "xx"}, "language", "invalid_value", "unknown; choose one of the 2 languages"),
+    ({"sample_len": "0"}, "sample_len", "invalid_value", "must be"),
+    ({"num_draft_tokens": "x"}, "num_draft_tokens", "invalid_value", "0 to 64 or one of auto, not 'x'"),
+    ({"num_beams": "2"}, "num_beams", "unknown_field", "unknown field"),
+    ({"stop": "a"}, "stop", "unknown_field", "transcriptions have no such option"),
+    (
+        {"hallucination_silence_threshold": "1"},
+        "hallucination_silence_threshold",
+        "invalid_value",
+        "without timestamp_granularities[]",
+    ),
+    ({"prompt": "x" * 4000}, "prompt", None, "4000 characters"),
+    ({"langage": "en"}, "langage", "unknown_field", "langage: unknown field; did you mean language?"),
+    ({"colour": "red"}, "colour", "unknown_field", "unknown field; there are"),
+    ({"colour": ""}, "colour", "unknown_field", "unknown field"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_fields_are_named(fields: Mapping[str, Any], param: str, code: str | None, words: str) -> None:
+    with pytest.raises(ServerError) as error:
+        parse(**fields)
+    found = error.value
+    status = 404 if param == "model" else 400
+    assert (found.status, found.param, found.code) == (status, param, code) and words in found.message
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "words"),
+    [
+        ([Part("model", False, b"")], "file", "file: is missing"),
+        ([Part("file", False, b"a")], "file", "file: must be a file"),
+        ([FILE, FILE], "file", "file: is given twice"),
+        ([FILE, Part("prompt", True, b"a")], "prompt", "prompt: must not be a file"),
+        ([FILE, Part("prompt", False, b"\xff")], "prompt", "prompt: is not UTF-8"),
+        ([FILE, *[Part("language", False, b"en")] * 2], "language", "language: is given twice"),
+    ],
+)
+def test_refused_parts_are_named(parts: list[Part], param: str, words: str) -> None:
+    with pytest.raises(ServerError, match=words) as error:
+        parse(*parts)
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("name", [*transcription_specs(), *option_specs()])
+def test_each_option_is_a_field_or_is_refused_with_its_name(name: str) -> None:
+    with pytest.raises(ServerError) as error:
+        parse(FILE, Part(name, False, b"\xff"))
+    code = "unsupported_value" if name in OTHER_OPTIONS else "invalid_value" if name in FIELDS else "unknown_field"
+    assert (error.value.param, error.value.code) == (name, code)
+
+
+@pytest.mark.parametrize("name", [*FIELDS, *UNSUPPORTED, *OTHER_OPTIONS])
+def test_an_empty_field_counts_as_missing(name: str) -> None:
+    """Programs send it for an input that the user left blank."""
+    assert parse(**{name: ""}) == parse(**{f"{name}[]": ""}) == parse()
+
+
+@pytest.mark.parametrize("name", [*UNSUPPORTED, *OTHER_OPTIONS])
+def test_an_unsupported_field_is_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(ServerError, match=f"^{name}: ") as error:
+        parse(**{name: "1"})
+    assert (error.value.param, error.value.code) == (name, "unsupported_value")
+    assert (UNSUPPORTED | OTHER_OPTIONS)[name] in error.value.message
+
+
+def test_fields_set_the_options_of_transcribe() -> None:
+    found = parse(
+        prompt="ab",
+        language="German",
+        temperature="0.5",
+        seed="7",
+        sample_len="9",
+        logprob_threshold="none",
+        response_format="verbose_json",
+        model=WHISPER,
+        **{"timestamp_granularities[]": "word"},
+    )
+    own = found.options
+    assert (own.initial_prompt, own.language, own.temperatures) == ("ab", "German", [0.5])
+    assert (own.sample_len, own.logprob_threshold, own.word_timestamps, own.task) == (9, None, True, "transcribe")
+    assert (found.decoding.seed, found.granularities, found.content) == (7, ["word"], b"RIFF")
+    assert parse().granularities == ["segment"] and parse(path="translate").is_translation
+    assert not parse().is_translation and parse().response_format == "json" == FORMATS[0]
+
+
+def test_progress_without_segments_is_no_event() -> None:
+    item = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
+    assert delta_event(item, TranscriptionEvent(0, [], 1.0, 2.0, "en")) is None
+
+
+def test_temperature_0_lets_the_temperature_rise() -> None:
+    assert parse(temperature="0") == parse() and len(parse().options.temperatures) > 1
