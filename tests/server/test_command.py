@@ -118,7 +118,7 @@ def test_a_snapshot_given_as_a_path_has_the_models_name(tmp_path: Path) -> None:
 
 
 def test_a_signal_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
-    """Run the command as a user does, with a client that reads slowly. `tools.soak_server` sends SIGTERM."""
+    """Run the command as a user does, with a client that reads slowly. `tools.check_server` sends SIGTERM."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
     command += ["--ngram-store", "store.json", "--share-client-texts"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
