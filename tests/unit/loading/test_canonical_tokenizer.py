@@ -97,7 +97,7 @@ def test_conversion_says_where_two_tokenizers_of_a_folder_differ(tmp_path: Path)
         ("byt5", {"_decode": lambda tokens: str(len(tokens) == 3)}, "the text"),
         ("t5", {"_encode": lambda *_, **__: refuse()}, "the text"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value) if isinstance(value, dict) else "none",
 )
 def test_a_planted_difference_fails_the_proof(name: str, changes: dict[str, Any], found: str | None) -> None:
     tokenizer = loaded(FOLDERS[name])
