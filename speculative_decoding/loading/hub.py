@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS
 from ..errors import InputError
@@ -201,6 +202,7 @@ def fetch(
 
 def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses access."""
+    require_address()
     from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -300,8 +302,19 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
     )
 
 
+def require_address() -> None:
+    """Raise `InputError` if HF_ENDPOINT keeps huggingface_hub, and thus transformers, from being imported."""
+    address = os.environ.get("HF_ENDPOINT", "")
+    try:
+        urlsplit(address)
+    except ValueError as error:
+        problem = f"HF_ENDPOINT: {address!r} is not an address ({error})"
+        raise InputError(problem, way_out="unset it, or set it to the address of a Hub") from error
+
+
 def cache() -> Path:
     """Return the folder of the Hub's cache, which HF_HOME and HF_HUB_CACHE can set."""
+    require_address()
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
+from .hub import require_address
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
 from .tokenizer_base import (
@@ -84,6 +85,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     transformers 5 does not check that tokenizer.json has a model of this kind. If it has another kind, the general
     class `PreTrainedTokenizerFast` reads the file.
     """
+    require_address()
     with quiet():  # transformers reports that torch is missing
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

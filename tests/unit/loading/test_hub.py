@@ -15,6 +15,7 @@ from speculative_decoding import InputError
 from speculative_decoding.cli.main import main
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import locate, open_model
+from speculative_decoding.loading.reference_tokenizer import read_with_transformers
 from tests.support.hub import GATED, SINGLE, SMALL, TINY, WAYS, FakeHub, environment, offline
 
 SHARDED = SMALL | {
@@ -219,6 +220,14 @@ def test_a_wrong_endpoint_is_one_line(endpoint: str, web: FakeHub) -> None:
     failed = pytest.raises(InputError, match=r"the Hub cannot be reached \(|huggingface_hub fails \(")
     with environment(HF_ENDPOINT=endpoint), failed:
         hub.fetch("org/tiny")
+
+
+def test_an_endpoint_that_is_no_address_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With such an endpoint, huggingface_hub and transformers cannot even be imported."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://[bad")
+    for read in (lambda: hub.fetch("org/tiny"), hub.cached_names, lambda: read_with_transformers(tmp_path)):
+        with pytest.raises(InputError, match=r"^HF_ENDPOINT: 'http://\[bad' is not an address \(.*; unset it, or set"):
+            read()
 
 
 def test_a_missing_revision_is_named(web: FakeHub) -> None:
