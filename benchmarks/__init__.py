@@ -1,4 +1,4 @@
-"""Benchmarks. The times are for the default options; all have options for fewer repeats.
+"""Benchmarks. Each explains its options with --help.
 
 python -m benchmarks      which flags are the fastest on this machine, for these prompts and models? Is a draft faster?
 .drafts                   how many tokens does a draft gain for a target call, and what does it cost? What does the

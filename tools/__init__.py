@@ -1,13 +1,15 @@
-"""Checks that run longer than the tests, and generators of test data. `python -m tools.NAME --help` explains each.
+"""Checks that run longer than the tests, and generators of test data. `python -m tools.NAME --help` explains most; for
+pretend_mac/, resolve_for_mac, walk and goldens/, read the first lines of the file.
 
 Safe: what users send, and what is on their disks
   check_server            does my change keep the server correct and safe? 5,000 requests, 1,000 connections, 20 minutes
-                          of random clients; with --count 150 or --connections 100, less than a minute for each part
-  fuzz_files              are damaged files refused? Checkpoints, configurations, tokenizers, draft heads, recordings:
-                          5,000 files of each format; with --count 100, some seconds for each
+                          of random clients; with --count 150 --connections 100 --minutes 0.3, about two minutes
+  fuzz_files              are damaged or hostile files refused? Checkpoints, configurations, tokenizers, draft heads,
+                          recordings: 5,000 files of each format; with --count 100, some seconds for each
   kills                   does a killed job, training or conversion lose anything, or Ctrl-C in the console? 60 kills of
                           each kind; with --kills 6, about a minute for each
-  planted_faults          does a test catch each of 81 faults? 15 minutes
+  planted_faults          would a test catch my fault? Plants the faults of a table, to which you can add one. Ten
+                          minutes for all; with --only N, some seconds
 
 Exact: equal to other programs and devices
   compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
@@ -21,8 +23,8 @@ Fast: see also `python -m benchmarks --help` and docs/benchmarks.md
   walk                    what does one request load, call and make? Some seconds
 
 Made from: how files of this repository were made
-  goldens/                reference outputs of Hugging Face and openai-whisper for tests/parity: how to record new ones.
-                          Each file names the versions of torch and transformers that it needs
+  goldens/                reference outputs of Hugging Face and openai-whisper for tests/parity: run the file for the
+                          family as a script, where torch and the version of transformers that it names are installed
   make_speech             recordings for training a draft head of a speech model. Needs speech synthesizers
   sparse_t5_11b           a sparse checkpoint with the shapes of T5-11B, to measure the memory of a conversion. A second
 """

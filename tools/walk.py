@@ -4,12 +4,13 @@
 
 A function counts once, however often it is called. The body of a class and the functions that `dataclass` writes count
 as functions; a class counts when an object of it is made. The modules of cpu/, which Linux imports first, are reported
-apart. Not a module of `tools`, whose `__init__` imports the package.
+apart.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import threading
@@ -101,4 +102,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if PACKAGE in sys.modules:  # python -m tools.walk: the package was imported before anything was counted
+        os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
     main()

@@ -48,9 +48,11 @@ def main() -> None:
     chosen = parser.parse_args()
     if "costly" in chosen.parts and chosen.model is None:
         parser.error("costly: needs the --model of a Whisper")
-    for name in chosen.parts or [name for name in PARTS if name != "costly"]:
+    parts = chosen.parts or [name for name in PARTS if name != "costly"]
+    for name in parts:
         for line in PARTS[name](chosen):
             print(f"{name}: {line}", flush=True)
+    print(f"no fault found by {', '.join(parts)}")
 
 
 if __name__ == "__main__":
