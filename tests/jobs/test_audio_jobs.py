@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.jobs import ResumableOutput
 from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_scheduler
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
@@ -79,21 +78,6 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
         assert times == [(each.start, each.end, each.text) for each in expected.segments] != []
         assert found["generated_tokens"] == expected.stats.generated_tokens
     assert any("words" in each for each in records[2]["segments"])
-
-
-def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
-    files = BatchFlags(input=str(folder / "job.jsonl"), slots=2)
-    run_job(folder / "whole", content(), row_scheduler(session(), files), format="jsonl")
-
-    def stop(output: ResumableOutput) -> None:
-        if output.lines >= 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", after_row=stop)
-    assert (folder / "out").read_bytes() != (folder / "whole").read_bytes()
-    run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", resume=True)
-    assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
 
 
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:

@@ -23,7 +23,6 @@ from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from tests.integration.test_cli import FIXED, PROMPT
 from tests.support.paths import ROOT
-from tests.unit.cli.test_common import FullDisk
 
 Batch = Callable[..., tuple[int, str, str]]
 SAMPLE = {"temperature": 1.5}  # does not depend on the draft
@@ -119,16 +118,6 @@ def test_a_job_is_not_resumed_with_another_prefix(batch: Batch, tmp_path: Path) 
     arguments = [tmp_path / "in.txt", "--output", tmp_path / "out", "-m", "2", *FIXED, "--resume"]
     for prefix, status in (("grammar: ", 0), ("grammar: ", 0), ("x", 2), ("", 2)):
         assert batch(*arguments, "--prefix", prefix)[0] == status
-
-
-def test_a_full_disk_is_a_one_line_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with io.TextIOWrapper(FullDisk(tmp_path / "full", "w"), write_through=True) as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert batch_command.main([str(ROOT / "data/grammar.txt"), "-m", "1"]) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
-    assert line.endswith("error: standard output: No space left on device; redirect it to another disk")
 
 
 LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)

@@ -162,15 +162,6 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
     assert (tmp_path / "out").read_bytes() == whole
 
 
-def test_an_interrupt_keeps_all_complete_records(tmp_path: Path) -> None:
-    content = interrupted(tmp_path / "out")
-    assert content.endswith(b"\n") and content.count(b"\n") == 15
-    totals = run_job(tmp_path / "out", INPUT, resume=True)
-    assert (tmp_path / "out").read_bytes() == finished(tmp_path / "whole") and totals.errors == 4
-    again = run_job(tmp_path / "out", INPUT, resume=True)  # all lines are finished
-    assert (again.lines, again.errors, again.rows) == (40, 4, 0)
-
-
 # Changed files and settings
 
 
