@@ -28,6 +28,7 @@ from speculative_decoding.drafters import (
     choose_drafter,
     model_drafter,
 )
+from speculative_decoding.drafters.base import RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import ACCEPTANCE, Constraints, GenerationOptions
@@ -226,6 +227,17 @@ def test_ragged_batches_of_all_rules_follow_the_target_distribution(drafter: str
         source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
         counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
     check_counts(counts, exact_distribution(OPTIONS[0]), 450)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_tokens_of_a_draft_have_independent_noise(rule: str) -> None:
+    """All tokens are about equally likely at this temperature, so that equal noise would give equal tokens."""
+    rows = [RequestView(seeded(seed, temperature=50.0, acceptance=rule), SOURCE, [0], seed) for seed in range(150)]
+    drafter = BatchModelDrafter(DRAFT, VOCAB)
+    for row in rows:
+        drafter.begin(row)
+    first, second = np.array(drafter.propose(dict.fromkeys(rows, 2), len(rows)).tokens).T
+    assert 5 < (first == second).sum() < 40  # 150 / 8 on average
 
 
 def test_lossy_rule_changes_the_distribution() -> None:
