@@ -216,6 +216,16 @@ def test_lossy_run_reports_its_total_variation(temperature: float) -> None:
         assert price(acceptance="block") == price(acceptance="coupled") == 0
 
 
+def test_closing_a_stream_does_not_change_the_next_output() -> None:
+    expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens
+    for stop in (1, 4):
+        stream = stream_generate(TARGET, Letters(), "cab", draft_model=DRAFT)
+        for _ in range(stop):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens == expected
+
+
 def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
     exact = generate(TARGET, Letters(), "abc", **MODEL_OF_5)
     lenient = generate(TARGET, Letters(), "abc", delta=1.0, **MODEL_OF_5)
