@@ -58,38 +58,27 @@ def alone(**options: Any) -> list[GenerationResult]:
     return [generate(TARGET, Letters(), prompt, drafter="none", **options) for prompt in PROMPTS]
 
 
-def check_identity(
-    slots: int, drafter: str = "model", num_draft_tokens: Any = 5, prompts: int = len(PROMPTS), **options: Any
-) -> None:
+def check_identity(slots: int, drafter: str = "model", num_draft_tokens: Any = 5, **options: Any) -> None:
     length = {} if drafter.startswith(("none", "default")) else {"num_draft_tokens": num_draft_tokens}
-    results = batch(PROMPTS[:prompts], slots=slots, **length, **DRAFTERS[drafter], **options)
-    assert all(map(same, results, alone(**options)[:prompts]))
+    results = batch(PROMPTS, slots=slots, **length, **DRAFTERS[drafter], **options)
+    assert all(map(same, results, alone(**options)))
 
 
-@pytest.mark.parametrize(("slots", "prompts"), [(3, 13), (32, 13)])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_batch_row_equals_single_row(drafter: str, slots: int, prompts: int) -> None:
+@pytest.mark.parametrize(("drafter", "slots"), [*((drafter, 3) for drafter in DRAFTERS), ("model", 32)])
+def test_batch_row_equals_single_row(drafter: str, slots: int) -> None:
     """With 3 slots, prompts take the slots of finished ones; with 32, all start together."""
-    check_identity(slots, drafter, prompts=prompts, max_tokens=20)
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_coupled_rows_depend_only_on_their_seeds(drafter: str) -> None:
-    for slots, seed in ((2, 0), (8, 1)):
-        options = {"temperature": 1.0, "seed": seed, "repetition_penalty": 1.1 if seed else 1.0}
-        check_identity(slots, drafter, max_tokens=12, **options)
+    check_identity(slots, drafter, max_tokens=20)
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
-@pytest.mark.parametrize("drafter", ["model", "model, trimmed"])
-def test_samples_do_not_depend_on_other_rows(drafter: str, acceptance: str) -> None:
+def test_samples_do_not_depend_on_other_rows(acceptance: str) -> None:
     """Random keys depend on the seed and the position of a row, so rows equal single requests.
 
     This does not hold for drafters that learn from other rows: their drafts, and so the sample of a seed, depend on
     earlier rows. Their distribution does not, and neither do coupled samples.
     """
     options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "num_draft_tokens": 5, "max_tokens": 12}
-    options |= DRAFTERS[drafter]
+    options |= DRAFTERS["model, trimmed"]
     rows = [{"prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS[:8])]
     expected = [generate(TARGET, Letters(), **row, **options) for row in rows]
     assert all(map(same, batch(rows, slots=4, **options), expected))
@@ -114,34 +103,12 @@ ROWS = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], s
 SHARED: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
 
 
-@pytest.fixture(scope="module")
-def single_results() -> list[GenerationResult]:
-    """The result of each of `ROWS` as a single request."""
-    results = []
-    for row in ROWS:
+def test_rows_may_have_different_options() -> None:
+    for row, result in zip(ROWS, batch(ROWS, slots=5, **SHARED), strict=True):
         options = SHARED | row
         if options["num_draft_tokens"] == 0:  # generate warns about a drafter without effect
             del options["drafter"]
-        results.append(generate(TARGET, Letters(), **options))
-    return results
-
-
-@pytest.mark.parametrize("slots", [2, 5])
-def test_rows_may_have_different_options(slots: int, single_results: list[GenerationResult]) -> None:
-    results = batch(ROWS, slots=slots, **SHARED)
-    for row, result, single in zip(ROWS, results, single_results, strict=True):
-        assert same(result, single), row
-
-
-def test_rows_end_at_every_position() -> None:
-    shared: dict[str, Any] = {"acceptance": "coupled", "max_tokens": 25, "draft_model": DRAFT}
-    hot = [{"temperature": 3.0, "seed": seed} for seed in range(24)]
-    prompts = [PROMPTS[seed % len(PROMPTS)] for seed in range(24)]
-    rows = [{"prompt": prompt} | own for prompt, own in zip(prompts, hot, strict=True)]
-    results = batch(rows, slots=5, temperature=1.0, **shared)
-    for prompt, own, result in zip(prompts, hot, results, strict=True):
-        assert same(result, generate(TARGET, Letters(), prompt, **shared, **own))
-    assert len({len(result.tokens) for result in results if result.finish_reason == "stop"}) > 7
+        assert same(result, generate(TARGET, Letters(), **options)), row
 
 
 def test_batch_row_has_the_drafts_of_a_single_row() -> None:
@@ -182,7 +149,7 @@ def peaks(slots: int, counts: list[int]) -> list[int]:
 
 def test_peak_memory_grows_with_slots_but_not_with_prompts() -> None:
     """The peak varies by a factor of up to 1.5 because evaluation is asynchronous; a leak per prompt exceeds it."""
-    few, early, later = peaks(2, [30])[0], *peaks(16, [60, 600])
+    few, early, later = peaks(2, [30])[0], *peaks(16, [60, 300])
     assert few < early and later < 2 * early
 
 
@@ -232,11 +199,9 @@ class Erratic(DraftLength):
         return "at random"
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
-def test_draft_lengths_do_not_change_the_output(drafter: str) -> None:
+def test_draft_lengths_do_not_change_the_output() -> None:
     length = Erratic()
-    for num_draft_tokens in (length, "auto"):
-        check_identity(4, drafter, num_draft_tokens=num_draft_tokens, max_tokens=20)
+    check_identity(4, "auto", num_draft_tokens=length, max_tokens=20)
     assert length.skipped > 5
 
 
@@ -263,11 +228,7 @@ def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"slots": 0}, "slots: must be a whole number >= 1"),
         ({"drafter": NgramDrafter()}, "given by name"),
-        ({"drafter": "model"}, "needs a draft model"),
-        ({"draft_model": DRAFT, "delta": 2.0}, "delta"),
-        ({"num_draft_tokens": "often"}, "num_draft_tokens"),
         ({"max_memory_gb": 0.000001}, "is too little"),
     ],
 )
@@ -289,10 +250,6 @@ def fitting(gb: float) -> int:
         return 0
 
 
-def test_empty_batch() -> None:
-    assert list(batch_generate(TARGET, Letters(), [])) == []
-
-
 def test_session_returns_results_in_the_order_of_prompts() -> None:
     session = Session(TARGET, Letters(), DRAFT, slots=3)
     rows = [{"prompt": prompt, "max_tokens": number} for prompt, number in zip(PROMPTS, (9, 2, 12, 1), strict=False)]
@@ -305,14 +262,7 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
         session.generate(["abc", 5])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"num_beams": 3}, marks=needs_room("beam_search")),
-        {"temperature": 1.0, "acceptance": "coupled"},
-    ],
-)
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_beams": 3}, marks=needs_room("beam_search"))])
 def test_a_blank_text_of_several_gives_a_blank_text_and_leaves_the_others_unchanged(options: dict[str, Any]) -> None:
     session = Session(TARGET, Letters(), slots=2)
     rows: list[Any] = ["", "abc", " \t\n", {"prompt": "", "max_tokens": 5}, "cab", "\u3000"]

@@ -7,19 +7,11 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-from speculative_decoding import models
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.drafters import choose_drafter
-from speculative_decoding.loading.tokenizer import FastTokenizer
-from speculative_decoding.sampling import GenerationOptions
 from tests.support.paths import ROOT
 
 PROMPT = "translate English to German: The method returns the value."
@@ -70,33 +62,3 @@ def test_a_text_that_differs_from_the_baseline_gives_status_1(capsys: pytest.Cap
     assert main_command.main(["--prompt", HARDER, "--verify", "--delta", "1", *FIXED]) == 1
     err = capsys.readouterr().err
     assert "verify: first divergence at token" in err and "LOSSY: --delta 1 accepts tokens" in err
-
-
-@contextmanager
-def calls_of(*functions: Callable[..., object]) -> Iterator[Counter[str]]:
-    """Count the calls of these functions in this thread."""
-    codes = {function.__code__: function.__name__ for function in functions}  # type: ignore[attr-defined]
-    counts: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and (name := codes.get(frame.f_code)):
-            counts[name] += 1
-
-    sys.setprofile(profile)
-    try:
-        yield counts
-    finally:
-        sys.setprofile(None)
-
-
-@pytest.mark.parametrize(("drafter", "built"), [("ngram", 1), ("model", 2), ("auto", 2)])
-def test_every_step_from_prompt_to_text_runs_once(drafter: str, built: int) -> None:
-    pair = ["--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft"]
-    with calls_of(FastTokenizer.encode, models.build, choose_drafter, GenerationOptions.__post_init__) as calls:
-        assert main_command.main([PROMPT, *pair, "--drafter", drafter, "--num-draft", "3", "-m", "5"]) == 0
-    assert calls == {
-        "encode": 1,
-        "build": built,
-        "choose_drafter": 1,
-        "__post_init__": 1,
-    }

@@ -35,8 +35,6 @@ SHAPE: dict[str, Any] = {
 ERROR = 0.03  # about 1 % of the tokens differ
 KERNELS = {  # the first width of each class
     "16 bits, M3 and later": (1, 2, 6, 16),
-    "16 bits, M1 and M2": (1, 2),
-    "4 bits, M3 and later": (1, 2, 11),
     "4 bits, M1 and M2": (1, 7),
 }
 SOURCE = [(28 + j * j) % 120 + 3 for j in range(10)]

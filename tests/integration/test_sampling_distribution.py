@@ -7,7 +7,7 @@ again in numpy, so only the model is shared with the package.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -23,7 +23,6 @@ from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
     BatchModelDrafter,
-    Draft,
     DraftModel,
     NgramDrafter,
     choose_drafter,
@@ -119,7 +118,6 @@ def check_distribution(
     options: dict[str, Any],
     samples: int = 450,
     draft: DraftModel = DRAFT,
-    kind: type[BatchModelDrafter] = BatchModelDrafter,
 ) -> None:
     """Fail if the outputs of `samples` seeds do not follow the exact distribution. Checked after every 150 seeds."""
     exact, counts = exact_distribution(options), Counter[tuple[int, ...]]()
@@ -127,7 +125,7 @@ def check_distribution(
     constraints = own.pop("constraints", Constraints())
     for start in range(0, samples, 150):
         batch = [seeded(seed, **own) for seed in range(start, start + 150)]
-        counts.update(outcomes(kind(draft, VOCAB), batch, [2] * 150, constraints))
+        counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * 150, constraints))
         check_counts(counts, exact, start + 150)
 
 
@@ -175,9 +173,7 @@ def check_counts(counts: Counter[tuple[int, ...]], exact: Distribution, samples:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 1.0},
     {"temperature": 1.6},
-    {"temperature": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
 ]
 RULES = [name for name, facts in ACCEPTANCE.items() if "lossless" in facts and "comparable" not in facts]
@@ -216,95 +212,35 @@ def test_draft_without_allowed_tokens_keeps_the_target_distribution(rule: str) -
     """After an allowed token the draft model has none. NaN there would bias the block rule at the first token."""
     only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # the source adds 2, 3 and 4
     banned = Constraints(banned=tuple(product((2, 3, 4), (1, 2, 3, 4))))
-    check_distribution(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
-
-
-@pytest.mark.parametrize("rule", [*RULES, "coupled"])
-def test_trimmed_draft_vocabulary_keeps_the_target_distribution(rule: str) -> None:
-    check_distribution(OPTIONS[1] | {"acceptance": rule}, draft=TRIMMED)
-
-
-def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int = 150) -> Counter[tuple[int, ...]]:
-    """Return the outputs of batches whose rows have different seeds and draft lengths (0 to 2), so offsets differ.
-
-    names: the acceptance rules of the rows, in turn.
-    """
-    counts: Counter[tuple[int, ...]] = Counter()
-    for start in range(0, samples, rows):
-        batch = [
-            seeded(seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
-            for seed in range(start, start + rows)
-        ]
-        source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
-        counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
-    return counts
+    check_distribution(OPTIONS[0] | {"acceptance": rule, "constraints": banned}, draft=only)
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
-@pytest.mark.parametrize("names", [["block"], [*RULES, "coupled"]], ids=" ".join)
-def test_ragged_batches_follow_the_target_distribution(names: list[str], drafter: str) -> None:
-    """Every drafter is tested, and one batch mixes all rules."""
-    check_counts(in_batches(names, drafter), exact_distribution(OPTIONS[1]), 450)
+def test_ragged_batches_of_all_rules_follow_the_target_distribution(drafter: str) -> None:
+    """Rows have different seeds, rules and draft lengths (0 to 2), so offsets differ."""
+    names, counts = [*RULES, "coupled"], Counter[tuple[int, ...]]()
+    for start in range(0, 450, 150):
+        batch = [
+            seeded(seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[0])
+            for seed in range(start, start + 150)
+        ]
+        source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
+        counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
+    check_counts(counts, exact_distribution(OPTIONS[0]), 450)
 
 
-@pytest.mark.parametrize("options", [*OPTIONS, REPEATS, FORCED])
-def test_outputs_of_one_distribution_are_not_those_of_another(options: dict[str, Any]) -> None:
-    """Otherwise the tests above could not fail: 900 outputs of a distribution pass only the test of their own."""
-    exact = exact_distribution(options)
-    drawn = np.random.default_rng(5).choice(len(exact), 900, p=np.array([*exact.values()]) / sum(exact.values()))
-    counts = Counter([*exact][number] for number in drawn.tolist())
-    for other in (*OPTIONS, REPEATS, FORCED):
-        if other == options:
-            check_counts(counts, exact, 900)
-        else:
-            with pytest.raises(AssertionError, match=BROKEN):
-                check_counts(counts, exact_distribution(other), 900)
-
-
-class Misreporting(BatchModelDrafter):
-    """Samples as a draft model does, and reports `change(tokens, probs)` instead of its probabilities or lengths."""
-
-    change: Callable[[Draft, mx.array, GenerationOptions], Draft]
-
-    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
-        draft = super().propose(counts, slots)
-        assert draft.probs is not None
-        return type(self).change(draft, draft.probs, next(iter(counts)).options)
-
-
-class AtTemperatureOne(Misreporting):
-    @staticmethod
-    def change(draft: Draft, probs: mx.array, options: GenerationOptions) -> Draft:
-        untempered = probs**options.temperature
-        return Draft(draft.tokens, untempered / untempered.sum(axis=-1, keepdims=True), draft.lengths)
-
-
-class OverTheWholeVocabulary(Misreporting):
-    @staticmethod
-    def change(draft: Draft, probs: mx.array, options: GenerationOptions) -> Draft:
-        return Draft(draft.tokens, 0.6 * probs + 0.4 / VOCAB, draft.lengths)
-
-
-class WithdrawsAllButTheArgMax(Misreporting):
-    @staticmethod
-    def change(draft: Draft, probs: mx.array, options: GenerationOptions) -> Draft:
-        is_arg_max = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
-        kept: list[int] = mx.cumprod(is_arg_max, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
-        return Draft(draft.tokens, probs, [min(draft.length(slot), count) for slot, count in enumerate(kept)])
-
-
-@pytest.mark.parametrize(
-    ("kind", "draft"),
-    [(AtTemperatureOne, DRAFT), (OverTheWholeVocabulary, TRIMMED), (WithdrawsAllButTheArgMax, DRAFT)],
-)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_draft_that_misreports_its_distribution_is_detected(
-    rule: str, kind: type[Misreporting], draft: DraftModel
-) -> None:
-    with pytest.raises(AssertionError, match=BROKEN):
-        check_distribution(OPTIONS[1] | {"acceptance": rule}, 900, draft, kind=kind)
+def test_the_tokens_of_a_draft_have_independent_noise(rule: str) -> None:
+    """All tokens are about equally likely at this temperature, so that equal noise would give equal tokens."""
+    rows = [RequestView(seeded(seed, temperature=50.0, acceptance=rule), SOURCE, [0], seed) for seed in range(150)]
+    drafter = BatchModelDrafter(DRAFT, VOCAB)
+    for row in rows:
+        drafter.begin(row)
+    first, second = np.array(drafter.propose(dict.fromkeys(rows, 2), len(rows)).tokens).T
+    assert 5 < (first == second).sum() < 40  # 150 / 8 on average
 
 
 def test_lossy_rule_changes_the_distribution() -> None:
+    """The other tests can fail, too: `python -m tools.planted_faults` plants faults in the rules and in a draft."""
     with pytest.raises(AssertionError, match=BROKEN):
         check_distribution(OPTIONS[0] | {"delta": 0.5}, 900)

@@ -47,13 +47,6 @@ def test_a_prompt_may_be_a_list_of_source_tokens(session: Session, baseline: lis
         session.generate([10**6])
 
 
-def test_options_without_effect_give_a_warning(session: Session, baseline: list[int]) -> None:
-    with pytest.warns(UserWarning, match="^top_k: has no effect at temperature 0; leave one of them out$"):
-        assert session.generate(PROMPT, top_k=5).tokens == baseline
-    with pytest.warns(UserWarning, match="^top_p: has no effect at temperature 0; leave one of them out$"):
-        list(session.batch([{"prompt": PROMPT, "top_p": 0.5, "max_tokens": 2}]))
-
-
 def test_sessions_report_the_peak_memory_of_the_process_and_leave_it_to_others(session: Session) -> None:
     mx.eval(large := mx.zeros(1 << 22))
     del large
@@ -64,18 +57,9 @@ def test_sessions_report_the_peak_memory_of_the_process_and_leave_it_to_others(s
         assert result.stats.peak_memory_bytes >= peak and mx.get_peak_memory() >= peak
 
 
-def test_a_session_decodes_with_its_models(session: Session, baseline: list[int]) -> None:
-    result = session.generate(PROMPT, num_draft_tokens=3)
-    assert result.tokens == baseline and result.stats.accepted_tokens > 0
-    responses = list(session.stream(PROMPT))
-    assert [response.token for response in responses] == baseline
-    assert "".join(response.text for response in responses) == result.text
-
-
 def test_options_of_a_call_override_the_session(session: Session, baseline: list[int]) -> None:
     assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
     assert session.generate(PROMPT, num_draft_tokens=0).stats.drafted_tokens == 0
-    assert session.generate(PROMPT, num_draft_tokens=0, drafter=None).stats.drafted_tokens == 0
     assert session.generate(PROMPT, drafter="ngram", num_draft_tokens=9).tokens == baseline
     assert session.generate(PROMPT, drafter=NoDrafter()).tokens == baseline
     assert session.generate(PROMPT, max_tokens=4).tokens == baseline[:4]
@@ -97,12 +81,6 @@ def test_defaults_are_a_drafter_that_fits_the_models_and_an_adaptive_length(
         assert result.tokens == baseline and result.stats.accepted_tokens > 0
         assert {event.kind for event in rounds if event.drafted} <= kinds
     assert isinstance(alone.planner.draft_length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
-
-
-def test_baseline_decoding_uses_no_drafter_and_no_adaptive_length(session: Session) -> None:
-    baseline = session.planner.draft_length(session.options_with({"drafter": "none"}))
-    assert isinstance(baseline, FixedLength) and not baseline.begin_round()
-    assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
 
 
 def test_a_target_in_8_bits_drafts_for_the_target(baseline: list[int]) -> None:
@@ -127,22 +105,6 @@ def test_an_adaptive_length_is_shared_by_the_requests_of_a_session(session: Sess
     before = length.describe()
     ours.generate(PROMPT)
     assert ours.planner.draft_length(ours.options) is length and length.describe() != before
-
-
-def test_num_draft_tokens_may_be_a_number_or_a_schedule(session: Session) -> None:
-    def lengths(num_draft_tokens: object) -> list[object]:
-        options = GenerationOptions(num_draft_tokens=num_draft_tokens)
-        return [
-            session.planner.draft_length(options),
-            session.planner.draft_length(options),
-            session.planner.draft_length(options, slots=4),
-        ]
-
-    assert all(isinstance(length, FixedLength) for length in lengths(3))
-    one, again, other = lengths("auto")  # one adaptive length per number of rows
-    assert one is again and one is not other
-    with pytest.raises(InputError, match="num_draft_tokens: must be .*, not 'many'"):
-        lengths("many")
 
 
 def test_the_ngram_store_of_a_session_learns_from_each_request(session: Session, baseline: list[int]) -> None:
@@ -171,7 +133,6 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
     ("drafter", "named"),
     [
         ("model", "drafter: model needs a draft model"),
-        ("copy", "drafter: must be one of model, ngram, auto, none"),
         (7, "must be one of model, ngram, auto, none, not 7"),
     ],
 )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.jobs import ResumableOutput
 from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_scheduler
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
@@ -54,19 +53,6 @@ def session() -> Session:
     return Session(speech_model(), Letters(), options=GenerationOptions(drafter="none"))
 
 
-def test_a_job_writes_the_text_of_a_window_that_falls_back_with_any_draft_and_slots(folder: Path) -> None:
-    own = {name: value for name, value in FIRST.items() if name != "temperature"}
-    content = "\n".join(json.dumps({"audio": name, **own}) for name in ("a.wav", "sub/b.wav", "a.wav")).encode()
-    found = []
-    for options, slots in (({"drafter": "none"}, 1), ({"drafter": "ngram", "num_draft_tokens": 3}, 2), ({}, 8)):
-        chosen = Session(speech_model(), Letters(), options=GenerationOptions(**options))
-        scheduler = row_scheduler(chosen, BatchFlags(input=str(folder / "in.jsonl"), slots=slots))
-        run_job(folder / f"out{slots}", content, scheduler, format="jsonl")
-        records = [json.loads(line) for line in (folder / f"out{slots}").read_text().splitlines()]
-        found.append([(each["text"], each["segments"]) for each in records])
-    assert found[0] == found[1] == found[2] and found[0][0] == found[0][2] != found[0][1]
-
-
 def content() -> bytes:
     return "\n".join(map(json.dumps, LINES)).encode()
 
@@ -94,21 +80,6 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
     assert any("words" in each for each in records[2]["segments"])
 
 
-def test_an_interrupted_job_continues_with_the_same_bytes(folder: Path) -> None:
-    files = BatchFlags(input=str(folder / "job.jsonl"), slots=2)
-    run_job(folder / "whole", content(), row_scheduler(session(), files), format="jsonl")
-
-    def stop(output: ResumableOutput) -> None:
-        if output.lines >= 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", after_row=stop)
-    assert (folder / "out").read_bytes() != (folder / "whole").read_bytes()
-    run_job(folder / "out", content(), row_scheduler(session(), files), format="jsonl", resume=True)
-    assert (folder / "out").read_bytes() == (folder / "whole").read_bytes()
-
-
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
     own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
@@ -131,13 +102,10 @@ def test_without_the_folder_speech_a_line_with_a_recording_is_an_error(
         row_scheduler(session(), BatchFlags(input="job.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["temperature", "src_lang", "stop", "max_memory", "prefix"])
-def test_flags_without_effect_on_recordings_are_refused(name: str) -> None:
-    values: dict[str, Any] = {"temperature": 0.5, "src_lang": "de", "stop": ["a"], "max_memory": 3.0, "prefix": "a"}
-    own = {name: values[name]}
-    is_file_flag = name in ("max_memory", "prefix")
-    options = GenerationOptions(**{} if is_file_flag else own)
-    files = BatchFlags(input="job.jsonl", **own if is_file_flag else {})
-    with pytest.raises(InputError, match=f"^{name}: has no effect"):
-        require_recordings(options, files, None)
+@pytest.mark.parametrize(
+    ("option", "flag"), [({"temperature": 0.5}, {}), ({}, {"max_memory": 3.0}), ({}, {"prefix": "a"})], ids=str
+)
+def test_flags_without_effect_on_recordings_are_refused(option: dict[str, Any], flag: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"^{next(iter(option | flag))}: has no effect"):
+        require_recordings(GenerationOptions(**option), BatchFlags(input="job.jsonl", **flag), None)
     require_recordings(GenerationOptions(), BatchFlags(input="job.jsonl"), None)

@@ -48,7 +48,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 # Parsing and records
 
 
-@pytest.mark.parametrize("choose", [first, last, at_random(1), at_random(2)])
+@pytest.mark.parametrize("choose", [first, last, at_random()])
 def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
     run_job(tmp_path / "out", INPUT, FakeScheduler(choose))
     lines = INPUT.decode().split("\n")
@@ -77,13 +77,8 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"id": 1}', "prompt: is missing"),
         (b'{"prompt": 5}', "prompt: must be text, not 5"),
         (b'"a\x00b"', "contains a NUL character (character 3)"),
-        (b'{"prompt": "a", "min_p": 1%s}' % (b"0" * 400), "min_p: must be a number, 0 to 1, not 1000"),
-        (b'{"prompt": "a", "max_new_tokens": 5}', "max_new_tokens: unknown option; use max_tokens, or rename"),
-        (b'{"prompt": "a", "do_sample": true}', "do_sample: unknown option; use temperature"),
         (b'{"prompt": "a", "num_beam_groups": 4}', "num_beam_groups: unknown option; leave it out, or rename the"),
         (b'{"prompt": "a", "temprature": 1}', "temprature: unknown option; use temperature"),
-        (b'{"prompt": "a", "num_draft": 4}', "num_draft: unknown option; use num_draft_tokens, or rename"),
-        (b'{"prompt": "a", "source_language": 4}', "source_language: unknown option; use src_lang, or rename"),
         (b'{"prompt": "too long"}', "too long"),
     ],
 )
@@ -145,18 +140,9 @@ def test_user_fields_are_copied_to_the_record(tmp_path: Path) -> None:
     assert records(tmp_path / "out")[0]["text"] == "b\r\na"
 
 
-def test_options_of_a_line_are_passed_on() -> None:
-    given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
-    (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = parse_line(line, "jsonl")
-    assert row.fields == {name: value for name, value in given.items() if name != "id"}
-    assert row.seed == 5 and row.carried == {"id": 0}
-
-
 @pytest.mark.parametrize(
     ("field", "error"),
     [
-        ("langauge", "langauge: unknown option; use language, or rename the field if it is not an option"),
         ("max_tokens", "max_tokens: unknown option; use sample_len, or rename"),
         ("stop", "stop: unknown option; leave it out, or rename"),
         ("strict", "strict: is an option of all lines; give it on the command line"),
@@ -186,10 +172,11 @@ def test_an_option_with_a_wrong_value_or_name_is_refused(name: str) -> None:
         assert error_of(**{spelling: None}).startswith(f"{spelling}: unknown option; use {name}, or rename the field")
 
 
-@pytest.mark.parametrize("name", sorted(RECORD_FIELDS - {"seed"}))
-def test_a_field_with_the_name_of_an_output_field_is_refused(name: str) -> None:
-    (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", name: 1}).encode()))
-    assert parse_line(line, "jsonl").error == f"{name}: is also a field of the output; rename it"
+def test_fields_with_the_names_of_output_fields_are_refused(tmp_path: Path) -> None:
+    run_job(tmp_path / "out", b"a\ntoo long")
+    for name in {*RECORD_FIELDS}.union(*records(tmp_path / "out")) - {"seed"}:
+        (line,) = read_lines(io.BytesIO(json.dumps({"prompt": "a", name: 1}).encode()))
+        assert parse_line(line, "jsonl").error == f"{name}: is also a field of the output; rename it"
 
 
 def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
@@ -197,9 +184,9 @@ def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
         lines = read_lines(io.BytesIO(content))
         return [parse_line(line, "jsonl", GenerationOptions(**options)).seed for line in lines]
 
-    content = b'{"prompt": "a"}\n' * 2000
+    content = b'{"prompt": "a"}\n' * 500
     found = seeds(content, seed=3, temperature=1)
-    assert len({*found, *seeds(content, seed=4, temperature=1)}) == 4000
+    assert len({*found, *seeds(content, seed=4, temperature=1)}) == 1000
     assert all(seed is not None and 0 <= seed < 2**32 for seed in found)
     changed = seeds(b"x\n" + content[16:], seed=3, temperature=1)
     assert changed == [None, *found[1:]] and seeds(content[:16]) == [None]  # no sampling at temperature 0
@@ -233,14 +220,15 @@ def test_format_is_chosen_by_suffix_or_first_line() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_lines() -> None:
-    """Uses the worst order, which finishes the oldest row last. An object kept per line would add 7,200 objects."""
+    """Uses the worst order, which finishes the oldest row last. An object kept per line would add 3,000 objects."""
     ahead, peaks = 0, [0, 0]  # lines read ahead; memory blocks in the first tenth of the job, and after it
 
     def lines_and_memory() -> Iterator[InputLine]:
         nonlocal ahead
-        for line in read_lines(io.BytesIO(b"some words\n" * 8_000)):
+        for line in read_lines(io.BytesIO(b"some words\n" * 4_000)):
             ahead = max(ahead, line.number - job.totals.lines)
-            peaks[line.number > 800] = max(peaks[line.number > 800], sys.getallocatedblocks())
+            is_later = line.number > 1_000
+            peaks[is_later] = max(peaks[is_later], sys.getallocatedblocks())
             yield line
 
     parse = partial(parse_line, format="text")
@@ -248,7 +236,7 @@ def test_memory_does_not_grow_with_the_number_of_lines() -> None:
     gc.collect()
     *_, totals = job.run()
     early, later = peaks
-    assert totals.lines == 8_000 and ahead == 512 and later < early + 1000
+    assert totals.lines == 4_000 and ahead == 512 and later < early + 1000
 
 
 def test_long_lines_reduce_the_window() -> None:

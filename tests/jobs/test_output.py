@@ -64,7 +64,7 @@ def refusal(path: Path, content: bytes = INPUT, **more: Any) -> str:
 # Kills and power failures
 
 
-@pytest.mark.parametrize("lost", [b"", bytes(5000), b"\0\n\0", b"\xff\xfe\n{}\n"])
+@pytest.mark.parametrize("lost", [b"", bytes(5000), b"\xff\xfe\n{}\n"])
 def test_resuming_after_a_cut_at_any_byte_gives_the_same_bytes(tmp_path: Path, lost: bytes) -> None:
     """Only lines whose record is lost are decoded again. The input is a pipe, which can be read only once."""
     path, whole = tmp_path / "out", finished(tmp_path / "out", SHORT)
@@ -162,15 +162,6 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
     assert (tmp_path / "out").read_bytes() == whole
 
 
-def test_an_interrupt_keeps_all_complete_records(tmp_path: Path) -> None:
-    content = interrupted(tmp_path / "out")
-    assert content.endswith(b"\n") and content.count(b"\n") == 15
-    totals = run_job(tmp_path / "out", INPUT, resume=True)
-    assert (tmp_path / "out").read_bytes() == finished(tmp_path / "whole") and totals.errors == 4
-    again = run_job(tmp_path / "out", INPUT, resume=True)  # all lines are finished
-    assert (again.lines, again.errors, again.rows) == (40, 4, 0)
-
-
 # Changed files and settings
 
 
@@ -180,13 +171,11 @@ def changed_outputs() -> dict[str, Any]:
         "order": lambda first, second, *rest: [second, first, *rest],
         "order of equal lines": lambda *lines: [*lines[:3], lines[14], *lines[4:14], lines[3]],
         "removed": lambda first, second, *rest: [first, *rest],
-        "twice": lambda first, *rest: [first, first, *rest],
         "no object": lambda first, *rest: [b"1\n", *rest],
         "no JSON": lambda first, *rest: [first, b"x" + rest[0], *rest[1:]],
         "too deep": lambda first, *rest: [b"[" * 100_000 + b"\n", *rest],
         "no hash": lambda first, *rest: [b'{"line": 1, "text": ""}\n', *rest],
         "another hash": lambda first, *rest: [one, *rest],
-        "last line": lambda *lines: [*lines[:-1], b"x" + lines[-1]],
         "text at the end": lambda *lines: [*lines, b"notes\n"],
         "text without a line end": lambda *lines: [*lines, b"notes"],
         "spaces and no line end": lambda *lines: [*lines[:-1], b" " + lines[-1].rstrip()],
@@ -247,7 +236,6 @@ def test_a_job_decodes_its_input_as_it_is_when_it_is_read(tmp_path: Path) -> Non
     ("changes", "named"),
     [
         ({"temperature": 1.0}, "temperature was 0.0, is 1.0"),
-        ({"top_k": 5}, "top_k was null, is 5"),
         ({"exact": True}, "exact was false, is true"),
         ({}, ""),
     ],
@@ -269,11 +257,8 @@ def damaged_settings() -> Iterator[tuple[bytes | None, str]]:
     former = {"version": 2, "lines": 15, "size": 3000, "input_sha256": "0" * 64, "settings": SETTINGS}
     yield None, "has no settings (out.job); name another --output"
     yield json.dumps(former).encode(), "out.job was written by another version; finish the job with that version"
-    for content in ("", "{", "[]", "[" * 100_000, '{"settings": {}}', f'{{"version": {VERSION}}}'):
+    for content in ("", "[]", "[" * 100_000, f'{{"version": {VERSION}}}', f'{{"version": {VERSION}, "settings": 3}}'):
         yield content.encode(), "out.job cannot be read"
-    for settings in (None, 3, "abc"):
-        yield json.dumps({"version": VERSION, "settings": settings}).encode(), "out.job cannot be read"
-    yield bytes(300), "out.job cannot be read"
 
 
 @pytest.mark.parametrize(("content", "named"), [*damaged_settings()])

@@ -222,10 +222,6 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "head": lambda target, draft, baseline: head_drafter(target),
     "head, trimmed vocabulary": lambda target, draft, baseline: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
     "n-grams": lambda target, draft, baseline: NgramDrafter(),
-    "n-grams of the output": lambda target, draft, baseline: NgramDrafter(search_input=False, min_chance=0.0),
-    "n-grams of the input": lambda target, draft, baseline: NgramDrafter(
-        search_output=False, max_ngram_size=2, min_chance=0.0
-    ),
     "n-grams of a session": lambda target, draft, baseline: NgramDrafter(
         store=taught(TextStore(), baseline), min_chance=0.0
     ),
@@ -239,8 +235,9 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     ),
     "end inside": lambda target, draft, baseline: Scripted(baseline, lambda i, token: EOS if i % 4 == 3 else token),
     "stops after two": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=2),
-    "proposes nothing": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=0),
 }
+# One drafter for each way to make a draft, for laws that do not depend on which tokens a drafter proposes.
+KINDS = ("none", "model", "head", "auto", "every third wrong")
 
 
 TOKENIZER: dict[str, Any] = {

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.paths import ROOT
@@ -48,23 +45,3 @@ def test_steps_on_the_gpu_of_a_hosted_mac_do_not_fail_the_job() -> None:
 
 def test_workflow_and_resolver_use_the_same_versions_of_python() -> None:
     assert tuple(JOB["strategy"]["matrix"]["python"]) == resolve_for_mac.PYTHON_VERSIONS
-
-
-@pytest.mark.parametrize(("code", "result"), [(0, "2 packages, with mlx==0.32.4"), (1, "failed")])
-def test_each_version_of_python_is_resolved_for_a_mac(
-    code: int, result: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def uv(command: list[str], env: dict[str, str], **settings: Any) -> subprocess.CompletedProcess[str]:
-        assert env["MACOSX_DEPLOYMENT_TARGET"] and {"--all-extras", "aarch64-apple-darwin"} <= {*command}
-        return subprocess.CompletedProcess(command, code, "" if code else "mlx==0.32.4\nnumpy==2.4.6\n", "")
-
-    monkeypatch.setattr(resolve_for_mac, "find_spec", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", uv)
-    assert resolve_for_mac.main() == code
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"macOS 14.0, arm64, Python {version}: {result}" for version in ("3.11", "3.14")]
-
-
-def test_missing_uv_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(resolve_for_mac, "find_spec", lambda name: None)
-    assert resolve_for_mac.main() == 2 and "pip install uv" in capsys.readouterr().err

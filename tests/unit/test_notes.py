@@ -26,7 +26,6 @@ def usual_filters() -> Iterator[None]:
 
 CALLS: dict[str, Callable[[], Any]] = {
     "generate": lambda: TEXT.generate("abc", max_tokens=2, top_k=5),
-    "generate several": lambda: TEXT.generate(["abc", "b"], max_tokens=2, top_k=5),
     "stream": lambda: list(TEXT.stream("abc", max_tokens=2, top_k=5)),
     "rounds": lambda: list(TEXT.rounds("abc", max_tokens=2, top_k=5)),
     "batch": lambda: list(TEXT.batch(["abc"], max_tokens=2, top_k=5)),

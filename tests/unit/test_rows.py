@@ -73,15 +73,6 @@ def test_results_can_be_put_in_order() -> None:
     ]
 
 
-def test_an_error_of_the_iterable_is_raised() -> None:
-    def items() -> Iterator[int]:
-        yield 0
-        raise OSError("planted")
-
-    with pytest.raises(OSError, match="planted"):
-        [*drive(Newest(2), items())]
-
-
 class Step:
     """A part of the progress of an item."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,20 +15,19 @@ import pytest
 from mlx.utils import tree_flatten
 
 from benchmarks import __main__ as benchmark
-from benchmarks import drafts, interleave, machine, peers, report, worker
+from benchmarks import drafts, interleave, peers, report, worker
 from benchmarks.interleave import Contender, Output, Run, take_turns
 from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
 from benchmarks.ours import ours
 from benchmarks.summary import Spread, SummaryRow, summarize
-from benchmarks.tasks import Task, at_slots
+from benchmarks.tasks import Task
 from speculative_decoding import GenerationStats, InputError
-from speculative_decoding.cli.modes import BASELINE, DecodingMode, combine_modes
+from speculative_decoding.cli.modes import BASELINE, combine_modes
 from speculative_decoding.loading.load import open_model
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.device import on_gpu
 from speculative_decoding.session import Session
 from tests.support.paths import ROOT
-from tests.support.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
+from tests.support.tiny import CONFIG, SOURCES, noisy_copy, tiny_model
 
 FAKE = ROOT / "tests" / "support" / "fake_peer.py"
 TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
@@ -67,14 +66,6 @@ def test_bytes_per_pass_equal_a_count_by_hand(changes: dict[str, object]) -> Non
     layer = attention + (wide + 1) * d * ff + 3 * d
     expected = layers * layer + buckets * heads + d + vocab * d
     assert bytes_per_pass(tiny_model(num_layers=layers, **changes)) == 4 * expected
-
-
-def test_pass_of_a_quantized_model_reads_fewer_bytes() -> None:
-    model = tiny_model(d_model=64, d_kv=32, d_ff=64)
-    before = bytes_per_pass(model)
-    nn.quantize(model, group_size=64, bits=4)
-    packed = 4 / 32 + 2 * 4 / (64 * 4)  # 4 of 32 bits, plus a scale and a bias per 64 weights
-    assert packed < bytes_per_pass(model) / before < packed + 0.1  # norms and position biases are not quantized
 
 
 @pytest.fixture(autouse=True)
@@ -196,14 +187,6 @@ def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None
 # Modes and tasks.
 
 
-def test_modes_are_all_combinations_without_duplicates() -> None:
-    found = combine_modes(["model", "none", "ngram"], [0, 3, "auto"])
-    assert [mode.name for mode in found] == ["baseline", "model 3", "model auto", "ngram 3", "ngram auto"]
-    assert found[1] == DecodingMode("model 3", "model", 3) and found[1].flags == "--drafter model --num-draft 3"
-    assert found[1].keywords == {"drafter": "model", "num_draft_tokens": 3}
-    assert BASELINE.flags == "--drafter none" and BASELINE.keywords == {"drafter": "none"}
-
-
 def test_each_acceptance_rule_is_a_contender_for_sampled_drafts() -> None:
     models = Models(tiny_model(), noisy_copy(tiny_model()))
     found = ours(TASK, [BASELINE, *combine_modes(["model"], [3])], [0.0, 1.0], models, ["coupled", "block"])
@@ -211,17 +194,6 @@ def test_each_acceptance_rule_is_a_contender_for_sampled_drafts() -> None:
     sampled = [(f"model 3, {rule}", 1) for rule in ("coupled", "block")]
     assert labels == [("baseline", 0), ("model 3", 0), ("baseline", 1), *sampled]
     assert found[-1].session.options.rule == "block" and found[-1].setting.endswith("--acceptance block")
-
-
-def test_every_mode_decodes_the_baseline_output() -> None:
-    """At temperature 0, one prompt at a time and in batches."""
-    target = tiny_model()
-    models = Models(target, noisy_copy(target))
-    expected = [tokens_of(run(target, source, max_tokens=TASK.max_tokens)) for source in SOURCES]
-    chosen = [BASELINE, *combine_modes(["model", "ngram", "auto"], [2, "auto"])]
-    for task in (TASK, *at_slots([TASK], [2, 9])):
-        for contender in ours(task, chosen, [0.0], models):
-            assert tokens_by(contender, task) == expected, (contender.label, task.slots)
 
 
 def tokens_by(contender: Contender, task: Task) -> list[list[int]]:
@@ -249,7 +221,6 @@ def test_random_models_have_published_sizes_and_do_not_end() -> None:
     "changes",
     [
         {},
-        {"tie_word_embeddings": True},
         {"model_type": "umt5", "feed_forward_proj": "gated-gelu"},
         {"num_decoder_layers": 1, "eos_token_id": [1, 5]},
     ],
@@ -274,11 +245,6 @@ def assert_same(one: EncoderDecoder, other: EncoderDecoder) -> None:
         assert mx.array_equal(value, theirs[path]) and theirs[path].dtype == mx.float32
 
 
-def test_a_model_without_an_end_token_is_exported(tmp_path: Path) -> None:
-    folder = exported(tiny_model(eos_token_id=[]), tmp_path / "exported")
-    assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
-
-
 def test_weights_that_peers_cannot_read_are_not_exported(tmp_path: Path) -> None:
     quantized = tiny_model(d_model=64, d_kv=32, d_ff=64)
     nn.quantize(quantized, group_size=64, bits=4)
@@ -290,19 +256,6 @@ def test_weights_that_peers_cannot_read_are_not_exported(tmp_path: Path) -> None
 
 def fake_worker(peer: str = "fake", **mode: object) -> peers.Worker:
     return peers.Worker([sys.executable, str(FAKE)], {"peer": peer, "mode": mode})
-
-
-def test_fastest_mode_is_chosen_for_each_label_and_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "WORKER", FAKE)
-    rows = {"one": [{"threads": n} for n in (3, 1, 2)], "other": [{"threads": n} for n in (5, 4)]}
-    monkeypatch.setitem(peers.PEERS, "fake", rows)
-    both = [TASK, Task("second", TASK.sources, 5)]
-    with ExitStack() as stack:
-        found = peers.fastest_peers("fake", None, Models(tiny_model(), None), both, tmp_path, stack)
-        for of_task in found:
-            assert [(mode.label, mode.setting) for mode in of_task] == [("one", "threads 1"), ("other", "threads 4")]
-        assert found[0][0].worker is found[1][0].worker
-        assert [*map(len, tokens_by(found[1][0], both[1]))] == [min(5, len(s)) for s in SOURCES]
 
 
 @pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "process ended")])
@@ -341,17 +294,6 @@ def test_worker_batches_similar_lengths_and_answers_in_order() -> None:
     assert answer == {"tokens": [source[::-1] for source in sources], "seconds": [1.0] * 5}
     assert worker.decode_all(Reversing(), sources, 9, 1, 1) == answer
     assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
-
-
-# Notes.
-
-
-def test_busy_machine_gives_notes() -> None:
-    quiet, busy = {"load_before": 0.1}, {"load_before": 1.5}
-    assert machine.notes(quiet, (10.0, 100.0), (10.4, 110.0), 5) == []
-    assert machine.notes(quiet, (0.0, 0.0), (0.0, 0.0), 5) == []  # unknown
-    load, used, few = machine.notes(busy, (10.0, 100.0), (13.0, 110.0), 3)
-    assert "load average 1.5" in load and "used 30% of the processors" in used and "medians of 3 repeats" in few
 
 
 # The command.
@@ -409,27 +351,11 @@ def test_the_command_measures_several_slots(quick: None, tmp_path: Path, capsys:
     assert err.count("fastest for prompts, ") == 2
 
 
-def test_the_command_measures_random_weights(
-    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = CONFIG | {"eos_token_id": []}
-    monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": tiny, "t5-base": tiny | {"d_ff": 64}})
-    status, out, _ = command(capsys, "--random", "t5-small,t5-base", "--repeats", "1", "--slots", "1", "2", "-m", "4")
-    assert status == 0 and "fastest for" not in out
-    dtype = "bfloat16" if on_gpu() else "float32"
-    for name in ("t5-small", "t5-base"):
-        assert f"### random {name}, {dtype}" in out
-    assert out.count("40 tokens to 4, 8 tokens per repeat") == 2 and out.count("| 2 | baseline |") == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--peers", "ct2", "--temperature", "1"], "--peers: requires temperature 0"),
-        (["--peer-python", "python"], "--peer-python: no effect without --peers"),
         (["--random", "t5-small", "--model", "x"], "--model: cannot be combined with --random"),
-        (["--random", "t5-small", "file.txt"], "prompts file.txt: cannot be combined with --random"),
-        (["--bits", "8"], "--bits: needs --random and excludes --peers"),
         (["--draft", "head"], "--draft, --replay: need each other and --random"),
         (["--acceptance", "block"], "--acceptance: no effect at temperature 0"),
         (["--model", "t5-web-docs", "--drafter", "model"], "--drafter model: needs a --draft-model"),

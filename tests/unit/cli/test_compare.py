@@ -21,10 +21,10 @@ Compare = Callable[..., tuple[str, str]]
 def compare(new_session: Callable[..., Session], capsys: pytest.CaptureFixture[str]) -> Compare:
     """Compare the modes of the bundled pair with 5 draft tokens, and return standard output and standard error."""
 
-    def call(*prompts: str, show_draft: str | None = None, **options: object) -> tuple[str, str]:
+    def call(*prompts: str, **options: object) -> tuple[str, str]:
         chosen = GenerationOptions(**{"drafter": "model", "num_draft_tokens": 5} | options)  # type: ignore[arg-type]
-        runner = Comparison(show_draft, in_one_line=True)
-        session = new_session(options=chosen, **({"draft_model": None} if chosen.drafter == "ngram" else {}))
+        runner = Comparison(None, in_one_line=True)
+        session = new_session(options=chosen)
         for prompt in prompts or [PROMPT]:
             runner.run(session, prompt)
         runner.finish(session)
@@ -59,19 +59,12 @@ def test_three_modes_are_compared_in_a_table(capsys: pytest.CaptureFixture[str])
         ({"delta": 1.0}, r"differs at token \d"),
         ({"temperature": 1.5, "seed": 3, "acceptance": "rejection"}, "another sample"),
         ({"temperature": 1.5, "seed": 3}, "identical"),
-        ({"drafter": "ngram"}, "identical"),
     ],
 )
 def test_the_text_is_compared_with_the_baseline(options: dict[str, object], agreement: str, compare: Compare) -> None:
     out, err = compare("translate English to German: The browser shows the page again.", **options)
     assert out.count("\n") == 1 and re.search(rf"^speculative .* {agreement} *$", err, re.MULTILINE)
-    assert ("draft:" in err) == ("drafter" not in options) and ("LOSSY" in err) == ("delta" in options)
-
-
-def test_the_draft_is_shown_with_the_text(compare: Compare) -> None:
-    out, err = compare(show_draft="text")
-    assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err
-    assert "Die Methode gibt den Wert{+ der+} Eigenschaft" in err
+    assert "draft:" in err and ("LOSSY" in err) == ("delta" in options)
 
 
 def test_several_prompts_get_a_total(compare: Compare) -> None:

@@ -13,7 +13,6 @@ from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.sampling import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE, SCHEDULES, option_specs
-from tests.support.rooms import needs_room
 
 SECRET = "translate English to German: my password is fish"
 
@@ -32,16 +31,8 @@ def test_every_option_has_a_flag_that_accepts_every_valid_name() -> None:
     ("command", "arguments", "message"),
     [
         ("convert", ["--modle", "x"], "--modle: unknown option; did you mean --model?"),
-        pytest.param(
-            "train",
-            ["--promts=x", "--output", "y"],
-            "--promts: unknown option; did you mean --prompts?",
-            marks=needs_room("training"),
-        ),
         ("generate", ["--temprature", "1", "--top-p", "5"], "--temprature: unknown option; did you mean --temperature"),
-        ("generate", ["--num-draft-tokens=4", SECRET], "--num-draft-tokens: unknown option; did you mean --num-draft?"),
         ("generate", ["--tgt-lang", "de", SECRET], "--tgt-lang: unknown option; did you mean --target-language?"),
-        ("generate", ["--temprature", SECRET, SECRET], "--temprature: unknown option; did you mean --temperature?"),
         ("generate", ["--input", SECRET], "--input: unknown option (--help-all lists the options)"),
         ("generate", ["--draft-modle=t5", SECRET, f"- {SECRET}"], "--draft-modle: unknown option; did you mean --draf"),
         ("generate", SECRET.split(), "unexpected argument; put a text with spaces in quotes, and give each argument"),

@@ -15,7 +15,6 @@ from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.rooms import has_room
-from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.version import __version__
 
 PRESENT = [name for name, (_, room, _) in programs.COMMANDS.items() if room is None or has_room(room)]
@@ -83,10 +82,3 @@ def test_help_of_all_options_lists_every_flag(name: str, parser: Parser, help_of
     shown = re.sub(r"--\[no-\]([\w-]+)", r"--\1 --no-\1", shown)
     listed = (action for action in parser._actions if action.help != argparse.SUPPRESS)
     assert {each for action in listed for each in action.option_strings} <= {*re.findall(r"(?<![\w-])--?[\w-]+", shown)}
-
-
-def test_defaults_are_shown_as_a_user_would_type_them(help_of: Callable[..., str]) -> None:
-    shown = " ".join(help_of("generate", "--help-all").split())
-    for name in ("seed", "max_tokens", "num_draft_tokens", "max_ngram_size"):
-        assert f"default: {option_specs()[name].default})" in shown
-    assert "0 takes the most likely token (default: 0)" in shown and "(1: off; default: 1)" in shown

@@ -73,13 +73,6 @@ def test_totals_add_up_and_count_the_outputs_that_were_cut(capsys: pytest.Captur
     assert runner.num_cut == reasons.count("length") > 0
 
 
-def test_characters_without_a_token_are_named_once(capsys: pytest.CaptureFixture[str], pair: Session) -> None:
-    runner = PromptRunner()
-    for _ in range(2):
-        runner.run(Session(pair.model, pair.tokenizer, options=GenerationOptions(max_tokens=1)), "a 漢字 b")
-    assert capsys.readouterr().err.count("note: the vocabulary has no '漢' '字'; the model reads <unk> instead") == 1
-
-
 def test_ctrl_c_at_any_token_ends_the_program_with_status_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     usual, statuses, calls = signal.getsignal(signal.SIGINT), [], 1
     while statuses[-1:] != [0]:

@@ -82,7 +82,7 @@ def test_a_divergence_has_its_position_tokens_and_logit_gap() -> None:
     tokens = Session(TARGET, Letters()).generate(prompt, max_tokens=20).tokens
     found = [first_divergence(TARGET, Letters(), prompt, tokens, tokens, options)]
     for position in range(len(tokens)):
-        for token in {*range(24)} - {tokens[position]}:
+        for token in {0, 5, 23} - {tokens[position]}:
             other = first_divergence(TARGET, Letters(), prompt, tokens, [*tokens[:position], token], options)
             assert other is not None and other.position == position
             assert (other.baseline, other.speculative) == (tokens[position], token)
