@@ -163,16 +163,16 @@ def test_a_larger_vocabulary_of_the_adapter_is_used(base: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        *(({"peft_type": kind}, f"PEFT method '{kind}'") for kind in ("IA3", "ADALORA", "PREFIX_TUNING", "LOHA")),
+        ({"peft_type": "IA3"}, "PEFT method 'IA3'"),
         ({"peft_type": None}, "PEFT method None"),
         ({"use_dora": True}, "DoRA"),
-        *(({"bias": bias}, f"LoRA biases .bias '{bias}'") for bias in ("all", "lora_only")),
+        ({"bias": "lora_only"}, "LoRA biases .bias 'lora_only'"),
         ({"lora_bias": True}, "LoRA biases"),
         ({"layer_replication": [[0, 1], [0, 1]]}, "layer replication"),
         ({"target_parameters": ["x"]}, "LoRA of parameters"),
         ({"alora_invocation_tokens": [3]}, "activated LoRA"),
         ({"kasa_config": {"r": 1}}, "kasa_config"),
-        *(({"init_lora_weights": kind}, kind) for kind in ("pissa", "pissa_niter_4", "olora", "corda", "loftq")),
+        *(({"init_lora_weights": kind}, kind) for kind in ("pissa_niter_4", "olora", "corda", "loftq")),
     ],
     ids=str,
 )
@@ -208,15 +208,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other sizes": (matrices(shape=(64, 32)), {}, r"fits a weight of shape \(64, 32\), but the base's .* \(64, 64\)"),
     "one matrix": ({A: matrices()[A]}, {}, "has no counterpart"),
     "two ranks": (matrices() | {A: np.ones((3, 64), np.float32)}, {}, "do not fit together"),
-    "a vector": (matrices() | {A: np.ones(64, np.float32)}, {}, "do not fit together"),
     "another rank": (matrices(), {"r": 3}, "has rank 3, but its tensors have 2"),
-    "rank 0": (matrices(), {"r": 0}, "'r' must be a whole number"),
     "alpha": (matrices(), {"lora_alpha": "x"}, "'lora_alpha' must be a number"),
     "patterns": (matrices(), {"alpha_pattern": ["q"]}, "'alpha_pattern' must be an object"),
     "an alpha pattern": (matrices(), {"alpha_pattern": {"q": "x"}}, "alpha_pattern of q"),
     "a broken pattern": (matrices(), {"rank_pattern": {"(q": 2}}, "pattern .*cannot be used"),
     "a slow pattern": (matrices(), {"alpha_pattern": {"(.*.*)*x": 2}}, "too complex"),
-    "another slow pattern": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
+    "many wildcards": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
     "modules": (matrices(), {"modules_to_save": "lm_head"}, "'modules_to_save' must be a list"),
     "rows without indices": (ROWS, {}, "adapter_config.json has no token indices for"),
     "a row that the base lacks": (ROWS, {"trainable_token_indices": [24]}, "is for a row that .* does not have"),
@@ -273,8 +271,6 @@ def test_an_adapter_named_as_a_model_is_answered_with_both_names(
     for use in uses:
         with pytest.raises(InputError, match=message):
             use()
-    assert main_command.main(["--model", str(adapter), "a"]) == 2
-    assert "--model someone/base --adapter" in capsys.readouterr().err
     assert main_command.main(["--adapter", str(adapter), "a"]) == 2
     assert "--model" in capsys.readouterr().err
     (adapter / "config.json").write_text((base / "config.json").read_text())
@@ -328,5 +324,3 @@ def test_base_and_adapter_may_be_on_the_hub(base: Path, adapter: Path, web: Fake
     assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
     with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
         load("org/its-adapter")
-    with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
-        load("org/base-model", adapter="org/base-model")
