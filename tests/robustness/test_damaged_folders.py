@@ -18,7 +18,6 @@ from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.cli.common import read_text, say
 from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
-from speculative_decoding.loading.load import locate
 from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, checked_lookup
 from tests.support.device import use
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
@@ -190,12 +189,6 @@ def test_control_characters_in_messages_are_escaped(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
 
 
-def test_impossible_folder_names_are_refused() -> None:
-    for name in ("x" * 5000, "a\0b"):
-        with pytest.raises(InputError, match="neither a folder"):
-            locate(name)
-
-
 @pytest.mark.parametrize("dtype", [np.uint32, np.bool_])
 def test_integer_weights_are_refused(folder: Path, dtype: type) -> None:
     tensors = load_file(folder / "model.safetensors")
@@ -212,13 +205,12 @@ def test_invalid_quantization_is_refused(folder: Path, shape: tuple[int, ...]) -
         load(folder)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_missing_tensor_is_named_in_any_dtype(folder: Path, dtype: str) -> None:
+def test_a_missing_tensor_is_named_before_float16_rescales_it(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["decoder.block.0.layer.2.DenseReluDense.wo.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"DenseReluDense\.wo\.weight' is missing"):
-        load(folder, dtype=dtype)
+        load(folder, dtype="float16")
 
 
 def test_weights_that_are_not_finite_cannot_be_rescaled_for_float16(folder: Path) -> None:

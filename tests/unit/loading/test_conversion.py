@@ -149,12 +149,6 @@ def test_a_damaged_folder_is_not_loaded(source: Path, tmp_path: Path) -> None:
         load(output)
 
 
-def test_quantized_weights_are_not_quantized_again(source: Path, tmp_path: Path) -> None:
-    output = convert(str(source), tmp_path / "out", Storage("float32", 4, 32))
-    with pytest.raises(InputError, match="is quantized already; use the original to quantize it"):
-        convert(str(output), tmp_path / "again", Storage("float32", 4, 32))
-
-
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]

@@ -235,15 +235,14 @@ def test_a_cache_that_cannot_be_written_is_named(web: FakeHub, tmp_path: Path) -
         hub.fetch("org/tiny")
 
 
-@pytest.mark.parametrize("error", [TypeError("planted"), OSError("planted"), ValueError("planted")], ids=str)
-def test_an_error_of_this_program_is_not_reported_as_the_networks(error: Exception, web: FakeHub) -> None:
+def test_an_error_of_this_program_is_not_reported_as_the_networks(web: FakeHub) -> None:
     web.add("org/tiny", SINGLE)
 
     class Broken(hub.Wanted):
         def require_some(self, name: str, files: object) -> None:
-            raise error
+            raise OSError("planted")
 
-    with pytest.raises(type(error), match="planted"):
+    with pytest.raises(OSError, match="planted"):
         hub.download("org/tiny", None, Broken())
 
 
