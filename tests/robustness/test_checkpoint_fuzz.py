@@ -21,14 +21,11 @@ from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import CheckpointError
 from tests.support.checkpoint_files import (
     STORAGES,
-    TORCH_FORMATS,
     Entry,
-    Named,
     Opcodes,
     container,
     pickle,
     state_dict,
-    written,
     zip_bytes,
 )
 from tools.fuzz_files import FORMATS, failure, fuzz_in_subprocess, write_damaged
@@ -52,28 +49,21 @@ def test_damage_is_reproducible_and_varied(name: str, tmp_path: Path) -> None:
         write_damaged(name, 0, index, path)
         return [each.read_bytes() for each in sorted(path.iterdir())] if path.is_dir() else [path.read_bytes()]
 
-    files = [tuple(damaged(index, 0)) for index in range(50)]
-    assert files == [tuple(damaged(index, 1)) for index in range(50)]
-    assert len(set(files)) > 40
+    files = [tuple(damaged(index, 0)) for index in range(20)]
+    assert files == [tuple(damaged(index, 1)) for index in range(20)]
+    assert len(set(files)) > 15
 
 
-@pytest.mark.parametrize("fault", [KeyError("planted"), MemoryError("planted"), RecursionError("planted")])
-def test_fuzzing_detects_other_errors(fault: Exception) -> None:
-    def act() -> None:
-        raise fault
+def test_fuzzing_detects_other_errors_and_slow_readers() -> None:
+    def refuse(error: type[Exception]) -> None:
+        raise error("planted")
 
-    assert "planted" in (failure(act) or "")
-
-
-def test_fuzzing_detects_slow_readers_and_accepts_checkpoint_errors() -> None:
-    def refuse() -> None:
-        raise CheckpointError("damaged")
-
+    assert failure(lambda: refuse(CheckpointError)) is None
+    assert "planted" in (failure(lambda: refuse(MemoryError)) or "")
     assert "TooSlow" in (failure(lambda: time.sleep(9), seconds=0.01) or "")
-    assert failure(refuse) is None
 
 
-@pytest.mark.parametrize("shape", [(0, 1 << 31), (0, 1 << 40), (1,) * 17, (1,) * 65])
+@pytest.mark.parametrize("shape", [(0, 1 << 31), (1,) * 17, (1,) * 65])
 def test_impossible_shapes_are_refused_on_opening(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """The file sizes match these shapes, so the packages accept the headers, but no array can have such a shape."""
     nbytes = 4 * math.prod(shape)
@@ -100,24 +90,18 @@ class EvalOnUnpickling:
 
 
 TOUCH = text("touch canary")
+SYSTEM = b"cos\nsystem\n"
 PAYLOADS = {
-    "REDUCE os": b"cos\nsystem\n" + TOUCH + b"\x85R",
-    "REDUCE posix": b"cposix\nsystem\n" + TOUCH + b"\x85R",
-    "REDUCE eval": b"cbuiltins\neval\n" + text("__import__('os').system('touch canary')") + b"\x85R",
-    "REDUCE eval, Python 2": b"c__builtin__\neval\n" + text("__import__('os').system('touch canary')") + b"\x85R",
+    "REDUCE": SYSTEM + TOUCH + b"\x85R",
     "__reduce__": python_pickle.dumps(EvalOnUnpickling(), protocol=2)[2:-1],
     "INST": b"(" + TOUCH + b"ios\nsystem\n",
-    "OBJ": b"(cos\nsystem\n" + TOUCH + b"o",
-    "NEWOBJ": b"cbuiltins\ntuple\ncbuiltins\nmap\ncos\nsystem\n]" + TOUCH + b"a\x86\x81\x85\x81",
+    "OBJ": b"(" + SYSTEM + TOUCH + b"o",
+    "NEWOBJ": b"cbuiltins\ntuple\ncbuiltins\nmap\n" + SYSTEM + b"]" + TOUCH + b"a\x86\x81\x85\x81",
     "STACK_GLOBAL": text("os") + text("system") + b"\x93" + TOUCH + b"\x85R",
     "EXT1": b"\x82\xf0" + TOUCH + b"\x85R",
-    "EXT2": b"\x83\xf0\x00" + TOUCH + b"\x85R",
-    "EXT4": b"\x84\xf0\x00\x00\x00" + TOUCH + b"\x85R",
 }
-CASES = [(form, place) for form in TORCH_FORMATS for place in ("value", "whole")] + [
-    ("legacy", "magic"),
-    ("legacy", "keys"),
-]
+CASES = [("zip", "value", name) for name in PAYLOADS]
+CASES += [("zip", "whole", "REDUCE")] + [("legacy", place, "REDUCE") for place in ("value", "whole", "magic", "keys")]
 
 
 def with_payload(form: str, place: str, payload: bytes) -> bytes:
@@ -132,38 +116,29 @@ def with_payload(form: str, place: str, payload: bytes) -> bytes:
     return saved + whole if place == "magic" else whole.replace(keys, saved)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize(("form", "place"), CASES)
-def test_payloads_are_refused_without_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, place: str, payload: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "model.bin"
-    path.write_bytes(with_payload(form, place, PAYLOADS[payload]))
-    with pytest.raises(CheckpointError, match=r"model\.bin"):
-        dict(read_torch(path))
-    assert not (tmp_path / "canary").exists()
-
-
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize(("form", "place"), CASES)
-def test_torch_would_run_the_payloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, place: str, payload: str
-) -> None:
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def hostile(form: str, place: str, payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that touches a file named canary in the current folder when it is unpickled."""
     monkeypatch.chdir(tmp_path)
     (path := tmp_path / "model.bin").write_bytes(with_payload(form, place, PAYLOADS[payload]))
-    copyreg.add_extension("posix", "system", 0xF0)  # for the EXT opcodes
+    return path
+
+
+@pytest.mark.parametrize(("form", "place", "payload"), CASES)
+def test_payloads_are_refused_without_running(hostile: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.bin"):
+        dict(read_torch(hostile))
+    assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize(("form", "place", "payload"), CASES)
+def test_torch_would_run_the_payloads(hostile: Path) -> None:
+    torch = pytest.importorskip("torch")
+    copyreg.add_extension("posix", "system", 0xF0)  # for the EXT opcode
     try:
-        torch.load(path, weights_only=False)
+        torch.load(hostile, weights_only=False)
     except Exception:
         pass  # torch fails after running the payload
     finally:
         copyreg.remove_extension("posix", "system", 0xF0)
-    assert (tmp_path / "canary").exists()
-
-
-@pytest.mark.parametrize("name", ["_rebuild_tensor_v2.__globals__", "_rebuild_tensor", "_rebuild_parameter_with_state"])
-def test_names_similar_to_allowed_globals_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="not allowed"):
-        read_torch(written(tmp_path / "model.bin", "zip", {"bad": Named("torch._utils", name)}))
+    assert Path("canary").exists()

@@ -18,7 +18,6 @@ from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.cli.common import read_text, say
 from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
-from speculative_decoding.loading.load import locate
 from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, checked_lookup
 from tests.support.device import use
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
@@ -47,22 +46,18 @@ def one_line(error: pytest.ExceptionInfo[InputError]) -> str:
 
 
 INVALID_FIELDS: list[tuple[str, Any]] = [
-    *(
-        (name, value)
-        for name in ("num_layers", "d_model", "d_kv", "d_ff", "num_heads")
-        for value in (0, -1, 10**9, 1.5)
-    ),
-    *(("vocab_size", value) for value in (True, "24", [24], 10**400, 1)),
-    *(("num_decoder_layers", value) for value in (0, 10**9, "2")),
-    *(("relative_attention_num_buckets", value) for value in (0, 1, 10**9)),
-    *(("relative_attention_max_distance", value) for value in (0, 4, 10**400)),
-    *(("layer_norm_epsilon", value) for value in (0, -1e-6, float("nan"), float("inf"), "1e-6", 1e-45)),
-    *(("feed_forward_proj", value) for value in (["relu"], 5, "gated-", "relu\x1b[2J")),
-    *(("tie_word_embeddings", value) for value in ("no", 1)),
-    *(("model_type", value) for value in (None, ["t5"], {"t5": 1}, "\ud800")),
-    *(("n_positions", value) for value in (0, "512")),
-    *((name, value) for name in ("decoder_start_token_id", "pad_token_id") for value in (9000, 10**9, -1, VOCAB, [0])),
-    *(("eos_token_id", value) for value in (9000, [1, 10**9], [[1]], -1, True, [1] * 1000)),
+    *((name, value) for name in ("num_layers", "d_model", "d_kv", "d_ff", "num_heads") for value in (0, 10**9)),
+    *(("vocab_size", value) for value in (True, "24", 1.5, 10**400, 1)),
+    *(("num_decoder_layers", value) for value in (0, 10**9)),
+    *(("relative_attention_num_buckets", value) for value in (1, 10**9)),
+    *(("relative_attention_max_distance", value) for value in (4, 10**400)),
+    *(("layer_norm_epsilon", value) for value in (0, float("nan"), float("inf"), "1e-6", 1e-45)),
+    *(("feed_forward_proj", value) for value in (["relu"], "gated-", "relu\x1b[2J")),
+    ("tie_word_embeddings", 1),
+    *(("model_type", value) for value in (None, ["t5"], "\ud800")),
+    ("n_positions", 0),
+    *((name, value) for name in ("decoder_start_token_id", "pad_token_id") for value in (-1, VOCAB)),
+    *(("eos_token_id", value) for value in ([1, VOCAB], [[1]], -1, True, [1] * 1000)),
 ]
 
 
@@ -113,8 +108,8 @@ def with_more_pieces(count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [with_post_processor([VOCAB]), with_post_processor([10**9]), with_more_pieces(VOCAB - 17), with_more_pieces(9000)],
-    ids=["special", "special 10^9", "pieces", "9000 pieces"],
+    [with_post_processor([VOCAB]), with_more_pieces(VOCAB - 17)],
+    ids=["special", "pieces"],
 )
 def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: dict[str, Any]) -> None:
     """The ids come from the post-processor or the pieces, and reach a prompt, a decoder prefix and a scored text."""
@@ -194,13 +189,7 @@ def test_control_characters_in_messages_are_escaped(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
 
 
-def test_impossible_folder_names_are_refused() -> None:
-    for name in ("x" * 5000, "a\0b"):
-        with pytest.raises(InputError, match="neither a folder"):
-            locate(name)
-
-
-@pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.bool_])
+@pytest.mark.parametrize("dtype", [np.uint32, np.bool_])
 def test_integer_weights_are_refused(folder: Path, dtype: type) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"shared.weight": tensors["shared.weight"].astype(dtype)}, folder / "model.safetensors")
@@ -208,7 +197,7 @@ def test_integer_weights_are_refused(folder: Path, dtype: type) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (24, 0), (24, 3)])
+@pytest.mark.parametrize("shape", [(), (24, 0), (24, 3)])
 def test_invalid_quantization_is_refused(folder: Path, shape: tuple[int, ...]) -> None:
     tensors = load_file(folder / "model.safetensors") | {"shared.scales": np.zeros(shape, np.float32)}
     save_file(tensors, folder / "model.safetensors")
@@ -216,13 +205,12 @@ def test_invalid_quantization_is_refused(folder: Path, shape: tuple[int, ...]) -
         load(folder)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_missing_tensor_is_named_in_any_dtype(folder: Path, dtype: str) -> None:
+def test_a_missing_tensor_is_named_before_float16_rescales_it(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["decoder.block.0.layer.2.DenseReluDense.wo.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"DenseReluDense\.wo\.weight' is missing"):
-        load(folder, dtype=dtype)
+        load(folder, dtype="float16")
 
 
 def test_weights_that_are_not_finite_cannot_be_rescaled_for_float16(folder: Path) -> None:

@@ -115,7 +115,6 @@ def test_an_index_that_does_not_fit_its_files_is_refused(weight_map: object, mes
     [
         ({"dtype": "F8_E4M3", "shape": [8]}, "unsupported dtype F8_E4M3"),
         ({"dtype": "F32", "shape": [3]}, "not a readable safetensors file"),
-        ({"dtype": "F32", "shape": [0, 1 << 31], "data_offsets": [0, 0]}, "not a readable|unsupported shape"),
     ],
 )
 def test_unsupported_safetensors_are_refused(entry: dict[str, Any], problem: str, tmp_path: Path) -> None:

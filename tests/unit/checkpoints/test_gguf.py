@@ -167,13 +167,11 @@ def test_config_depends_on_the_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"t5__embedding_length": None}, "d_model"),
         ({"t5__attention__key_length": ("u32", 0)}, "d_kv"),
         ({"t5__block_count": ("str", "2")}, "num_layers"),
         ({"t5__attention__layer_norm_rms_epsilon": ("f32", float("nan"))}, "layer_norm_epsilon"),
         ({"tokenizer__ggml__eos_token_id": ("i32", -1)}, "eos_token_id"),
         ({"general__architecture": ("str", "llama")}, "llama"),
-        ({"general__architecture": ("str", "t5encoder")}, "t5encoder"),
         ({"split__count": ("u32", 3)}, "split"),
         ({"general__alignment": ("u32", 24)}, "alignment"),
         ({"general__alignment": ("u32", 0)}, "alignment"),
@@ -196,21 +194,17 @@ def tensor(kind: int = 0, shape: tuple[int, ...] = (4, 32), size: int | None = N
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"blk.0.attn_q.weight": tensor()},
         {"enc.blk.0.attn_z.weight": tensor()},
         {"enc.blk.0.attn_q.bias": tensor()},
         {Q: tensor(), "enc.blk.00.attn_q.weight": tensor()},
         {Q: tensor(kind=99)},
-        {Q: tensor(kind=27)},
         {Q: tensor(kind=2, shape=(4, 31))},
-        {Q: tensor(shape=())},
         {Q: tensor(shape=(1, 1, 1, 4, 32))},
         {Q: tensor(shape=(0, 32))},
         {Q: tensor(shape=(4, 33))},
         {Q: tensor(shape=(1 << 31, 4))},
         {Q: tensor(shape=((1 << 31) - 1, (1 << 31) - 1, (1 << 31) - 1, (1 << 31) - 1))},
         {Q: tensor(shape=(4, 64)), "enc.blk.0.attn_k.weight": tensor()},
-        {"x" * 300: tensor()},
     ],
 )
 def test_invalid_tensors_are_refused(tmp_path: Path, tensors: dict[str, GgufArray]) -> None:
@@ -223,38 +217,26 @@ def header(num_tensors: int, num_fields: int, rest: bytes = b"", magic: bytes = 
     return magic + struct.pack("<IQQ", version, num_tensors, num_fields) + rest + bytes(64)
 
 
+ARCHITECTURE = struct.pack("<Q20sIQ2s", 20, b"general.architecture", 8, 2, b"t5")
+TENSOR = ("<Q1sIQIQ", 1, b"a", 1, 4, 0)
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "problem"),
     [
-        b"",
-        b"GGUF",
-        header(0, 0, magic=b"GGML"),
-        header(0, 0, version=1),
-        header(0, 0, version=3 << 24),
-        header(1 << 40, 0),
-        header(0, 1 << 40),
-        header(0, 1, struct.pack("<Q", 1 << 62)),
-        header(0, 1, struct.pack("<Q1sI", 1, b"a", 13)),
-        header(0, 1, struct.pack("<Q1sIQ", 1, b"a", 8, 1 << 63)),
-        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 9, 1)),
-        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 8, 1 << 40)),
-        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 12, (1 << 64) - 1)),
-        header(0, 2, struct.pack("<Q1sIB", 1, b"a", 0, 0) * 2),
-        header(0, 1, struct.pack("<Q1sIB", 1, b"\xff", 0, 0)),
-        header(2, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 0) * 2),
-        header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 1 << 63)),
-        header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 4)),
+        (b"GGUF", "the file is truncated"),
+        (header(0, 0, magic=b"GGML"), "it starts with b'GGML'"),
+        (header(0, 0, version=1), "version 1 "),
+        (header(0, 1, struct.pack("<Q1sI", 1, b"a", 13)), "unknown value type 13"),
+        (header(0, 2, struct.pack("<Q1sIB", 1, b"a", 0, 0) * 2), "field 'a' appears twice"),
+        (header(2, 1, ARCHITECTURE + struct.pack(*TENSOR, 0) * 2), "tensor 'a' appears twice"),
+        (header(1, 1, ARCHITECTURE + struct.pack(*TENSOR, 1 << 63)), "tensor 'a' .*reaches past the end"),
+        (header(1, 1, ARCHITECTURE + struct.pack(*TENSOR, 4)), "tensor 'a' .*is not aligned"),
     ],
-)  # fmt: skip
-def test_invalid_headers_are_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.gguf"):
-        read_gguf(written(tmp_path / "model.gguf", content))
-
-
-def test_a_tensor_that_appears_twice_is_named(tmp_path: Path) -> None:
-    field = struct.pack("<Q20sIQ2s", 20, b"general.architecture", 8, 2, b"t5")
-    content = header(2, 1, field + struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 0) * 2)
-    with pytest.raises(CheckpointError, match="tensor 'a' appears twice"):
+    ids=range(8),
+)
+def test_invalid_headers_are_refused_with_the_problem(tmp_path: Path, content: bytes, problem: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"model\.gguf.*{problem}"):
         read_gguf(written(tmp_path / "model.gguf", content))
 
 

@@ -16,13 +16,14 @@ from tests.support.checkpoint_files import Entry, zip_bytes
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype != mx.float64], ids=str)
-@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)], ids=str)
-def test_arrays_are_read_as_they_were_written(dtype: mx.Dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
-    array = mx.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    write_npz(tmp_path / "a.npz", [("x.weight", array), ("y", array.T)])
+def test_arrays_are_read_as_they_were_written(dtype: mx.Dtype, tmp_path: Path) -> None:
+    shapes = ((), (0, 3), (5,), (2, 3, 4))
+    arrays = {str(shape): mx.arange(math.prod(shape)).reshape(shape).astype(dtype) for shape in shapes}
+    arrays["transposed"] = arrays["(2, 3, 4)"].T
+    write_npz(tmp_path / "a.npz", arrays.items())
     checkpoint, by_mlx = read_npz(tmp_path / "a.npz"), mx.load(str(tmp_path / "a.npz"))
-    assert list(checkpoint) == ["x.weight", "y"]
-    for name, expected in (("x.weight", array), ("y", array.T)):
+    assert list(checkpoint) == list(arrays)
+    for name, expected in arrays.items():
         for found in (checkpoint[name], by_mlx[name]):
             assert found.dtype == expected.dtype and found.shape == expected.shape and mx.array_equal(found, expected)
 
@@ -43,15 +44,13 @@ ONES = npy(np.ones(3, np.float32))
         (zip_bytes([Entry("a.npy", npy(np.asfortranarray(np.ones((3, 2), np.float32))))]), "which is not supported"),
         (zip_bytes([Entry("a.npy", npy(np.ones(3, np.float32), (2, 0)))]), "not an .npy file of version 1.0"),
         (zip_bytes([Entry("a.npy", ONES + b"x")]), "has 141 bytes, expected 140"),
-        (zip_bytes([Entry("a.npy", ONES[:-1])]), "has 139 bytes, expected 140"),
         (zip_bytes([Entry("a.npy", b"x")]), "is damaged"),
         (zip_bytes([Entry("a.npy", ONES)])[:-2] + b"\1\0x", "zip files with a comment are not supported"),
         (zip_bytes([Entry("a.npy", ONES, nbytes=200)]), "the last zip entry overlaps the directory"),
-        (zip_bytes([Entry("a.npy", ONES, method=8)]), "is compressed, encrypted or damaged"),
         (b"PK", "the zip directory is damaged or truncated"),
         (b"", "not a readable .npz file"),
     ],
-    ids=range(12),
+    ids=range(10),
 )
 def test_other_files_are_refused_with_the_problem(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(content)

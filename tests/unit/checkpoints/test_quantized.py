@@ -27,7 +27,7 @@ def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (4, 128)])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
 def test_the_quantization_of_a_folder_follows_from_its_tensors(bits: int, group_size: int, tmp_path: Path) -> None:
     output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
     from_file, _ = load(output, dtype="float32")

@@ -26,18 +26,16 @@ class Pieces(io.BytesIO):
 
 @pytest.mark.parametrize("encoding", MARKS)
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-@pytest.mark.parametrize("size", [1, 3, 1 << 20])
-def test_a_file_with_a_byte_order_mark_is_the_text(text: str, encoding: str, size: int) -> None:
+def test_a_file_with_a_byte_order_mark_is_the_text(text: str, encoding: str) -> None:
     content = MARKS[encoding] + text.encode(encoding)
-    assert decode_text(content) == text
-    pipe = Pieces(content)
-    pipe.size = size
-    assert as_utf8(pipe).read().decode("utf-8-sig") == text
-    if encoding == "utf-8":
-        assert decode_text(text.encode()) == text
+    assert decode_text(content) == decode_text(text.encode()) == text
+    for size in (1, 3, 1 << 20):
+        pipe = Pieces(content)
+        pipe.size = size
+        assert as_utf8(pipe).read().decode("utf-8-sig") == text, size
 
 
-@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+@pytest.mark.parametrize("size", [1, 3])
 def test_other_bytes_are_passed_on(size: int) -> None:
     for content in (b"\xff", b"\xfe", b"\xffx\n", b"\xfe\xfe", bytes(range(256)) * 50, b"a\0\n\0"):
         pipe = Pieces(content)
@@ -58,8 +56,6 @@ def test_text_that_is_not_valid_utf_16_is_refused_whole_and_in_lines(content: by
     [
         (b"\xff", "not readable as UTF-8 text (invalid start byte, byte 1)"),
         (b"ab\0c", "contains a NUL character (character 3)"),
-        ("ab".encode("utf-16-le"), "contains a NUL character (character 2)"),
-        ("ab".encode("utf-32"), "contains a NUL character (character 1)"),
         (codecs.BOM_UTF16_LE + "a\0".encode("utf-16-le"), "contains a NUL character (character 2)"),
     ],
 )

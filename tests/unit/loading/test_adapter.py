@@ -163,16 +163,16 @@ def test_a_larger_vocabulary_of_the_adapter_is_used(base: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        *(({"peft_type": kind}, f"PEFT method '{kind}'") for kind in ("IA3", "ADALORA", "PREFIX_TUNING", "LOHA")),
+        ({"peft_type": "IA3"}, "PEFT method 'IA3'"),
         ({"peft_type": None}, "PEFT method None"),
         ({"use_dora": True}, "DoRA"),
-        *(({"bias": bias}, f"LoRA biases .bias '{bias}'") for bias in ("all", "lora_only")),
+        ({"bias": "lora_only"}, "LoRA biases .bias 'lora_only'"),
         ({"lora_bias": True}, "LoRA biases"),
         ({"layer_replication": [[0, 1], [0, 1]]}, "layer replication"),
         ({"target_parameters": ["x"]}, "LoRA of parameters"),
         ({"alora_invocation_tokens": [3]}, "activated LoRA"),
         ({"kasa_config": {"r": 1}}, "kasa_config"),
-        *(({"init_lora_weights": kind}, kind) for kind in ("pissa", "pissa_niter_4", "olora", "corda", "loftq")),
+        *(({"init_lora_weights": kind}, kind) for kind in ("pissa_niter_4", "olora", "corda", "loftq")),
     ],
     ids=str,
 )
@@ -181,21 +181,6 @@ def test_other_methods_are_refused_by_name(base: Path, tmp_path: Path, changes: 
     with pytest.raises(InputError, match=named) as caught:
         open_model(base, adapter=adapter)
     assert "is not supported" in str(caught.value) and "merge_and_unload" in str(caught.value)
-
-
-def test_defaults_of_peft_are_accepted(base: Path, tmp_path: Path) -> None:
-    """PEFT writes all fields, most of which only matter in training."""
-    fields: dict[str, Any] = {
-        "init_lora_weights": True,
-        "use_dora": False,
-        "loftq_config": {},
-        "layers_to_transform": None,
-    }
-    fields |= {"target_modules": ["q"], "inference_mode": True, "lora_dropout": 0.1, "rank_pattern": {}}
-    fields |= {"modules_to_save": None, "trainable_token_indices": None, "bias": "none", "fan_in_fan_out": True}
-    adapter = write_adapter(tmp_path / "adapter", matrices(), **fields)
-    expected = load(merged_by_hand(base, tmp_path / "merged", matrices())).model
-    assert_same(load(base, adapter=adapter).model, expected, 1e-5)
 
 
 A, B = matrices()
@@ -208,15 +193,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other sizes": (matrices(shape=(64, 32)), {}, r"fits a weight of shape \(64, 32\), but the base's .* \(64, 64\)"),
     "one matrix": ({A: matrices()[A]}, {}, "has no counterpart"),
     "two ranks": (matrices() | {A: np.ones((3, 64), np.float32)}, {}, "do not fit together"),
-    "a vector": (matrices() | {A: np.ones(64, np.float32)}, {}, "do not fit together"),
     "another rank": (matrices(), {"r": 3}, "has rank 3, but its tensors have 2"),
-    "rank 0": (matrices(), {"r": 0}, "'r' must be a whole number"),
     "alpha": (matrices(), {"lora_alpha": "x"}, "'lora_alpha' must be a number"),
     "patterns": (matrices(), {"alpha_pattern": ["q"]}, "'alpha_pattern' must be an object"),
     "an alpha pattern": (matrices(), {"alpha_pattern": {"q": "x"}}, "alpha_pattern of q"),
     "a broken pattern": (matrices(), {"rank_pattern": {"(q": 2}}, "pattern .*cannot be used"),
     "a slow pattern": (matrices(), {"alpha_pattern": {"(.*.*)*x": 2}}, "too complex"),
-    "another slow pattern": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
+    "many wildcards": (matrices(), {"alpha_pattern": {".*a.*b.*c.*d.*x": 2}}, "too complex"),
     "modules": (matrices(), {"modules_to_save": "lm_head"}, "'modules_to_save' must be a list"),
     "rows without indices": (ROWS, {}, "adapter_config.json has no token indices for"),
     "a row that the base lacks": (ROWS, {"trainable_token_indices": [24]}, "is for a row that .* does not have"),
@@ -273,8 +256,6 @@ def test_an_adapter_named_as_a_model_is_answered_with_both_names(
     for use in uses:
         with pytest.raises(InputError, match=message):
             use()
-    assert main_command.main(["--model", str(adapter), "a"]) == 2
-    assert "--model someone/base --adapter" in capsys.readouterr().err
     assert main_command.main(["--adapter", str(adapter), "a"]) == 2
     assert "--model" in capsys.readouterr().err
     (adapter / "config.json").write_text((base / "config.json").read_text())
@@ -294,16 +275,13 @@ def test_commands_merge_an_adapter(
     shutil.rmtree(adapter)
     write_adapter(adapter, matrices("decoder.block.0.layer.2.DenseReluDense.wo"))
     stats = tmp_path / "stats.json"
-    outputs = []
-    for more in ([], ["--adapter", str(adapter)]):
-        arguments = ["--model", str(base), *more, "-m", "12", "--stats-json", str(stats), "w5 w9 w7"]
-        assert main_command.main(arguments) == 0
-        found = capsys.readouterr()
-        outputs.append(found.out.strip())
-        assert (f"with adapter {adapter}" in found.err) == bool(more)
-        assert json.loads(stats.read_text()).get("adapter") == (str(adapter) if more else None)
-    assert outputs[0] != outputs[1]
-    assert outputs[1] == load(base, adapter=adapter).generate("w5 w9 w7", max_tokens=12).text.strip()
+    more = ["-m", "12", "--stats-json", str(stats), "w5 w9 w7"]
+    assert main_command.main(["--model", str(base), "--adapter", str(adapter), *more]) == 0
+    found = capsys.readouterr()
+    assert f"with adapter {adapter}" in found.err
+    assert json.loads(stats.read_text())["adapter"] == str(adapter)
+    expected, plain = (load(base, adapter=each).generate("w5 w9 w7", max_tokens=12).text for each in (adapter, None))
+    assert found.out.strip() == expected.strip() != plain.strip()
 
 
 def test_a_draft_head_of_the_base_does_not_belong_to_the_merged_model(
@@ -328,5 +306,3 @@ def test_base_and_adapter_may_be_on_the_hub(base: Path, adapter: Path, web: Fake
     assert manifest.read(converted)["adapter"]["name"] == "org/its-adapter"
     with pytest.raises(InputError, match="org/its-adapter is an adapter of someone/base, not a model"):
         load("org/its-adapter")
-    with pytest.raises(InputError, match="org/base-model: has no adapter_config.json|base-model.*has no adapter"):
-        load("org/base-model", adapter="org/base-model")

@@ -57,7 +57,7 @@ def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> Non
     """The source has safetensors or torch files."""
     folder = make_source(tmp_path, family)
     output = convert(str(folder), tmp_path / "out", Storage("float32"))
-    as_torch("zip")(shutil.copytree(folder, tmp_path / "torch" / family))
+    as_torch(shutil.copytree(folder, tmp_path / "torch" / family))
     from_torch = convert(str(tmp_path / "torch" / family), tmp_path / "from_torch", Storage("float32"))
     assert (from_torch / "weights.npz").read_bytes() == (output / "weights.npz").read_bytes()
     original, converted = load(folder).model, load(output).model
@@ -67,29 +67,22 @@ def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> Non
     assert mx.array_equal(*logits)
 
 
-def as_torch(form: str) -> Callable[[Path], None]:
-    def rewrite(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        (folder / "pytorch_model.bin").write_bytes(torch_file(form, tensors))
-        (folder / "model.safetensors").unlink()
-
-    return rewrite
+def as_torch(folder: Path, form: str = "zip") -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(torch_file(form, tensors))
+    (folder / "model.safetensors").unlink()
 
 
-def as_sharded_torch(form: str) -> Callable[[Path], None]:
-    def rewrite(folder: Path) -> None:
-        shard(folder)
-        for path in folder.glob("*.safetensors"):
-            (folder / path.name.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")).write_bytes(
-                torch_file(form, load_file(path))
-            )
-            path.unlink()
-        index = folder / "model.safetensors.index.json"
-        text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
-        (folder / "pytorch_model.bin.index.json").write_text(text)
-        index.unlink()
-
-    return rewrite
+def as_sharded_torch(folder: Path) -> None:
+    shard(folder)
+    for path in folder.glob("*.safetensors"):
+        name = path.name.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+        (folder / name).write_bytes(torch_file("zip", load_file(path)))
+        path.unlink()
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+    (folder / "pytorch_model.bin.index.json").write_text(text)
+    index.unlink()
 
 
 def as_npz(folder: Path) -> None:
@@ -100,10 +93,8 @@ def as_npz(folder: Path) -> None:
 
 FORMATS: dict[str, Callable[[Path], None]] = {
     "sharded safetensors": shard,
-    "zip .bin": as_torch("zip"),
-    "legacy .bin": as_torch("legacy"),
-    "sharded zip .bin": as_sharded_torch("zip"),
-    "sharded legacy .bin": as_sharded_torch("legacy"),
+    "legacy .bin": lambda folder: as_torch(folder, "legacy"),
+    "sharded .bin": as_sharded_torch,
     "npz": as_npz,
 }
 
@@ -134,12 +125,11 @@ def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
 def test_weights_are_stored_in_the_requested_type(dtype: str, source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out", Storage(dtype))
     converted, original = checkpoints.read(output), checkpoints.read(source)
-    by_mlx = mx.load(str(output / "weights.npz"))
-    assert by_mlx.keys() == converted.keys() <= original.keys()
+    assert converted.keys() <= original.keys()
     for name in converted:
         expected = original[name].astype(getattr(mx, dtype))
-        assert converted[name].dtype == by_mlx[name].dtype == expected.dtype == converted.info(name).dtype
-        assert mx.array_equal(converted[name], expected) and mx.array_equal(by_mlx[name], expected)
+        assert converted[name].dtype == expected.dtype == converted.info(name).dtype
+        assert mx.array_equal(converted[name], expected)
     if dtype != "bfloat16":  # numpy has no bfloat16
         by_numpy = np.load(output / "weights.npz")
         assert all(np.array_equal(by_numpy[name], np.array(converted[name])) for name in converted)
@@ -151,42 +141,18 @@ def test_each_needed_tensor_is_written_once(tmp_path: Path) -> None:
     assert len([name for name in names if "embed" in name or name == "shared.weight"]) == 1
 
 
-@pytest.mark.parametrize("name", ["weights.npz", "tokenizer.json"])
-def test_a_damaged_folder_is_not_loaded(name: str, source: Path, tmp_path: Path) -> None:
+def test_a_damaged_folder_is_not_loaded(source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out")
     assert manifest.verify(output) == 3 + (source / "generation_config.json").exists()
-    (output / name).write_bytes((output / name).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"{name}: wrong size"):
+    (output / "tokenizer.json").write_bytes((output / "tokenizer.json").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: wrong size"):
         load(output)
-
-
-def test_quantized_weights_are_not_quantized_again(source: Path, tmp_path: Path) -> None:
-    output = convert(str(source), tmp_path / "out", Storage("float32", 4, 32))
-    with pytest.raises(InputError, match="is quantized already; use the original to quantize it"):
-        convert(str(output), tmp_path / "again", Storage("float32", 4, 32))
 
 
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
     save_file(tensors, folder / "model.safetensors")
-
-
-def transpose_tensor(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    name = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
-    tensors[name] = np.ascontiguousarray(tensors[name].T)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def delete_a_shard(folder: Path) -> None:
-    shard(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
 
 
 def other_architecture(folder: Path) -> None:
@@ -197,12 +163,8 @@ def other_architecture(folder: Path) -> None:
     ("damage", "named"),
     [
         (drop_tensor, "decoder.block.1.layer.2.DenseReluDense.wo.weight' is missing"),
-        (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
-        (truncate, "model.safetensors: not a readable safetensors file"),
-        (delete_a_shard, "model-00002-of-00002.safetensors' is missing"),
         (other_architecture, "unsupported model_type 'wav2vec2'"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     ],

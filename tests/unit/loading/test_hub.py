@@ -12,11 +12,10 @@ import pytest
 from huggingface_hub import constants
 
 from speculative_decoding import InputError
-from speculative_decoding.cli.main import main
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import locate, open_model
 from speculative_decoding.loading.reference_tokenizer import read_with_transformers
-from tests.support.hub import GATED, SINGLE, SMALL, TINY, WAYS, FakeHub, environment, offline
+from tests.support.hub import GATED, SINGLE, SMALL, WAYS, FakeHub, environment, offline
 
 SHARDED = SMALL | {
     name: name.encode()
@@ -32,11 +31,11 @@ def names_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("status", ["401", "403", "404", "429", "503"])
-def test_a_downloaded_model_is_found_if_the_hub_refuses(status: str, web: FakeHub) -> None:
+@pytest.mark.parametrize("how", ["401", "404", "503", "no connection", "no answer"])
+def test_a_downloaded_model_is_found_if_the_hub_refuses_or_is_silent(how: str, web: FakeHub) -> None:
     web.add("org/tiny", SINGLE | {"pytorch_model.bin": b"again"})
     folder = hub.fetch("org/tiny")
-    with offline(web, status):
+    with offline(web, how):
         assert hub.fetch("org/tiny") == folder
 
 
@@ -65,18 +64,6 @@ def test_a_downloaded_model_is_found_without_the_hub(
         assert hub.fetch("org/tiny", **options) == folder
 
 
-@pytest.mark.parametrize("how", ["HF_HUB_OFFLINE", "no connection", "no answer"])
-def test_a_downloaded_pair_decodes_without_the_hub(how: str, web: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    web.add("org/tiny", TINY)
-    command = ["--model", "org/tiny", "--draft-model", "org/tiny", "--max-tokens", "2", "grammar: He go home."]
-    assert main(command) == 0
-    expected = capsys.readouterr()
-    assert "target org/tiny, draft org/tiny" in expected.err
-    with offline(web, how):
-        assert main(command) == 0
-    assert capsys.readouterr().out == expected.out
-
-
 def test_the_cache_can_be_moved(web: FakeHub, tmp_path: Path) -> None:
     web.add("org/tiny", SINGLE)
     expected = names_in(hub.fetch("org/tiny"))
@@ -92,9 +79,8 @@ def test_the_cache_can_be_moved(web: FakeHub, tmp_path: Path) -> None:
     ("weights", "chosen"),
     [
         (["model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot"], 1),
-        (["pytorch_model.bin", "tf_model.h5", "model.gguf", "openvino_model.xml", "training_args.bin"], 1),
+        (["pytorch_model.bin", "tf_model.h5", "model.gguf", "training_args.bin"], 1),
         (["model.safetensors", "model.fp32-00001-of-00002.safetensors", "model.safetensors.index.fp32.json"], 1),
-        (["model.safetensors", "model.fp32.safetensors", "model-fp16.safetensors", "pytorch_model.fp32-1.bin"], 1),
         ([*sorted(SHARDED.keys() - SMALL.keys(), reverse=True), "pytorch_model.bin", "model-fp16.safetensors"], 3),
         (["weights.npz", "manifest.json", "model.safetensors"], 2),
         (["weights.safetensors", "manifest.json"], 1),
@@ -119,7 +105,6 @@ def test_one_set_of_weights_and_all_tokenizer_files_are_downloaded(
         (SHARDED, "model-00002-of-00002.safetensors", "lacks model-00002-of-00002.safetensors,"),
         (SHARDED, "model.safetensors.index.json", "lacks model.safetensors.index.json,"),
         (SINGLE, "config.json", "lacks config.json,"),
-        (SINGLE, "tokenizer_config.json", "lacks tokenizer_config.json,"),
         (SINGLE, "spiece.model", "lacks spiece.model,"),
     ],
 )
@@ -136,7 +121,7 @@ def test_a_part_of_a_model_is_refused_by_name(
     os.remove((folder / lost).resolve())  # the link to it remains
     with environment(HF_HUB_CACHE=str(tmp_path / "copy")):
         with offline(web):
-            if not has_list and lost in ("tokenizer_config.json", "spiece.model"):
+            if not has_list and lost == "spiece.model":
                 assert hub.fetch("org/tiny") == folder
                 return
             if not has_list and lost != "config.json":
@@ -160,8 +145,7 @@ def test_an_interrupted_update_leaves_the_copy_from_before(web: FakeHub) -> None
     assert after.name == newer.commit and names_in(after) == set(SHARDED)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(("way", "status"), [*((way, 403) for way in WAYS), ("model", 401)])
 def test_a_gated_model_names_its_licence_and_the_login(way: str, status: int, web: FakeHub) -> None:
     web.add("org/tiny", SINGLE).failures["*"] = status, GATED
     with pytest.raises(InputError) as error:
@@ -171,34 +155,19 @@ def test_a_gated_model_names_its_licence_and_the_login(way: str, status: int, we
     assert "check the name" not in message and "\n" not in message
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("status", [401, 404])
+@pytest.mark.parametrize(("way", "status"), [*((way, 404) for way in WAYS), ("model", 401)])
 def test_an_unknown_model_may_be_private_or_mistyped(way: str, status: int, web: FakeHub) -> None:
     web.unknown = status
     with pytest.raises(InputError, match="not a public model on the Hub; check the name.* for a private model log in"):
         WAYS[way]("org/tiny")
 
 
-def test_each_front_end_explains_a_gated_model_in_one_line(web: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    web.add("org/tiny", SINGLE).failures["*"] = 403, GATED
-    for command in (["--model", "org/tiny"], ["--model", str(TINY), "--draft-model", "org/tiny"]):
-        assert main([*command, "--prompt", "a"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"{command[-2]}: model 'org/tiny' is gated" in line and "accept the licence" in line
-
-
 @pytest.mark.parametrize(
     ("status", "headers", "named"),
     [
-        (
-            401,
-            {"X-Error-Message": "Invalid credentials in Authorization header"},
-            "refuses access (Invalid credentials",
-        ),
+        (401, {"X-Error-Message": "Invalid credentials in header"}, "refuses access (Invalid credentials"),
         (403, {"X-Error-Message": "The token lacks a permission"}, "refuses access (The token lacks a permission"),
         (429, {}, "the Hub answers with status 429"),
-        (503, {}, "the Hub answers with status 503"),
-        (200, {"Content-Type": "text/html"}, "huggingface_hub fails (JSONDecodeError"),  # the page of a hotel
     ],
 )
 def test_refusals_are_told_apart(status: int, headers: dict[str, str], named: str, web: FakeHub) -> None:
@@ -208,14 +177,14 @@ def test_refusals_are_told_apart(status: int, headers: dict[str, str], named: st
     assert named in str(error.value)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"", b'{"error": "no"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"<html>", b'{"error": "no"}', b"\xff"])
 def test_an_answer_of_another_program_is_one_line(body: bytes, web: FakeHub) -> None:
     web.refusal, web.refusal_body = (200, {}), body
     with pytest.raises(InputError, match=r"and huggingface_hub fails \((JSONDecodeError|UnicodeDecodeError|KeyError)"):
         hub.fetch("org/tiny")
 
 
-@pytest.mark.parametrize("endpoint", ["nonsense", "foo://hub", "http://127.0.0.1:99999", "http://"])
+@pytest.mark.parametrize("endpoint", ["nonsense", "foo://hub", "http://127.0.0.1:99999"])
 def test_a_wrong_endpoint_is_one_line(endpoint: str, web: FakeHub) -> None:
     failed = pytest.raises(InputError, match=r"the Hub cannot be reached \(|huggingface_hub fails \(")
     with environment(HF_ENDPOINT=endpoint), failed:
@@ -264,11 +233,10 @@ def test_a_local_gguf_file_replaces_the_weights_of_a_model_on_the_hub(web: FakeH
     assert names_in(locate("org/tiny", tmp_path / "mine.gguf")) == set(SMALL)
 
 
-@pytest.mark.parametrize("cache", ["file", "file/cache"])
-def test_a_cache_that_cannot_be_written_is_named(cache: str, web: FakeHub, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(web: FakeHub, tmp_path: Path) -> None:
     web.add("org/tiny", SINGLE)
     (tmp_path / "file").touch()
-    cache = str(tmp_path / cache)
+    cache = str(tmp_path / "file" / "cache")
     with (
         environment(HF_HUB_CACHE=cache),
         pytest.raises(InputError, match=rf"cannot be stored in the Hub's cache {cache} \(.*; free space there, or"),
@@ -276,19 +244,18 @@ def test_a_cache_that_cannot_be_written_is_named(cache: str, web: FakeHub, tmp_p
         hub.fetch("org/tiny")
 
 
-@pytest.mark.parametrize("error", [TypeError("planted"), OSError("planted"), ValueError("planted")], ids=str)
-def test_an_error_of_this_program_is_not_reported_as_the_networks(error: Exception, web: FakeHub) -> None:
+def test_an_error_of_this_program_is_not_reported_as_the_networks(web: FakeHub) -> None:
     web.add("org/tiny", SINGLE)
 
     class Broken(hub.Wanted):
         def require_some(self, name: str, files: object) -> None:
-            raise error
+            raise OSError("planted")
 
-    with pytest.raises(type(error), match="planted"):
+    with pytest.raises(OSError, match="planted"):
         hub.download("org/tiny", None, Broken())
 
 
-@pytest.mark.parametrize("proxy", ["nonsense", "foo://127.0.0.1:9", "http://127.0.0.1:9"])
+@pytest.mark.parametrize("proxy", ["nonsense", "http://127.0.0.1:9"])
 def test_a_wrong_proxy_is_one_line(proxy: str, web: FakeHub) -> None:
     from huggingface_hub.utils import close_session
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from speculative_decoding.models import default_tokenizer
 from tests.support.hub import SINGLE, TINY, WAYS, FakeHub, offline
 
 
-@pytest.mark.parametrize("downloaded_as", ["t5-small", "google-t5/t5-small"])
-@pytest.mark.parametrize("name", ["t5-small", "google-t5/t5-small"])
+@pytest.mark.parametrize(
+    ("downloaded_as", "name"), [("t5-small", "google-t5/t5-small"), ("google-t5/t5-small", "t5-small")]
+)
 def test_a_name_without_an_organisation_is_the_same_model(downloaded_as: str, name: str, web: FakeHub) -> None:
     web.add("google-t5/t5-small", TINY)
     web.moved["t5-small"] = "google-t5/t5-small"
@@ -31,24 +31,17 @@ def test_a_name_without_an_organisation_is_the_same_model(downloaded_as: str, na
         assert convert(name) == Path("models/t5-small")
 
 
-@pytest.mark.parametrize("name", ["tiny", "org/tiny"])
-def test_any_name_on_the_hub_can_be_used_everywhere(name: str, web: FakeHub) -> None:
-    web.add(name, TINY)
-    for context in (nullcontext(), offline(web)):
-        with context:
-            use_everywhere(name)
-
-
-def use_everywhere(name: str) -> None:
+def test_any_name_on_the_hub_can_be_used_everywhere(web: FakeHub) -> None:
+    web.add(name := "org/tiny", TINY)
     assert open_model(name).name == name
-    pair = open_pair(TINY, name)
-    assert pair.draft is not None and pair.folders == {"model": str(TINY), "draft_model": name}
-    folder = tokenizer_folder(TINY, {}, name)
-    assert convert(name, force=True) == Path("models/tiny")
-    assert json.loads(Path("models/tiny/manifest.json").read_text())["source"] == name
-    shutil.rmtree("models")
-    assert convert(str(folder)) == Path("models/tiny")  # not the name of its commit
-    shutil.rmtree("models")
+    with offline(web):
+        pair = open_pair(TINY, name)
+        assert pair.draft is not None and pair.folders == {"model": str(TINY), "draft_model": name}
+        folder = tokenizer_folder(TINY, {}, name)
+        assert convert(name) == Path("models/tiny")
+        assert json.loads(Path("models/tiny/manifest.json").read_text())["source"] == name
+        shutil.rmtree("models")
+        assert convert(str(folder)) == Path("models/tiny")  # not the name of its commit
 
 
 def test_a_draft_head_can_be_on_the_hub(web: FakeHub) -> None:
@@ -77,9 +70,7 @@ def test_a_local_folder_wins(web: FakeHub, tmp_path: Path) -> None:
     ("typed", "meant"),
     [
         ("t5-web-doc", "t5-web-docs"),
-        ("T5-Web-Docs", "t5-web-docs"),
-        ("t5webdocs", "t5-web-docs"),
-        ("t5-web-docs-draf", "t5-web-docs-draft"),
+        ("T5-WebDocs", "t5-web-docs"),
         ("models/my-finetun", "models/my-finetune"),
         ("./runs/summarizer", "./runs/summariser"),
         ("my-fine-tune", "my-finetune"),
@@ -149,7 +140,7 @@ def test_a_file_is_answered_with_its_folder(web: FakeHub) -> None:
     assert web.requests == []
 
 
-@pytest.mark.parametrize("name", ["./no/such", "../x/y", "a/b/c", "models/nothing", "-x", "a--b", "a..b", "a b", "ä/b"])
+@pytest.mark.parametrize("name", ["./no/such", "a/b/c", "models/nothing", "-x", "a--b", "a b", "a\0b", "x" * 300])
 def test_a_name_that_the_hub_cannot_have_is_not_asked_for(name: str, web: FakeHub) -> None:
     for way in WAYS.values():
         with pytest.raises(InputError, match="is (not a folder|neither a folder nor a name in models/)"):
@@ -160,12 +151,9 @@ def test_a_name_that_the_hub_cannot_have_is_not_asked_for(name: str, web: FakeHu
 @pytest.mark.parametrize(
     ("address", "name"),
     [
-        ("https://huggingface.co/google/flan-t5-base", "google/flan-t5-base"),
         ("https://huggingface.co/google/flan-t5-base/tree/main", "google/flan-t5-base"),
         ("huggingface.co/google/flan-t5-base?library=x", "google/flan-t5-base"),
-        ("http://hf.co/t5-small", "t5-small"),
-        ("https://hf.co/t5-small/blob/main/config.json", "t5-small"),
-        ("hf://google/flan-t5-base", "google/flan-t5-base"),
+        ("http://hf.co/t5-small/blob/main/config.json", "t5-small"),
         ("hf://models/google/flan-t5-base", "google/flan-t5-base"),
         ("https://hub.example.org/google/flan-t5-base", "google/flan-t5-base"),
     ],

@@ -104,7 +104,7 @@ def test_a_list_of_objects_gives_way_to_the_list_of_tokenizer_config(tmp_path: P
     assert "<x>" not in pieces(additional_special_tokens=[])
 
 
-@pytest.mark.parametrize("extra", [1 << 31, -1, {"a": 1}])
+@pytest.mark.parametrize("extra", [2049, -1])
 def test_the_number_of_extra_ids_is_limited(tmp_path: Path, extra: Any) -> None:
     shutil.copyfile(BUNDLED / "t5-web-docs" / "spiece.model", tmp_path / "spiece.model")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": extra}))

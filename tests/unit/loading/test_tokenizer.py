@@ -27,8 +27,6 @@ def test_the_bundled_tokenizer_equals_its_reference() -> None:
         ids = fast.encode(text)
         assert ids == reference.encode(text)
         assert fast.decode(ids) == reference.decode(ids)
-        stream = StreamingDetokenizer(fast)
-        assert "".join(map(stream.add, ids)) + stream.finish() == fast.decode(ids)
     assert fast.vocabulary.pieces == reference.vocabulary.pieces
 
 
@@ -88,7 +86,7 @@ def test_a_stream_never_shows_an_incomplete_character(tokenizer: OneLanguage, te
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@pytest.mark.parametrize("ids", [[0], [68, 0], [0xF3], [0xE7, 0xC0], [68, *[0xE7] * 5]], ids=str)
+@pytest.mark.parametrize("ids", [[0], [68, 0], [0xF3], [68, *[0xE7] * 5]], ids=str)
 def test_ids_without_text_take_linear_time(ids: list[int]) -> None:
     """Special tokens, and bytes that no later id makes a character."""
 

@@ -69,11 +69,9 @@ COMMON_REGEXES = (
 PROMPT = {"Sequence": {"id": "A", "type_id": 0}}
 HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": in_sequence("normalizers", *[replace("a" * 10, String="a")] * 12)}, "normalizer makes more than"),
-    ({"normalizer": in_sequence("normalizers", *[replace("ee", String="e")] * 40)}, "normalizer makes more than"),
     ({"normalizer": in_sequence("normalizers", *[replace("e", Regex="(?=e)")] * 40)}, "normalizer makes more than"),
     ({"normalizer": in_sequence("normalizers", *[prepend(3000)] * 5)}, "normalizer makes more than"),
     ({"normalizer": in_sequence("normalizers", *[in_sequence("normalizers", prepend(9))] * 120)}, "normalizer makes"),
-    ({"normalizer": prepend(1_000_000)}, "a piece is longer than 4096 bytes"),
     ({"decoder": in_sequence("decoders", *[replace("ee", String="e")] * 40)}, "decoder makes more than 1000 char"),
     ({"pre_tokenizer": in_sequence("pretokenizers", *[{"type": "ByteLevel"}] * 40)}, "pre_tokenizer makes more than"),
     (with_template(*[PROMPT] * 2000), "post_processor makes more than"),
@@ -88,7 +86,6 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
         for regex in (
             r"(x+x+)+y",
             r"(a|a)*b",
-            r"^(\w+\s?)*$",
             r"a*a*a*b",
             r"(?:a?){40}b",
             r"(?:(?:a?)a)+b",
@@ -96,7 +93,6 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
             "(a|a)" * 30 + "b",
             r"\c[(x+x+)+y\c]",
             r"(?#[)(x+x+)+y(?#])",
-            r"(?<a>a?b?)\g<a>\g<a>",
         )
     ],
     ({"normalizer": functools.reduce(lambda inner, _: {"a": inner}, range(40), {})}, "too large or too deep"),
@@ -155,7 +151,6 @@ def spiece(charsmap: bytes = b"", **piece: Any) -> bytes:
         (b"", "it holds no pieces"),
         (b"\xff", "Error parsing"),
         (spiece(piece="x" * 5000), "a piece is longer"),
-        (spiece(b"abc"), "rules are damaged"),
         (spiece(rules(replacements=b"a" * 2000)), "normalizer makes more than"),
     ],
 )
