@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-import pytest
 
 from speculative_decoding.decoding.prompt import DecoderPrompt
 from speculative_decoding.decoding.results import Round
@@ -16,7 +15,6 @@ from speculative_decoding.drafters import BatchDrafter, Drafter, RequestView, Se
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import Constraints, GenerationOptions
 from tests.support.tiny import DRAFTERS, EOS, VOCAB, OneLanguage
 
@@ -116,17 +114,3 @@ def together(
             for text in event.texts:
                 one.texts.append((one.texts[-1] if one.texts else "") + text)
     return list(logs.values())
-
-
-def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: every row writes its keys at the largest offset."""
-    places = DecoderCache.write_index
-
-    def furthest(self: DecoderCache, length: int) -> mx.array:
-        offsets, self.offsets = self.offsets, [self.offset] * self.rows
-        try:
-            return places(self, length)
-        finally:
-            self.offsets = offsets
-
-    monkeypatch.setattr(DecoderCache, "write_index", furthest)
