@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, Session
-from speculative_decoding.beam_search.search import BeamSearch, Continuation, best_continuations
+from speculative_decoding.beam_search.search import best_continuations
 from speculative_decoding.cli.lines import InputLine
 from speculative_decoding.cli.main import main
 from speculative_decoding.jobs.input import ParsedLine
@@ -158,15 +158,6 @@ def test_best_continuations_equal_a_full_sort() -> None:
     assert np.array_equal(np.array(found), np.sort(flat, axis=1)[:, ::-1][:, :9])
     assert np.array_equal(np.array(found), np.take_along_axis(flat, np.array(numbers), axis=1))
     assert best_continuations(logprobs[:, :1, :3], scores[:, :1], 9)[0].shape == (3, 3)
-
-
-def test_a_continued_beam_keeps_its_row() -> None:
-    """This moves few cache rows; a second continuation takes a free row."""
-    search = BeamSearch(3, 1.0, False, 9, {EOS}, [0])
-    assert search.step([Continuation(-1.0, 0, 5), Continuation(-2.0, 0, 6), Continuation(-3.0, 0, 7)]) == [0, 0, 0]
-    following = [Continuation(-3.5, 2, 8), Continuation(-4.0, 2, 9), Continuation(-4.5, 1, 9)]
-    assert search.step(following) == [2, 1, 2]
-    assert search.beams == [[0, 7, 9], [0, 6, 9], [0, 7, 8]] and search.scores == [-4.0, -4.5, -3.5]
 
 
 def test_logsumexp_over_many_ids_has_float32_precision() -> None:

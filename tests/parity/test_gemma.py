@@ -80,14 +80,6 @@ def test_converted_weights_approximate_the_model(name: str, storage: Storage, mo
         assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == baseline
 
 
-@every_family
-def test_float16_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    folder = folder_of(name, tmp_path)
-    for attempt in (lambda: load(folder, dtype="float16"), lambda: convert(str(folder), None, Storage("float16"))):
-        with pytest.raises(InputError, match="float16; use bfloat16"):
-            attempt()
-
-
 def test_vision_tower_is_neither_loaded_nor_converted(tmp_path: Path) -> None:
     folder = folder_of("t5gemma2", tmp_path)
     theirs = set(checkpoints.read(folder))

@@ -77,19 +77,6 @@ def test_the_default_is_exact_where_usual_passes_need_no_padding(
     assert {length: compared(FakeProbe(kind_of)).is_exact_by_default(length, 1) for length in expected} == expected
 
 
-def test_no_timing_changes_what_is_exact_by_default(folder: Path) -> None:
-    lengths = (0, 3, 6, 14, None)
-    first = [compared(FakeProbe()).is_exact_by_default(length, 4) for length in lengths]
-    calibrated(FakeProbe(), "a head").measure_fully(4)
-    for speed, slope in ((1.0, 0.0), (50.0, 0.0), (1.0, 5.0)):
-        probe = FakeProbe(slope=slope)
-        probe.speed = speed
-        calibration = calibrated(probe, "a head")
-        calibration.forget()
-        calibration.measure_fully(4)
-        assert [exact_widths_of(calibration).is_exact_by_default(length, 4) for length in lengths] == first
-
-
 def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
     exact_widths = compared(FakeProbe(lambda width: 0, batches=False))
     assert exact_widths.is_exact_by_default(None, 1)

@@ -204,18 +204,6 @@ def test_a_draft_head_has_as_many_attention_heads_as_the_decoder(name: str) -> N
     assert target_facts(target)["heads"] == tiny_head(target).config.heads
 
 
-def test_the_command_line_accepts_a_head(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    from speculative_decoding.cli import main as main_command
-
-    (tmp_path / "text.txt").write_text("a a a\n")
-    arguments = ["--model", str(folders[0]), "--draft-model", str(folders[1]), "--prompt", "a", "-m", "9"]
-    for more in ([], ["--compare"], ["--draft-vocab", "3", "--draft-vocab-text", str(tmp_path / "text.txt")]):
-        assert main_command.main([*arguments, "--drafter", "model", *more]) == 0
-        assert "tokens at" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

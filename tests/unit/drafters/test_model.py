@@ -80,24 +80,6 @@ def test_logits_of_a_partial_head_equal_those_of_the_full_head(model: EncoderDec
     assert np.ptp(whole) > 1
 
 
-def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> None:
-    head = head_for([[3, 12, 3, EOS]], DRAFT, VOCAB, FREQUENT)
-    logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
-    spread = np.array(head.spread(logits))
-    assert spread.shape == (2, VOCAB)
-    for i, token in enumerate([*FREQUENT, 3]):
-        np.testing.assert_array_equal(spread[..., token], np.array(logits)[..., i])
-    assert np.isneginf(np.delete(spread, [*FREQUENT, 3], axis=-1)).all()
-
-
-def test_each_row_has_the_ids_of_its_own_source() -> None:
-    sources = [[3, 12, EOS], [], [9, 3]]
-    head = head_for(sources, DRAFT, VOCAB, FREQUENT)
-    spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
-    for source, logits in zip(sources, np.array(spread), strict=True):
-        assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
-
-
 @pytest.mark.parametrize("options", [{"temperature": 1.5}, {"temperature": 1.5, "acceptance": "rejection"}], ids=str)
 def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[str, Any]) -> None:
     seen = set()

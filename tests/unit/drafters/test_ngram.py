@@ -138,28 +138,21 @@ def test_a_store_drafts_repeated_requests() -> None:
     assert replay(another, document[:1], 24).tokens_per_call < 1.1
 
 
-class Recorder(TextStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[list[int], int]] = []
-
-    def learn(self, text: Sequence[int], start: int = 0) -> None:
-        self.calls.append((list(text), start))
-
-
 def test_a_store_learns_every_token_once() -> None:
-    store = Recorder()
+    store, expected = TextStore(), TextStore()
     made = drafter([5, 6, EOS], store=store)
     made.propose([START], 3)
     made.propose([START, 7], 3)
-    assert store.calls == []  # the output of the current request is searched directly
+    assert len(store) == 0  # the output of the current request is searched directly
     made.end([START, 7, 8])
     made.propose([START, 7, 8, 4, EOS], 3)
     made.end([START, 7, 8, 4, EOS])
     made.begin([3, EOS])
     made.propose([START], 3)
     made.end([START])  # this request has no output
-    assert store.calls == [([5, 6, EOS, START, 7, 8], 0), ([5, 6, EOS, START, 7, 8, 4, EOS], 6)]
+    expected.learn([5, 6, EOS, START, 7, 8, 4, EOS])
+    assert len(store) == len(expected)
+    assert store.look_up([7, 8], 3) == expected.look_up([7, 8], 3) == (2, [4, EOS])
 
 
 def test_the_end_of_a_source_does_not_match_other_sources() -> None:

@@ -16,11 +16,9 @@ import pytest
 
 from speculative_decoding import InputError, batch_generate, generate, load, score
 from speculative_decoding.cli.divergence import first_divergence
-from speculative_decoding.cli.main import main
 from speculative_decoding.errors import CheckpointError, written
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.models.generation_config import GenerationConfig
-from speculative_decoding.rooms import has_room
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import CONFIG, DRAFTERS, EOS, SOURCES, VOCAB, noisy_copy, save_hugging_face, tiny_model
 from tests.support.together import Letters, drafter_of_rows, options_of, together
@@ -208,19 +206,6 @@ def test_a_field_whose_option_was_chosen_needs_no_note() -> None:
     assert GenerationConfig.from_dict({"num_beams": 4}, VOCAB, [1]).note(["num_beams"]) == ""
     longest = GenerationConfig.from_dict({"max_new_tokens": 64}, VOCAB, [1])
     assert written(longest.note()).startswith("max_new_tokens 64 is ignored (set max_tokens ")
-
-
-def test_the_command_line_names_flags_and_leaves_out_those_that_were_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = folder_of(tmp_path / "model", {"num_beams": 4, "max_length": 20})
-    run = ["--model", str(folder), "a", "--drafter", "none", "--no-strict"]
-    assert main(run) == 0
-    err = capsys.readouterr().err
-    assert "num_beams 4 is ignored (set --num-beams to use" in err and "(set --max-tokens to change" in err
-    if has_room("beam_search"):
-        assert main([*run[:3], "--num-beams", "2", "-m", "2"]) == 0
-        assert "is ignored" not in capsys.readouterr().err
 
 
 # Languages.
