@@ -272,12 +272,9 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
     assert len(out.splitlines()) == 2 and "3 beams, no draft" in err and "scores -" in err
     assert main(prompt) == 0
     assert capsys.readouterr().out == out.splitlines(keepends=True)[0]
-    for more, said in (
-        (["--drafter", "auto"], "--drafter: 'auto' cannot be combined with --num-beams 3"),
-        (["--num-return-sequences", "2", "--show-draft"], "--show-draft: needs a single output, not --num-return-seq"),
-    ):
-        assert main([*prompt, *more]) == 2
-        assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+    assert main([*prompt, "--num-return-sequences", "2", "--show-draft"]) == 2
+    err = capsys.readouterr().err
+    assert "--show-draft: needs a single output, not --num-return-seq" in err and len(err.splitlines()) == 1
 
 
 def test_record_contains_all_sequences_with_scores() -> None:
