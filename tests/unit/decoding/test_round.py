@@ -186,7 +186,10 @@ def outputs(model: EncoderDecoder, slots: int, options: dict[str, Any]) -> list[
     return [(each.tokens, each.text, each.finish_reason, each.logprobs) for each in results if each is not None]
 
 
-@pytest.mark.parametrize(("name", "slots"), [*product(OPTIONS, [3]), ("an end token later", 1), ("greedy", 8)])
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [*product(OPTIONS, [3]), ("greedy", 1), ("greedy", 8), ("stop strings", 8), ("an end token later", 8)],
+)
 def test_outputs_do_not_change(name: str, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = outputs(MODEL, slots, OPTIONS[name])
     pretend_gpu(monkeypatch)
