@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from speculative_decoding.models.bart import BART, FAMILIES, BartConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.scoring import score
 from tests.parity.test_scoring import Numbers, text_of
-from tests.parity.test_t5 import load_golden
-from tests.support.operations import operations, total_without_masks
+from tests.parity.test_t5 import load_golden, sources_of
 from tests.support.paths import GOLDENS
 from tests.support.tiny import head_drafter, noisy_copy, run, tokens_of
 from tests.support.tiny import save_hugging_face as save
@@ -47,13 +45,6 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def error_of(model: BART, golden: dict[str, Any]) -> float:
-    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
-    logits = model.logits(model.teacher_forced(mx.array(golden["decoder_input_ids"]), encoder_output, mask))
-    return float(np.abs(np.array(logits) - golden["logits"]).max())
-
-
 def opened(name: str) -> tuple[BART, dict[str, Any]]:
     model, golden = load_golden(GOLDENS / name)
     assert isinstance(model, BART)
@@ -73,46 +64,29 @@ def random_model(**changes: Any) -> BART:
 # Files.
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], source: str = "bart") -> BART:
-    """Load the golden model from a file with changed tensors."""
-    folder.mkdir(parents=True)
-    save_file(change(load_file(GOLDENS / source / "model.safetensors")), folder / "model.safetensors")
-    checkpoint = checkpoints.read(folder)
-    model = models.build(json.loads((GOLDENS / source / "config.json").read_text()), checkpoint)
-    model.load_checkpoint(checkpoint)
-    assert isinstance(model, BART)
-    return model
-
-
-def test_file_without_head_loads(tmp_path: Path) -> None:
-    """The file is like that of facebook/bart-base: no name prefix, copies of the embedding, no logits bias."""
-    model, golden = opened("bart")
-    bare = rewritten(
-        tmp_path / "bare",
-        lambda tensors: {
-            name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")
-        },
-    )
-    assert "logits_bias" not in bare and "logits_bias" in model
-    assert error_of(bare, golden | {"logits": golden["logits"] - np.array(model.logits_bias)}) < 1e-4
-
-
 def test_zero_logits_bias_is_ignored(tmp_path: Path) -> None:
-    name = "final_logits_bias"
-    zero = rewritten(tmp_path / "zero", lambda tensors: tensors | {name: np.zeros_like(tensors[name])})
-    assert "logits_bias" not in zero
+    name, tensors = "final_logits_bias", load_file(GOLDENS / "bart" / "model.safetensors")
+
+    def loaded(bias: np.ndarray[Any, Any]) -> BART:
+        save_file(tensors | {name: bias}, tmp_path / "model.safetensors")
+        checkpoint = checkpoints.read(tmp_path)
+        model = models.build(json.loads((GOLDENS / "bart" / "config.json").read_text()), checkpoint)
+        model.load_checkpoint(checkpoint)
+        return model  # type: ignore[return-value]
+
+    assert "logits_bias" in loaded(tensors[name]) and "logits_bias" not in loaded(np.zeros_like(tensors[name]))
     with pytest.raises(CheckpointError, match=f"'{name}' has shape"):
-        rewritten(tmp_path / "short", lambda tensors: tensors | {name: np.zeros((1, 5), np.float32)})
+        loaded(np.zeros((1, 5), np.float32))
 
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
-    *(("d_model", value) for value in (0, 1 << 30, "2", None, 2, 66)),
-    *(("decoder_attention_heads", value) for value in (0, 3, True)),
-    ("max_position_embeddings", 1 << 40),
+    ("d_model", 1 << 30),
+    ("d_model", None),
+    ("d_model", 66),
+    ("decoder_attention_heads", 3),
     ("activation_function", "sine"),
-    ("scale_embedding", 1),
     ("share_encoder_decoder_embeddings", False),
-    *((name, 64) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")),
+    ("decoder_start_token_id", 64),
 ]
 
 
@@ -186,8 +160,8 @@ def test_sinusoidal_positions_have_no_limit() -> None:
 # Decoding.
 
 
-STORED = [(family, Storage("bfloat16", 4, 32)) for family in FAMILIES]
-STORED += [("mbart", Storage("float32", 8, 32)), ("bart", Storage("float16", 8, 32)), ("marian", Storage("float16"))]
+STORED = [(family, Storage("bfloat16", 4, 32)) for family in ("bart", "marian")]
+STORED += [("mbart", Storage("float32", 8, 32)), ("marian", Storage("float16"))]
 
 
 @pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
@@ -211,7 +185,7 @@ def test_converted_weights_approximate_the_model(family: str, storage: Storage, 
         assert tokens_of(run(found, SOURCES[0], head_drafter(found), max_tokens=12)) == baseline
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bart", "pegasus"])
 def test_float16_is_refused_for_growing_residual_streams(family: str, tmp_path: Path) -> None:
     """Each layer adds more than half of float16's maximum to the residual stream."""
     config = CONFIG | {"model_type": family}
@@ -234,36 +208,15 @@ def test_float16_is_refused_for_growing_residual_streams(family: str, tmp_path: 
             attempt()
 
 
-def test_head_of_some_ids_includes_the_logits_bias() -> None:
-    model, _ = opened("marian")
-    states, ids = mx.random.normal((2, 3, 16), key=mx.random.key(0)), mx.array([7, 0, 95, 33])
-    assert mx.allclose(model.head_of(ids)(states), model.logits(states)[..., ids], atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["bart", "m2m_100"])
-def test_graph_size_of_a_pass_is_independent_of_rows(family: str) -> None:
-    model = random_model(model_type=family)
-    counts = []
-    for rows in (1, 5):
-        cache = model.make_cache(model.encode(mx.array([SOURCES[0]] * rows)))
-        model.states(mx.array([[2]] * rows), cache)
-        cache.trim_to([row % 2 for row in range(rows)] if rows > 1 else 0)
-        counts.append(total_without_masks(operations(model.states(mx.array([[5, 6]] * rows), cache), cache.arrays)))
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
-def test_generation_config_gives_hugging_faces_output_with_and_without_a_draft(name: str) -> None:
+def test_generation_config_gives_hugging_faces_output_with_a_draft(name: str) -> None:
     """The options force first and last tokens, ban tokens and repeated n-grams, and set a minimum length."""
     model, golden = opened(name)
     raw = json.loads((GOLDENS / name / "config.json").read_text())
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
-    for draft in (None, noisy_copy(model)):
-        rows = zip(golden["input_ids"], golden["attention_mask"], strict=True)
-        for (ids, mask), expected, length in zip(
-            rows, golden["configured_ids"], golden["configured_lengths"], strict=True
-        ):
-            found = generate(
-                model, Numbers(), text_of(ids[mask.astype(bool)].tolist()), draft_model=draft, max_tokens=40
-            )
-            assert found.tokens == expected[: int(length)].tolist()
+    draft = noisy_copy(model)
+    for source, expected, length in zip(
+        sources_of(golden), golden["configured_ids"], golden["configured_lengths"], strict=True
+    ):
+        found = generate(model, Numbers(), text_of(source), draft_model=draft, max_tokens=40)  # type: ignore[arg-type]
+        assert found.tokens == expected[: int(length)].tolist()

@@ -14,13 +14,25 @@ from tests.parity.test_gemma import NAMES as GEMMA_LIKE
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import GOLDENS, load_golden, sources_of
 from tests.support.operations import uncompiled
-from tests.support.tiny import noisy_copy
+from tests.support.tiny import noisy_copy, run, tokens_of
 
 WHISPERS = ("whisper", "whisper-en", "whisper-v3", "whisper-distilled")
 FOLDERS = {folder.name: folder for folder in GOLDENS}
 
 
-@pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE, *WHISPERS}))
+OTHERS = {*BART_LIKE, *GEMMA_LIKE, *WHISPERS}
+
+
+@pytest.mark.parametrize("name", sorted({*FOLDERS} - OTHERS))
+def test_greedy_ids_of_t5_match_hugging_face(name: str) -> None:
+    model, golden = load_golden(FOLDERS[name])
+    for source, expected, length in zip(
+        sources_of(golden), golden["greedy_ids"], golden["greedy_lengths"], strict=True
+    ):
+        assert tokens_of(run(model, source, max_tokens=int(length))) == expected[:length].tolist()
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
 def test_batch_rows_match_hugging_face_with_drafts(name: str) -> None:
     """Sources of different lengths share two slots. Coupled samples equal those of single requests."""
     model, golden = load_golden(FOLDERS[name])

@@ -21,7 +21,6 @@ from speculative_decoding.loading.load import Storage
 from speculative_decoding.models import t5gemma, t5gemma2
 from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Window
 from speculative_decoding.models.t5gemma2 import Keys
 from tests.parity.test_scoring import Numbers
@@ -63,9 +62,10 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 
 
 @pytest.mark.parametrize(
-    ("storage", "most"), [(Storage("bfloat16"), 0.15), (Storage("bfloat16", 4, 32), 1.5)], ids=["bfloat16", "4 bits"]
+    ("name", "storage", "most"),
+    [("t5gemma2", Storage("bfloat16"), 0.15), *((name, Storage("bfloat16", 4, 32), 1.5) for name in NAMES)],
+    ids=str,
 )
-@every_family
 def test_converted_weights_approximate_the_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
     folder, dtype = folder_of(name, tmp_path), storage.dtype
     quantization = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
@@ -78,14 +78,6 @@ def test_converted_weights_approximate_the_model(name: str, storage: Storage, mo
         baseline = tokens_of(run(converted, SOURCE, max_tokens=12))
         made = DRAFTERS["head"](converted, converted, baseline)
         assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == baseline
-
-
-@every_family
-def test_float16_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    folder = folder_of(name, tmp_path)
-    for attempt in (lambda: load(folder, dtype="float16"), lambda: convert(str(folder), None, Storage("float16"))):
-        with pytest.raises(InputError, match="float16; use bfloat16"):
-            attempt()
 
 
 def test_vision_tower_is_neither_loaded_nor_converted(tmp_path: Path) -> None:
@@ -112,18 +104,13 @@ def test_prompt_with_an_image_is_refused_in_one_line() -> None:
     ("name", "path", "value"),
     [
         ("t5gemma", ("decoder",), None),
-        ("t5gemma", ("decoder", "hidden_size"), None),
         ("t5gemma", ("encoder", "head_dim"), 7),
-        ("t5gemma", ("decoder", "num_key_value_heads"), 3),
-        ("t5gemma", ("decoder", "attn_logit_softcapping"), 0),
         ("t5gemma", ("decoder", "attention_bias"), True),
         ("t5gemma", ("decoder", "layer_types"), ["chunked_attention"] * 2),
         ("t5gemma", ("encoder", "vocab_size"), 97),
         ("t5gemma", ("eos_token_id",), [1, 96]),
-        ("t5gemma2", ("encoder", "text_config"), None),
         ("t5gemma2", ("encoder", "text_config", "hidden_size"), 40),
         ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "rope_type"), "yarn"),
-        ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "factor"), 0),
     ],
 )
 def test_invalid_field_is_named(name: str, path: tuple[str, ...], value: object) -> None:
@@ -181,7 +168,7 @@ def test_omitted_fields_have_the_family_defaults() -> None:
     assert [kind.rope.base for kind in second.decoder.layers] == [1e4] * 5 + [1e6, 1e4]
 
 
-# Attention and heads.
+# Attention.
 
 
 @pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
@@ -197,7 +184,7 @@ def test_window_masks_positions_outside_it(window: Window) -> None:
     assert found is None or np.array_equal(np.array(found), expected)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_attention_over_two_parts_equals_attention_over_their_concatenation(heads: int, soft_cap: float | None) -> None:
     """Grouped queries are compared with repeated keys."""
@@ -219,22 +206,3 @@ def test_attention_over_two_parts_equals_attention_over_their_concatenation(head
     scores = scores if soft_cap is None else soft_cap * mx.tanh(scores / soft_cap)
     plain = (mx.softmax(scores + mask, axis=-1) @ values).transpose(0, 2, 1, 3).reshape(6, 32)
     assert all(mx.allclose(each, plain, atol=1e-5) for each in found)
-
-
-def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None:
-    target = target_of("t5gemma")
-    head = DraftHead.for_target(target, (0, 1))
-    keys, values = target.cross_projections(target.encode(mx.array([SOURCE, SOURCE[::-1]])))[-1]
-    state, embedded, mask = mx.random.normal((2, 5, 32)), mx.random.normal((2, 5, 32)), mx.zeros((2, 1, 1, 12))
-    mask[0, ..., 9:] = -mx.inf
-    repeated = [mx.repeat(each, 2, axis=1) for each in (keys, values)]
-    assert keys.shape[1] == 2 and head.config.heads == 4
-    found, _ = head.step(embedded, state, keys, values, mask)
-    expected, _ = head.step(embedded, state, *repeated, mask)
-    assert mx.allclose(found, expected, atol=1e-5)
-
-
-def test_head_of_some_ids_is_capped() -> None:
-    target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
-    ids = mx.array([4, 9, 70])
-    assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)

@@ -17,11 +17,6 @@ def metal(width: int) -> int:
     return sum(width >= least for least in (2, 6, 16))
 
 
-def metal_with_fused_attention(width: int) -> int:
-    """Return the group if attention is fused as well, with separate kernels for up to 8 positions and for more."""
-    return metal(width) + (width > 8)
-
-
 class FakeProbe(Probe):
     """A device simulated by formulas, which records all measurements.
 

@@ -18,15 +18,12 @@ EOS = 1
 MAX_NEW_TOKENS = 9
 SETTINGS: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 1},
-    {"no_repeat_ngram_size": 2},
-    {"no_repeat_ngram_size": 3},
     {"suppress_tokens": [4, 1]},
     {"begin_suppress_tokens": [2, 3]},
     {"begin_suppress_tokens": [2, 3], "forced_bos_token_id": 5},
     {"bad_words_ids": [[6], [1], [2, 5], [5, 2, 5]]},
     {"min_length": 4},
     {"min_new_tokens": 4},
-    {"forced_bos_token_id": 6},
     {"forced_eos_token_id": 1},
     {"forced_eos_token_id": [1, 3], "min_length": 40},
     {"no_repeat_ngram_size": 2, "repetition_penalty": 1.4, "bad_words_ids": [[0]], "min_length": 6},

@@ -59,7 +59,13 @@ def alone(prompt: str = "abc", **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("value", "draft", "rule"), [*product([mx.nan], DRAFTS, RULES), *product([mx.inf], ["model"], RULES)], ids=str
+    ("value", "draft", "rule"),
+    [
+        *product([mx.nan], ["model"], RULES),
+        *product([mx.nan], ["none", "ngram", "auto"], ["greedy"]),
+        (mx.inf, "model", "coupled"),
+    ],
+    ids=str,
 )
 def test_non_finite_logits_are_a_one_line_error(value: float, draft: str, rule: str) -> None:
     broken = changed("head", {5: value})
@@ -79,17 +85,15 @@ def test_logits_are_an_error_only_if_none_is_finite() -> None:
             logits = MODEL.logits(states)
             return mx.where(mx.arange(VOCAB) < self.left, logits, -mx.inf)
 
-    for left in (0, 1, 5):
-        model = changed("head", {})
-        object.__setattr__(model, "logits", Masked(left))
-        if left:
-            assert set(generate(model, Letters(), "abc", max_tokens=5).tokens) <= set(range(left))
-            continue
-        with pytest.raises(InputError, match=MESSAGE.format(1)):
-            generate(model, Letters(), "abc", max_tokens=5)
+    model = changed("head", {})
+    object.__setattr__(model, "logits", Masked(1))
+    assert {*generate(model, Letters(), "abc", max_tokens=5).tokens} == {0}
+    object.__setattr__(model, "logits", Masked(0))
+    with pytest.raises(InputError, match=MESSAGE.format(1)):
+        generate(model, Letters(), "abc", max_tokens=5)
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", ["none", "model"])
 def test_text_before_the_first_non_finite_logits_is_streamed(draft: str) -> None:
     baseline = alone(max_tokens=12)
     prompt = Letters().encode("abc")
@@ -103,9 +107,7 @@ def test_text_before_the_first_non_finite_logits_is_streamed(draft: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "rule"),
-    [*product([mx.nan], ["greedy", "penalty", "coupled"]), (mx.inf, "coupled"), (-mx.inf, "greedy")],
-    ids=str,
+    ("value", "rule"), [(mx.nan, "greedy"), (mx.nan, "penalty"), (mx.inf, "coupled"), (-mx.inf, "greedy")], ids=str
 )
 def test_rejected_non_finite_draft_tokens_change_nothing(value: float, rule: str) -> None:
     """Their keys and values stay in the cache, masked, until other tokens overwrite them."""
@@ -143,15 +145,14 @@ def test_drafters_observe_only_finite_states() -> None:
     assert found.tokens == baseline and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("draft", ["none", "model"])
-def test_other_rows_of_the_batch_continue(draft: str, slots: int) -> None:
+def test_other_rows_of_the_batch_continue(draft: str) -> None:
     """This includes requests that later take the slot of a failed one."""
     bad = Letters().decode([3, BAD, 4])
     prompts = ["abc", 12 * bad, "hgfedcba", "b", bad, "cabbage", "ee"]
     broken = changed("embedding", {BAD: mx.nan})
     options = DRAFTS[draft] | {"draft_model": DRAFT, "max_tokens": 8}
-    for found in batch_generate(broken, Letters(), prompts, slots=slots, **options):
+    for found in batch_generate(broken, Letters(), prompts, slots=2, **options):
         if BAD in Letters().encode(prompts[found.index]):
             assert found.result is None and (found.error or "").startswith(MESSAGE.format(1))
         else:

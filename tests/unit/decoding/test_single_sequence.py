@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from speculative_decoding.decoding.single_sequence import speculative_decode
@@ -14,7 +12,7 @@ DRAFT = noisy_copy(TARGET, 0.2)
 BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 8])
 def test_greedy_tokens_equal_those_of_the_engine_and_the_baseline(num_draft_tokens: int) -> None:
     for source, baseline in zip(SOURCES, BASELINE, strict=True):
         found = speculative_decode(TARGET, DRAFT, source, num_draft_tokens=num_draft_tokens, max_tokens=30)
@@ -22,7 +20,7 @@ def test_greedy_tokens_equal_those_of_the_engine_and_the_baseline(num_draft_toke
         assert found == tokens_of(run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft_tokens=num_draft_tokens))
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "temperature"), [(0, 1.0), *product((1, 4), (0.6, 1.0, 2.0))])
+@pytest.mark.parametrize(("num_draft_tokens", "temperature"), [(0, 1.0), (1, 1.0), (4, 0.6), (4, 2.0)])
 def test_sampled_tokens_equal_those_of_the_engine(num_draft_tokens: int, temperature: float) -> None:
     """Therefore they follow the target's distribution: test_sampling_distribution.py tests this for the engine."""
     accepted = 0

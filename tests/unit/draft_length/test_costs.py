@@ -10,7 +10,7 @@ import pytest
 from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, measure_widths, monotone
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_monotone_is_isotonic_regression(seed: int) -> None:
     """Compare with brute force over all partitions into pools of equal values."""
     rng = random.Random(seed)
@@ -26,7 +26,7 @@ def test_monotone_is_isotonic_regression(seed: int) -> None:
     assert [*monotone(dict(enumerate(values))).values()] == pytest.approx(closest)
 
 
-@pytest.mark.parametrize("step", range(2, MAX_WIDTH + 1))
+@pytest.mark.parametrize("step", [2, 3, 9, MAX_WIDTH - 1, MAX_WIDTH])
 def test_a_step_is_found_at_any_width(step: int) -> None:
     """The widest pass below the step is kept, so a draft that fits into it is not padded beyond the step."""
     rng = random.Random(step)

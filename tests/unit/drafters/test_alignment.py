@@ -28,17 +28,6 @@ def aligned(source: str, output: str, pieces: Mapping[int, str] = PIECES) -> tup
     return ids(source)[start:], length
 
 
-def test_pieces_that_differ_in_case_or_leading_space_share_a_class() -> None:
-    alignment = Alignment([], PIECES, 8)
-
-    def same(piece: str) -> int:
-        return alignment._class_of(IDS[piece])
-
-    assert same("▁the") == same("▁The") == same("The") != same("▁cat")
-    assert len({same(piece) for piece in WORDS}) == len(WORDS) - 2
-    assert alignment._class_of(len(WORDS)) == len(WORDS)  # without a piece
-
-
 @pytest.mark.parametrize(
     ("pieces", "are_same"),
     [({7: "Ġa", 8: "A"}, True), ({7: "▁", 8: "Ġ"}, False), ({7: "", 8: ""}, True), ({7: "▁▁", 8: "▁"}, True)],
@@ -78,7 +67,7 @@ def test_copying_resumes_after_every_kind_of_edit(output: str, copied: str, leng
     assert aligned(SOURCE, output) == (ids(copied), length)
 
 
-@pytest.mark.parametrize("replaced", ["▁dog", "▁dog x y z", "x y z"])
+@pytest.mark.parametrize("replaced", ["▁dog x y z", "x y z"])
 def test_all_pieces_of_a_replaced_word_are_skipped(replaced: str) -> None:
     found = aligned(f"▁grammar : ▁on ▁the {replaced} ▁cat ▁sat </s>", "▁on ▁the ▁big")
     assert found == (ids("▁cat ▁sat </s>"), 0)
@@ -87,13 +76,6 @@ def test_all_pieces_of_a_replaced_word_are_skipped(replaced: str) -> None:
 def test_without_pieces_ids_are_compared_and_one_token_is_skipped() -> None:
     assert aligned("▁on ▁the ▁dog x y ▁cat ▁sat </s>", "▁on ▁the ▁big", {}) == (ids("x y ▁cat ▁sat </s>"), 0)
     assert aligned("▁the ▁dog x y ▁cat", "▁The", {}) == (ids("▁dog x y ▁cat"), 0)
-
-
-def test_a_single_token_can_match() -> None:
-    filling = " ".join(["x y"] * 10)
-    source = f"▁the ▁cat {filling} ▁sat ▁on ▁a ▁mat"
-    assert aligned(source, "▁the ▁cat ▁ran ▁to ▁sat ▁on") == (ids("▁a ▁mat"), 2)
-    assert aligned(source, "▁the ▁cat ▁ran ▁to ▁on") == (ids("▁a ▁mat"), 1)
 
 
 def longest_suffix(source: Sequence[int], output: Sequence[int], max_size: int) -> int:

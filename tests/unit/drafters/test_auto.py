@@ -63,13 +63,6 @@ def test_a_likely_copy_is_drafted_without_the_model() -> None:
     assert model.calls == 0
 
 
-def test_the_model_drafts_if_nothing_matches() -> None:
-    model = Twos()
-    drafter = auto(model)
-    assert proposed(drafter, UNKNOWN) == (MODEL, [2, 2, 2])
-    assert model.calls == 1
-
-
 def test_the_model_drafts_if_a_copy_is_not_likely_enough() -> None:
     chance = NgramDrafter()
     chance.begin(SOURCE)

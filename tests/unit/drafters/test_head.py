@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_map
@@ -26,7 +25,6 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.sampling import GenerationOptions
 from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes, seeded
 from tests.integration.test_sampling_distribution import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden
@@ -37,7 +35,6 @@ from tests.support.tiny import (
     SOURCES,
     VOCAB,
     head_drafter,
-    model_drafter,
     run,
     save_hugging_face,
     source_for,
@@ -110,8 +107,9 @@ def test_drafts_equal_the_reference(
         assert one.tokens == tokens_of(run(TARGET, source, max_tokens=options.max_tokens))
 
 
-@pytest.mark.parametrize("frequent", [(), (EOS, 2, 6)], ids=["whole", "trimmed"])
-@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize(
+    ("rule", "frequent"), [("rejection", ()), ("block", (EOS, 2, 6)), ("coupled", (EOS, 2, 6))], ids=str
+)
 def test_sampled_outputs_follow_the_target_distribution(rule: str, frequent: Sequence[int]) -> None:
     check_distribution_of_head(rule, tiny_head(SMALL, frequent))
 
@@ -126,9 +124,7 @@ def check_distribution_of_head(rule: str, head: DraftHead) -> None:
 
 DAMAGES: dict[str, Callable[[mx.array], mx.array]] = {
     "no numbers": lambda each: each * mx.nan,
-    "infinite": lambda each: each * mx.inf,
     "random": lambda each: mx.random.normal(each.shape, key=mx.random.key(1)),
-    "nothing": mx.zeros_like,
 }
 
 
@@ -159,22 +155,12 @@ def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_head_drafts_for_a_quantized_target(bits: int) -> None:
-    target = tiny_model(d_model=64, d_kv=32, d_ff=64, feed_forward_proj="gated-gelu")
-    nn.quantize(target, group_size=32, bits=bits)
-    baseline = tokens_of(run(target, SOURCES[0]))
-    rounds = run(target, SOURCES[0], head_drafter(target, FREQUENT))
-    assert tokens_of(rounds) == baseline and sum(each.drafted for each in rounds) > 20
-
-
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_a_head_drafts_for_every_family(folder: Path) -> None:
     target, _ = load_golden(folder)
-    drafter = head_drafter(target)
     source = source_for(target)
     baseline = tokens_of(run(target, source, max_tokens=12))
-    assert tokens_of(run(target, source, drafter, max_tokens=12)) == baseline
+    assert tokens_of(run(target, source, head_drafter(target), max_tokens=12)) == baseline
 
 
 # Folders of heads.
@@ -218,18 +204,6 @@ def test_a_draft_head_has_as_many_attention_heads_as_the_decoder(name: str) -> N
     assert target_facts(target)["heads"] == tiny_head(target).config.heads
 
 
-def test_the_command_line_accepts_a_head(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    from speculative_decoding.cli import main as main_command
-
-    (tmp_path / "text.txt").write_text("a a a\n")
-    arguments = ["--model", str(folders[0]), "--draft-model", str(folders[1]), "--prompt", "a", "-m", "9"]
-    for more in ([], ["--compare"], ["--draft-vocab", "3", "--draft-vocab-text", str(tmp_path / "text.txt")]):
-        assert main_command.main([*arguments, "--drafter", "model", *more]) == 0
-        assert "tokens at" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -237,17 +211,10 @@ def test_the_command_line_accepts_a_head(
         ({"target": {"d_model": 17}}, "its d_model is 17, the target's is 16"),
         ({"target": None}, "does not say which target"),
         ({"d_ff": 0}, "'d_ff' must be a whole number, 1 to .*, not 0"),
-        ({"layers": [0, -1]}, "'layers' must be a list, each a whole number, 0 to "),
         ({"layers": []}, "'layers' must not be empty"),
         ({"layers": [0, 100]}, "'layers' must be a list, each a whole number, 0 to "),
-        ({"frequent": [10**9]}, "'frequent' must be a list, each a whole number, 0 to "),
         ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
-        ({"by_source": {"3": ["4"]}}, "'by_source' must have lists of the target's ids"),
         ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
-        ({"d_model": 10**9}, "'d_model' must be a whole number, 16 to 16"),
-        ({"d_ff": 10**12}, "'d_ff' must be a whole number, 1 to "),
-        ({"activation": "tanh"}, "'activation' must be one of relu"),
-        ({"is_gated": 1}, "'is_gated' must be true or false"),
         ({"acceptance": [0.5, 2]}, "'acceptance' must be a list, each a number, 0 to 1"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
         ({"version": 1}, "has other draft heads; train it again"),
@@ -291,23 +258,3 @@ def test_a_head_drafts_for_the_bundled_target_in_other_dtypes(pair: Session, tmp
         found = session.generate(text, drafter="model", num_draft_tokens=4, max_tokens=16, strict=strict)
         baseline = session.generate(text, drafter="none", max_tokens=16, strict=strict)
         assert found.tokens == baseline.tokens and found.stats.drafted_tokens > 20
-
-
-def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
-    totals = {}
-    for name, drafter in {
-        "head": head_drafter(TARGET, range(12)),
-        "model": model_drafter(TARGET, tiny_model()),
-    }.items():
-        rounds = []
-        for count in (2, 6):
-            cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
-            drafter.use_cache(cache)
-            row = RequestView(GenerationOptions(), SOURCES[0], [0])
-            drafter.begin(row)
-            drafter.propose({row: 1}, 1)
-            with counted() as seen:
-                mx.eval(drafter.propose({row: count}, 1).tokens)
-            rounds.append(seen.total())
-        totals[name] = (rounds[1] - rounds[0]) / 4
-    assert totals["head"] <= 0.55 * totals["model"], totals

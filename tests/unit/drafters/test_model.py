@@ -20,6 +20,8 @@ from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
+from tests.parity.test_t5 import load_golden
+from tests.support.paths import GOLDENS
 from tests.support.tiny import EOS, SOURCES, VOCAB, noisy_copy, run, tiny_model, tokens_of
 
 TARGET = tiny_model()
@@ -55,14 +57,14 @@ def quantized(model: EncoderDecoder, bits: int) -> EncoderDecoder:
     return model
 
 
-# A separate head, or the tied embedding, which T5 scales; in float32 or quantized.
+# A separate head, or the tied embedding, which T5 scales; in float32 or quantized; and the heads of other families.
 HEADS = {
     "separate": tiny_model(),
     "tied": tiny_model(tie_word_embeddings=True),
     "separate, 8 bits": quantized(tiny_model(**SIZES), 8),
-    "separate, 4 bits": quantized(tiny_model(**SIZES), 4),
-    "tied, 8 bits": quantized(tiny_model(tie_word_embeddings=True, **SIZES), 8),
     "tied, 4 bits": quantized(tiny_model(tie_word_embeddings=True, **SIZES), 4),
+    "with a bias": load_golden(GOLDENS / "marian")[0],
+    "with a soft cap": load_golden(GOLDENS / "t5gemma")[0],
 }
 
 
@@ -78,27 +80,7 @@ def test_logits_of_a_partial_head_equal_those_of_the_full_head(model: EncoderDec
     assert np.ptp(whole) > 1
 
 
-def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> None:
-    head = head_for([[3, 12, 3, EOS]], DRAFT, VOCAB, FREQUENT)
-    logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
-    spread = np.array(head.spread(logits))
-    assert spread.shape == (2, VOCAB)
-    for i, token in enumerate([*FREQUENT, 3]):
-        np.testing.assert_array_equal(spread[..., token], np.array(logits)[..., i])
-    assert np.isneginf(np.delete(spread, [*FREQUENT, 3], axis=-1)).all()
-
-
-def test_each_row_has_the_ids_of_its_own_source() -> None:
-    sources = [[3, 12, EOS], [], [9, 3]]
-    head = head_for(sources, DRAFT, VOCAB, FREQUENT)
-    spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
-    for source, logits in zip(sources, np.array(spread), strict=True):
-        assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"temperature": 1.5}, {"temperature": 1.5, "acceptance": "rejection"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"temperature": 1.5}, {"temperature": 1.5, "acceptance": "rejection"}], ids=str)
 def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[str, Any]) -> None:
     seen = set()
     for seed, source in enumerate(SOURCES * 4):
@@ -143,9 +125,8 @@ def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("accepted", range(4))
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_draft_does_not_depend_on_earlier_drafts(source: list[int], accepted: int) -> None:
-    draft = DraftModel(DRAFT)
+def test_a_draft_does_not_depend_on_earlier_drafts(accepted: int) -> None:
+    draft, source = DraftModel(DRAFT), SOURCES[0]
     row, drafter = RequestView(GenerationOptions(), source, [0]), BatchModelDrafter(draft, VOCAB)
     drafter.begin(row)
     for token in (7, 8, 9):
@@ -164,9 +145,7 @@ ROW_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "kinds", [ROW_OPTIONS, ROW_OPTIONS[:1] + ROW_OPTIONS[4:], ROW_OPTIONS[1:4]], ids=["all", "greedy", "sampled"]
-)
+@pytest.mark.parametrize("kinds", [ROW_OPTIONS, ROW_OPTIONS[:1] + ROW_OPTIONS[4:]], ids=["all", "greedy"])
 @pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
 def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None:
     """Compare a batch with single rows for five rounds with ragged drafts, which are partly accepted."""
@@ -204,7 +183,7 @@ def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Se
 OUTPUTS = [[5, 5, 5, 1], [7, 7, 5, 1], [7, 9, 1], [3, 1]]
 
 
-@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_vocabulary_has_the_ends_and_the_most_frequent_ids(size: int) -> None:
     ids = DraftVocabulary.most_frequent(size, OUTPUTS, [1]).ids
     assert ids == (1, 5, 7, 9, 3)[:size]  # ties keep the order of first occurrence

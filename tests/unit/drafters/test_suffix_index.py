@@ -26,24 +26,7 @@ def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[lis
     return found
 
 
-@pytest.mark.parametrize("max_size", [1, 2, 4, 30])
-@pytest.mark.parametrize("symbols", [1, 2, 5])
-def test_searching_another_text_equals_naive_search(max_size: int, symbols: int) -> None:
-    generator = random.Random(symbols)
-    longest = 0
-    for _ in range(60):
-        tokens = generator.choices(range(symbols), k=generator.randrange(40))
-        index = SuffixIndex(max_size, tokens)
-        for _ in range(12):
-            text = generator.choices(range(symbols + 1), k=generator.randrange(12))
-            found = index.find(text)
-            assert found == naive(tokens, text, max_size)
-            longest = max(longest, len(found))
-    assert longest >= min(max_size, 4)
-
-
-@pytest.mark.parametrize("max_size", [1, 3, 50])
-@pytest.mark.parametrize("symbols", [1, 2, 4])
+@pytest.mark.parametrize(("max_size", "symbols"), [(1, 2), (3, 1), (3, 4), (50, 1), (50, 2)])
 def test_searching_a_growing_text_equals_naive_search_at_every_length(max_size: int, symbols: int) -> None:
     """Later tokens must update contexts that searches have split. Boundaries are inserted at random."""
     generator = random.Random(symbols)
@@ -59,7 +42,7 @@ def test_searching_a_growing_text_equals_naive_search_at_every_length(max_size: 
             assert index.tokens == tokens
             if tokens[-1] != BOUNDARY and generator.random() < 0.7:
                 assert index.find(tokens) == naive(tokens, tokens, max_size)
-            other = generator.choices(range(symbols), k=8)
+            other = generator.choices(range(symbols + 1), k=generator.randrange(12))  # one symbol more
             assert index.find(other) == naive(tokens, other, max_size)
 
 

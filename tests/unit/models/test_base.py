@@ -107,22 +107,13 @@ def test_tables_are_those_of_transformers(family: str) -> None:
 
 
 def write(path: Path, form: str, tensors: dict[str, Any]) -> None:
-    if form == "sharded":
-        names = [*tensors]
-        files = {f"model-{i}.safetensors": names[i::2] for i in range(2)}
-        for file, own in files.items():
-            save_file({name: tensors[name] for name in own}, path / file)
-        index = {"weight_map": {name: file for file, own in files.items() for name in own}}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    elif form == "npz":
-        np.savez(path / "weights.npz", **tensors)
-    elif form == "bin":
+    if form == "bin":
         (path / "pytorch_model.bin").write_bytes(torch_file("zip", tensors))
     else:
         save_file(tensors, path / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", ["safetensors", "sharded", "npz", "bin"])
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
 def test_a_tied_table_may_have_the_name_of_the_head(form: str, tmp_path: Path) -> None:
     """As `safetensors.torch.save_model` writes it: each tensor once, under the first name. Conversion keeps the model.
 

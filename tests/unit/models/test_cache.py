@@ -23,8 +23,6 @@ from tests.support.device import within
 from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny import audio_frames, tiny_model
 
-ROWS = [1, 2, 5]
-
 
 def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32) -> DecoderCache:
     """Make a cache of one layer, for a source of one token."""
@@ -44,8 +42,14 @@ def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.ar
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "is_gpu"), [*((rows, False) for rows in ROWS), (1, True)])
+@pytest.mark.parametrize(
+    ("rows", "is_gpu", "dtype"),
+    [
+        (1, False, mx.float32), (5, False, mx.float32), (1, True, mx.float32),
+        (2, False, mx.float16), (2, False, mx.bfloat16),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_cache_with_rewinds_equals_a_list(
     rows: int, is_gpu: bool, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,16 +77,6 @@ def test_a_cache_with_rewinds_equals_a_list(
     assert cache.capacity > MIN_CAPACITY
 
 
-def test_a_rewind_is_absolute_idempotent_and_never_forward() -> None:
-    cache = make(1)
-    append(cache, mx.ones((1, 1, 5, 2)), mx.ones((1, 1, 5, 2)))
-    for offset, expected in ((3, 3), (3, 3), (4, 3), (0, 0)):
-        cache.trim_to(offset)
-        assert cache.offset == expected
-    with pytest.raises(ValueError, match="offset"):
-        cache.trim_to(-1)
-
-
 @pytest.mark.usefixtures("device")
 def test_rows_are_rewound_separately() -> None:
     cache = make(3)
@@ -95,14 +89,6 @@ def test_rows_are_rewound_separately() -> None:
     with pytest.raises(ValueError, match="offset"):
         cache.trim_to([1, -1, 1])
     assert cache.offsets == [4, 3, 2]  # a refused rewind changes nothing
-
-
-def test_a_rewind_moves_no_data() -> None:
-    cache = make(3)
-    append(cache, mx.ones((3, 1, 5, 2)), mx.ones((3, 1, 5, 2)))
-    before = cache.arrays
-    cache.trim_to([1, 4, 2])
-    assert all(new is old for new, old in zip(cache.arrays, before, strict=True))
 
 
 def test_passes_attend_over_the_reserved_capacity_which_grows_only_when_full() -> None:
@@ -230,9 +216,9 @@ def test_a_row_of_a_ragged_batch_equals_a_single_row(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("rows", "head_width"), [(1, 64), (2, 4), (7, 64)])  # 64: Metal's fused attention kernels
-def test_batches_of_any_size_equal_single_rows(rows: int, head_width: int) -> None:
-    model = tiny_model(d_kv=head_width)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_batches_of_any_size_equal_single_rows(rows: int) -> None:
+    model = tiny_model(d_kv=64)  # a width of Metal's fused attention kernels
     drive(model, make_requests(model), rows=rows, rounds=40, seed=rows)
 
 
@@ -322,15 +308,15 @@ def test_assigning_copies_no_other_row() -> None:
 
 @pytest.mark.parametrize("offsets", [[9], [9, 9, 9, 9], [9, 12, 10, 11]], ids=["one row", "shared", "ragged"])
 def test_a_pass_copies_no_cache(offsets: list[int]) -> None:
-    """Keys and values are updated in place: a pass allocates far less than one buffer."""
+    """Keys and values are updated in place: a rewind and a pass allocate far less than one buffer."""
     model = tiny_model(d_kv=64)
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * len(offsets))))
     cache.reserve(4096)
     mx.eval(model.decode(mx.array([[3] * 16] * len(offsets)), cache))
     for _ in range(2):  # the first pass also allocates the position table
-        cache.trim_to(offsets)
         before = mx.get_active_memory()
         mx.reset_peak_memory()
+        cache.trim_to(offsets)
         mx.eval(model.decode(mx.array([[5]] * len(offsets)), cache))
         allocated = mx.get_peak_memory() - before
     assert allocated < cache.layers[0].keys_values.nbytes / 4

@@ -6,19 +6,16 @@ import gc
 import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding import checkpoints
-from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import MAX_SHAPES, compiled_by_shape
 from speculative_decoding.models.linear import Linear, finalize_layers
 from tests.support.device import within
-from tests.support.operations import counted, operations, total_without_masks, uncompiled
-from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+from tests.support.operations import operations, total_without_masks, uncompiled
+from tests.support.tiny import tiny_model
 
 
 @pytest.mark.usefixtures("compilation")
@@ -137,30 +134,3 @@ def test_the_number_of_operations_is_independent_of_the_number_of_rows(
             assert counts["Matmul"] > 10
             taken.append(total_without_masks(counts))
     assert len(set(taken)) == 1, taken
-
-
-def test_operations_per_row_are_counted() -> None:
-    x = mx.ones((8, 4))
-    mx.eval(x)
-    assert operations(x.T.reshape(2, 16)[:1]) == {}
-    assert operations(x + 1, x * 2).total() == 2
-    assert operations([mx.stack([mx.exp(row) for row in x])]) == {"Exp": 8, "Concatenate": 1}
-    with counted() as seen:
-        y = mx.exp(x)
-        mx.eval(y, {"sum": y.sum()})
-        mx.async_eval(y * 2)  # type: ignore[no-untyped-call]
-    assert seen == {"Exp": 1, "Sum": 1, "Multiply": 1}
-
-
-def test_loading_finalizes(tmp_path: Path) -> None:
-    """This includes loading into a model that has already decoded."""
-    weights, source = tiny_model(seed=3), mx.array([[5, 9, 1]])
-    folder = save_hugging_face(weights, tmp_path / "model", CONFIG)
-
-    def logits(model: EncoderDecoder) -> mx.array:
-        return model.decode(mx.array([[0, 5, 3]]), model.make_cache(model.encode(source)))
-
-    model = tiny_model()
-    assert not mx.allclose(logits(model), logits(weights))
-    model.load_checkpoint(checkpoints.read(folder))
-    assert mx.array_equal(logits(model), logits(weights))

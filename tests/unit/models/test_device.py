@@ -12,7 +12,6 @@ from tests.support.pretended_gpu import pretend_gpu
 @pytest.mark.parametrize(
     ("architecture", "generation", "has_no_bfloat16", "has_tf32"),
     [
-        ("applegpu_g13g", 13, True, False),  # M1
         ("applegpu_g14s", 14, True, False),  # M2 Max
         ("applegpu_g15d", 15, False, False),  # M3 Ultra
         ("applegpu_g17g", 17, False, True),  # M5

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import mlx.core as mx
-import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import load
-from speculative_decoding.drafters import choose_drafter, model_drafter
-from speculative_decoding.drafters.draft_model import DraftModel
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.shared_encoder import share_encoder, shares_encoder
-from tests.support.tiny import CONFIG, SOURCES, noisy_copy, save_hugging_face, tiny_model
-from tests.support.together import options_of, together
+from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
 
 BARE = tiny_model()
 
@@ -34,22 +30,6 @@ def same_encoder(noise: float = 0.0) -> EncoderDecoder:
 
 def parameters(model: EncoderDecoder) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
-
-
-@pytest.mark.parametrize("slots", [1, 3])
-def test_a_draft_with_the_targets_encoder_does_not_encode(slots: int) -> None:
-    draft, options = same_encoder(), options_of(drafter="model", max_tokens=20)
-    assert not shares_encoder(BARE, draft) and share_encoder(BARE, draft) and shares_encoder(BARE, draft)
-    kept = {id(array) for array in parameters(BARE).values()}
-    assert sum(id(array) in kept for array in parameters(draft).values()) >= 9
-    draft.encode = None  # type: ignore[method-assign,assignment]  # fails when it is called
-    requests = [(source, options) for source in SOURCES]
-    found = together(BARE, requests, model_drafter(DraftModel(draft), BARE, shares_encoder(BARE, draft)), slots)
-    baseline = together(BARE, requests, choose_drafter(options_of(drafter="none"), BARE), slots)
-    assert [each.tokens for each in found] == [each.tokens for each in baseline]
-    assert sum(each.accepted for told in found for each in told.rounds) > 20
-    with pytest.raises(TypeError):
-        together(BARE, requests, model_drafter(DraftModel(draft), BARE), slots)
 
 
 def test_an_almost_equal_encoder_is_not_shared() -> None:

@@ -72,7 +72,6 @@ def test_a_window_is_encoded_once() -> None:
 
 REFUSED = [
     (MODEL, "hello", "prompt: this model transcribes speech"),
-    (MODEL, [3, 4], "prompt: this model transcribes speech"),
     (tiny_model(), audio_frames(), "audio: this model reads text"),
     (MODEL, audio_frames(0, 31), r"audio: unsupported shape of audio frames \(got \(62, 6\)"),
     (MODEL, audio_frames(0, 10, 7), r"at most 60 frames with 6 mel bands"),

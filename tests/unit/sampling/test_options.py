@@ -104,23 +104,11 @@ def test_only_the_rules_that_take_a_delta_accept_one(rule: str, temperature: flo
 
 # (other options, an option without effect beside them, the reason, options that give it an effect)
 WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
-    *(
-        ({}, {name: value}, "at temperature 0", {"temperature": 0.5})
-        for name, value in {
-            "top_k": 5,
-            "top_p": 0.9,
-            "min_p": 0.1,
-            "acceptance": "coupled",
-        }.items()
-    ),
-    *(
-        ({"drafter": "none"}, {name: value}, "with drafter none", {"drafter": "model"})
-        for name, value in {"num_draft_tokens": 3, "delta": 0.2}.items()
-    ),
-    *(
-        ({"num_draft_tokens": 0}, {name: value}, "with num_draft_tokens 0", {"num_draft_tokens": 3})
-        for name, value in {"drafter": "model", "delta": 0.2}.items()
-    ),
+    ({}, {"top_k": 5}, "at temperature 0", {"temperature": 0.5}),
+    ({}, {"acceptance": "coupled"}, "at temperature 0", {"temperature": 0.5}),
+    ({"drafter": "none"}, {"num_draft_tokens": 3}, "with drafter none", {"drafter": "model"}),
+    ({"num_draft_tokens": 0}, {"drafter": "model"}, "with num_draft_tokens 0", {"num_draft_tokens": 3}),
+    ({"num_draft_tokens": 0}, {"delta": 0.2}, "with num_draft_tokens 0", {"num_draft_tokens": 3}),
     ({"drafter": "model"}, {"max_ngram_size": 4}, "with drafter model", {"drafter": "auto"}),
     ({"drafter": "none"}, {"max_ngram_size": 4}, "with drafter none", {"drafter": "ngram"}),
 ]
