@@ -296,13 +296,15 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
     items = prompts(1)
     whole = world.decode(*items)
     await world.loop.advance()
-    with world.service.upload(1000):
+    with world.service.upload(1000) as upload:
         draining = world.loop.create_task(world.service.drain())
         await world.loop.advance(10)
         await world.service.drain()  # a second call changes nothing
         progress(items[0], "a", "stop")
         await world.loop.advance()
         assert whole.done() and not draining.done() and not world.ended
+        with world.service.opening(upload), world.service.request(prompts(1), upload):
+            assert world.service.admitted == 2  # the rest of the recording has arrived
     await draining
     assert world.ended == [None]
 
