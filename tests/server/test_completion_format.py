@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import GenerationOptions
-from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding import Event, GenerationOptions
+from speculative_decoding.decoding.results import GenerationStats, Round
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.client_request import ClientRequest
@@ -132,6 +132,13 @@ def test_n_samples_have_the_seeds_of_num_return_sequences() -> None:
     items = client_prompts(request.prompts)
     assert [item.prompt for item in items] == ["a"] * 3 + ["b"] * 3
     assert [item.options.seed for item in items] == [sample_seed(5, number) for number in range(3)] * 2
+
+
+def test_a_round_without_text_is_no_chunk() -> None:
+    request = parse(stream=True)
+    (item,) = client_prompts(request.prompts)
+    event = Event(None, Round([2], [], 0, 0.0), [""])  # type: ignore[arg-type]
+    assert CompletionResponse("tiny", request, None).chunk(item, event) is None  # type: ignore[arg-type]
 
 
 def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:

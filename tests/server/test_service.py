@@ -77,7 +77,7 @@ class World:
         found: list[Any] = []
 
         async def read() -> None:
-            events = stream(self.service, prompts, lambda item, event: {"text": item.text} if event else None, list)
+            events = stream(self.service, prompts, lambda item, event: {"text": item.text} if item.text else None, list)
             try:
                 async for event in events:
                     found.append(event)
@@ -235,6 +235,7 @@ async def test_a_stream_sends_what_is_ready_and_keeps_its_connection_open(world:
     items[1].client.on_queued()
     await world.loop.advance()
     assert events[1:] == [None]
+    progress(items[0], "")
     progress(items[0], "a")
     await world.loop.advance(KEEP_ALIVE_SECONDS - 0.1)
     assert events[2:] == [{"text": "a"}]
