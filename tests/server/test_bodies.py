@@ -58,19 +58,10 @@ def test_the_type_is_not_case_sensitive_and_a_repeated_field_of_a_form_is_a_list
 
 MALFORMED: list[tuple[bytes, str, int, str | None, str]] = [
     (b"{", JSON, 400, "invalid_json", "not JSON"),
-    (b"[]", JSON, 400, "invalid_json", "must be a JSON object, not []"),
     (b'{"prompt": "\xff"}', JSON, 400, None, "not UTF-8 (invalid start byte, byte 13)"),
-    (b'{"prompt": "a", "prompt": "b"}', JSON, 400, "invalid_json", "given twice"),
     (b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json", "lone surrogate"),
-    (b'{"temperature": NaN}', JSON, 400, "invalid_json", "NaN"),
-    (b"[" * 19_000, JSON, 400, "invalid_json", "unsupported JSON"),
-    (b'{"a":' * 40 + b"1" + b"}" * 40, JSON, 400, "invalid_json", "levels"),
-    (b'{"seed": ' + b"9" * 5000 + b"}", JSON, 400, "invalid_json", "unsupported JSON"),
-    (b'{"prompt": "a\x01"}', JSON, 400, "invalid_json", "not JSON (Invalid control character, column 14)"),
-    (b'{"prompt": "a"}', "text/plain", 415, None, "must be application/json, not 'text/plain'"),
     (b"{}", "", 415, None, "must be application/json, not ''"),
     (b"prompt=a", FORM, 415, None, "must be application/json, not"),
-    (b" " * (LIMIT + 1), JSON, 413, "body_too_large", f"at most {LIMIT} bytes"),
 ]
 
 
@@ -101,18 +92,8 @@ def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
     else:
         with pytest.raises(ServerError) as error:
             asyncio.run(reading)
-        assert error.value.status == status and sum(counted) == (0 if announced else size)
-
-
-def test_a_body_of_small_chunks_is_refused_at_the_limit() -> None:
-    chunks = iter([b"1234"] * 9)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": next(chunks), "more_body": True}
-
-    with pytest.raises(ServerError, match="at most 10 bytes"):
-        asyncio.run(read_body(Request({"type": "http", "headers": []}, receive), 10))
-    assert len([*chunks]) == 6
+        assert (error.value.status, error.value.code) == (status, "body_too_large")
+        assert sum(counted) == (0 if announced else size)
 
 
 def test_a_body_has_one_time_limit_however_it_drips() -> None:

@@ -196,36 +196,29 @@ async def test_a_refused_body_has_a_limit(net: Net) -> None:
 
 
 @law
-async def test_an_overlong_body_is_refused_before_it_arrives(net: Net) -> None:
-    chunk = b"Transfer-Encoding: chunked\r\n\r\n7d1\r\n" + b" " * 2001 + b"\r\n"
-    for body in (b"Content-Length: 2001\r\n\r\n", chunk):
-        assert "413 " in await net.connect().send(POST + body)
-    allowed = await net.connect().send(POST + b"Content-Length: 2000\r\n\r\n" + b" " * 2000)
-    assert "prompt: is empty" in allowed
-
-
-@law
-async def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(net: Net) -> None:
+async def test_no_request_follows_one_with_two_lengths(net: Net) -> None:
     client = net.connect()
     lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     assert (await client.send(POST + lengths + HEALTH)).count("HTTP/1.1 400") == 1
     assert "HTTP/1.1 200" not in client.received.decode() and client.is_closed
 
 
-LENGTHS = [
-    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-    b"Content-Length: 5\r\nContent-Length: 6\r\n",
-    b"Content-Length: -5\r\n",
-    b"Transfer-Encoding: gzip, chunked\r\n",
-    b"Transfer-Encoding: chunked\r\n",
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+NOT_HTTP = [
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello, then no HTTP\r\n\r\n",
+    b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    b"Content-Length: -5\r\n\r\n",
+    b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+    CHUNKED + b"5\r\nhelloXX",
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"f" * 40 + b"\r\n",
 ]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("body", [b"5\r\nhelloXX", b"zz\r\n", b"f" * 40 + b"\r\n", b"hello, then no HTTP\r\n\r\n"])
-@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/audio/transcriptions", b"/health"])
+@pytest.mark.parametrize("sent", NOT_HTTP)
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/health"])
 def test_bytes_that_are_not_http_are_refused_without_a_traceback(
-    lengths: bytes, body: bytes, path: bytes, caplog: pytest.LogCaptureFixture
+    sent: bytes, path: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They may follow a valid request, whose response must not follow the refusal."""
 
@@ -233,7 +226,7 @@ def test_bytes_that_are_not_http_are_refused_without_a_traceback(
     async def test(net: Net) -> None:
         client = net.connect()
         head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        assert (await client.send(head + lengths + b"\r\n" + body)).startswith("HTTP/1.1 4")
+        assert (await client.send(head + sent)).startswith("HTTP/1.1 4")
         client.finish_sending()
         await net.loop.advance()
         assert not net.state.connections and not net.state.tasks and await net.is_healthy()
@@ -242,9 +235,7 @@ def test_bytes_that_are_not_http_are_refused_without_a_traceback(
     require_no_traceback(caplog)
 
 
-@pytest.mark.parametrize(
-    ("address", "is_limited"), [("10.0.0.7", True), ("2001:db8::1", True), ("10.0.0.8", False), ("127.0.0.2", False)]
-)
+@pytest.mark.parametrize(("address", "is_limited"), [("10.0.0.7", True), ("10.0.0.8", False), ("127.0.0.2", False)])
 def test_connections_of_one_address_are_limited(
     address: str, is_limited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,7 +265,7 @@ async def test_addresses_without_connections_are_forgotten(net: Net) -> None:
     assert not net.per_address
 
 
-@pytest.mark.parametrize("sent", [b"", HALF, UNFINISHED])
+@pytest.mark.parametrize("sent", [b"", UNFINISHED])
 def test_a_new_connection_replaces_the_one_that_waits_longest(sent: bytes) -> None:
     @law
     async def test(net: Net) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.recordings import ClientRecording, RecordingQueue
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent
@@ -53,27 +53,28 @@ class Outputs:
         self.paused.append(number)
 
 
+def submit(work: RecordingQueue, client: str) -> ClientRecording:
+    item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
+    item.client = cast(Any, ClientRequest([item]))
+    work.submit(item)
+    for call in work.step():
+        call()
+    return item
+
+
 def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a_slot() -> None:
     outputs = Outputs()
     work = RecordingQueue(cast(Any, outputs), slots=2)
-
-    def submit(client: str) -> ClientRecording:
-        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
-        item.client = cast(Any, SimpleNamespace(on_queued=None))
-        work.submit(item)
-        work.step()
-        return item
-
     long, first, second = range(3)
-    submit("long")
+    submit(work, "long")
     assert outputs.with_slot == [long]
-    newcomer = submit("a")
+    newcomer = submit(work, "a")
     assert outputs.with_slot == [long, first]
     outputs.end(long)
     work.step()
     work.step()
     assert outputs.with_slot == [first] and work.waiting == 1  # although a slot is free
-    submit("b")
+    submit(work, "b")
     assert outputs.with_slot == [first, second]
     work.cancel(newcomer)
     work.step()
@@ -82,15 +83,11 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
 
 @pytest.mark.parametrize("stage", ["start", "output"])
 def test_a_recording_that_cannot_be_transcribed_fails_alone(stage: str) -> None:
-    outputs, failed = Outputs(), list[str]()
+    outputs = Outputs()
     work = RecordingQueue(cast(Any, outputs), slots=2)
-    for client in ("good", "bad"):
-        item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
-        item.client = cast(Any, SimpleNamespace(on_queued=None, fail=lambda error: failed.append(error.message)))
-        work.submit(item)
-        if client == "bad":
-            setattr(outputs, "problem" if stage == "start" else "failed", InputError("planted", "initial_prompt"))
-        for call in work.step():
-            call()
-    assert failed == ["prompt: planted"] and outputs.with_slot == [0] and len(work.active) == 1
+    good = submit(work, "good")
+    setattr(outputs, "problem" if stage == "start" else "failed", InputError("planted", "initial_prompt"))
+    error = submit(work, "bad").client.error
+    assert error is not None and error.message == "prompt: planted"
+    assert outputs.with_slot == [0] and work.active == [good] and good.client.error is None
     assert not outputs.paused and (work.decoding, work.waiting, work.finished) == (1, 0, 0)

@@ -77,7 +77,7 @@ class World:
         found: list[Any] = []
 
         async def read() -> None:
-            events = stream(self.service, prompts, lambda item, event: {"text": item.text} if event else None, list)
+            events = stream(self.service, prompts, lambda item, event: {"text": item.text} if item.text else None, list)
             try:
                 async for event in events:
                     found.append(event)
@@ -235,6 +235,7 @@ async def test_a_stream_sends_what_is_ready_and_keeps_its_connection_open(world:
     items[1].client.on_queued()
     await world.loop.advance()
     assert events[1:] == [None]
+    progress(items[0], "")
     progress(items[0], "a")
     await world.loop.advance(KEEP_ALIVE_SECONDS - 0.1)
     assert events[2:] == [{"text": "a"}]
@@ -296,13 +297,15 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
     items = prompts(1)
     whole = world.decode(*items)
     await world.loop.advance()
-    with world.service.upload(1000):
+    with world.service.upload(1000) as upload:
         draining = world.loop.create_task(world.service.drain())
         await world.loop.advance(10)
         await world.service.drain()  # a second call changes nothing
         progress(items[0], "a", "stop")
         await world.loop.advance()
         assert whole.done() and not draining.done() and not world.ended
+        with world.service.opening(upload), world.service.request(prompts(1), upload):
+            assert world.service.admitted == 2  # the rest of the recording has arrived
     await draining
     assert world.ended == [None]
 

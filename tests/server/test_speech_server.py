@@ -19,7 +19,7 @@ from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.service import MAX_UPLOADS
 from speculative_decoding.speech.audio_file import AudioBytes
-from speculative_decoding.speech.formats import STREAMED
+from speculative_decoding.speech.formats import srt
 from speculative_decoding.speech.transcription import Transcription
 from tests.support.serving import Serving, drain, held, require_no_traceback, serving
 from tests.support.speech import Letters, noise, speech_model, wav
@@ -91,29 +91,24 @@ def uploaded(server: Serving) -> int:
     return sum(upload.size for upload in server.service._uploads)
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_text_equals_the_sessions(client: openai.OpenAI, index: int) -> None:
-    found, expected = create(client, index), alone(index)
-    assert found.text == expected.text.strip() and (found.text or index)
+def test_text_equals_the_sessions(client: openai.OpenAI) -> None:
+    found, expected = create(client), alone(0)
+    assert found.text == expected.text.strip() != ""
     assert (found.usage.type, found.usage.seconds) == ("duration", expected.seconds)
 
 
-@pytest.mark.parametrize("name", ["text", "srt", "vtt"])
-def test_formats_are_those_of_the_command_line(client: openai.OpenAI, server: Serving, name: Any) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("text", "text/plain"), ("srt", "application/x-subrip")])
+def test_formats_are_those_of_the_command_line(server: Serving, name: str, kind: str) -> None:
     expected = alone(0)
-    content = f"{expected.text.strip()}\n" if name == "text" else "".join(STREAMED[name](expected.segments))
-    assert create(client, response_format=name) == content and content.count("-->") == content.count("\n\n") - (
-        name == "vtt"
-    )
-    kind = post(server, response_format=name).headers["content-type"]
-    assert kind.startswith({"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}[name])
+    found = post(server, response_format=name)
+    assert found.headers["content-type"].startswith(kind)
+    assert found.text == (expected.text.strip() + "\n" if name == "text" else "".join(srt(expected.segments)))
 
 
-@pytest.mark.parametrize("granularities", [None, ["segment"], ["word"], ["word", "segment"]])
+@pytest.mark.parametrize("granularities", [["segment"], ["word"], ["word", "segment"]])
 def test_verbose_json_has_the_fields_of_openai(client: openai.OpenAI, granularities: Any) -> None:
-    given = {} if granularities is None else {"timestamp_granularities": granularities}
-    found = create(client, response_format="verbose_json", language="de", **given)
-    expected = alone(0, language="de", word_timestamps="word" in (granularities or ()))
+    found = create(client, response_format="verbose_json", language="de", timestamp_granularities=granularities)
+    expected = alone(0, language="de", word_timestamps="word" in granularities)
     assert (found.text, found.language, found.duration) == (expected.text.strip(), "de", expected.seconds)
     assert found.task == "transcribe"  # type: ignore[attr-defined]
     segments = None if granularities == ["word"] else [(each.seek, each.start, each.end) for each in expected.segments]
@@ -123,7 +118,7 @@ def test_verbose_json_has_the_fields_of_openai(client: openai.OpenAI, granularit
         assert found.segments[0].avg_logprob == pytest.approx(expected.segments[0].avg_logprob, abs=1e-4)
     words = [(word.word.strip(), word.start, word.end) for each in expected.segments for word in each.words or ()]
     assert words == [(each.word, each.start, each.end) for each in found.words or ()]
-    assert bool(words) == ("word" in (granularities or ()))
+    assert bool(words) == ("word" in granularities)
 
 
 def test_translations_and_options(client: openai.OpenAI) -> None:
@@ -175,14 +170,11 @@ def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
 
 
 def test_whisper_1_names_the_model_that_is_served(server: Serving, client: openai.OpenAI) -> None:
-    expected = post(server, 0).json()["text"]
-    assert post(server, 0, model="whisper-1").json()["text"] == expected
-    assert post(server, 0, model="whisper-2").status_code == 404
-    assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve("whisper-1").id == MODEL
+    assert post(server, 3, model="whisper-1").status_code == 200
+    assert client.models.retrieve("whisper-1").id == MODEL
 
 
 FILES: list[tuple[bytes, int, str]] = [
-    (b"", 400, "file: "),
     (b"not audio at all", 400, "file: "),
     (wav(np.zeros(0, np.float32)), 400, "file: no sound"),
     (wav(noise(0, 1.72)), 400, "file: longer than 1.7 seconds"),
@@ -204,9 +196,6 @@ def test_models_refuse_the_other_kind_of_input(server: Serving) -> None:
     for path in ("/v1/completions", "/translate"):
         response = server.post(path, prompt="a", q="a")
         assert response.status_code == 404 and "transcribes speech" in response.text
-    with server.client() as client:
-        assert client.get("/languages").status_code == 404
-        assert client.get("/health").json() == {"status": "ok"}
     with serving(Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none")), LIMITS) as other:
         response = post(other)
         assert response.status_code == 404 and "this model reads text" in response.json()["error"]["message"]
@@ -221,25 +210,6 @@ def half_sent(server: Serving) -> tuple[socket.socket, bytes]:
     client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:999])
     eventually(lambda: uploaded(server) > 0)
     return client, body[999:]
-
-
-def received(client: socket.socket) -> str:
-    found = b""
-    while chunk := client.recv(65536):
-        found += chunk
-    return found.decode()
-
-
-def test_a_recording_that_is_uploaded_at_a_shutdown_is_transcribed(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(session(), LIMITS, model=MODEL) as server:
-        client, rest = half_sent(server)
-        with client:
-            drain(server)
-            assert post(server).status_code == 503 and not server.ended
-            client.sendall(rest)
-            assert "200 OK" in (answer := received(client)) and '"text"' in answer
-        eventually(lambda: server.ended == [None])
-    require_no_traceback(caplog)
 
 
 @contextmanager
@@ -270,7 +240,8 @@ def test_a_recording_that_is_not_ready_in_the_grace_period_gets_an_error(
                 client.sendall(rest)
                 eventually(lambda: server.service.admitted == 1)
             drain(server)
-            answer = received(client)
+            with client.makefile() as received:
+                answer = received.read()
         assert "503 " in answer and '"code":"stopping"' in answer, answer
         eventually(lambda: server.ended == [None])
         assert server.service.admitted == uploaded(server) == 0
@@ -295,7 +266,6 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
                 assert response.status_code == 200
                 eventually(lambda: server.service.admitted == 1)
                 assert uploaded(server) == 162 * 6 * 4  # the frames, and no longer the file
-                eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioBytes)])
         gated.allow()
         eventually(lambda: server.service.admitted == server.thread.decoding == uploaded(server) == 0)
         assert server.metric("prompts_total", finish_reason="cancelled") == 1
@@ -305,14 +275,12 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
 def test_a_short_recording_passes_long_ones_and_changes_no_text() -> None:
     """Windows of recordings take turns in the slots. Before, a short one waited until a long one had ended."""
     # One falls back to several temperatures, so that turns also change between outputs for the same window
-    recordings = [noise(0, 2.4), noise(1, 2.4), RECORDINGS[3]]
-    fields: list[dict[str, Any]] = [{}, {"logprob_threshold": -0.1, "seed": 3}, {"seed": 3}]
+    recordings: list[tuple[int, dict[str, Any]]] = [(0, {}), (0, {"logprob_threshold": -0.1, "seed": 3}), (3, {})]
     finished: list[int] = []
 
     def send(number: int) -> str:
-        with server.client() as client:
-            files = {"file": ("a.wav", wav(recordings[number]))}
-            found = client.post(PATH, files=files, data=form(fields[number])).json()
+        index, fields = recordings[number]
+        found = post(server, index, **fields).json()
         finished.append(number)
         return str(found["text"])
 
@@ -325,8 +293,7 @@ def test_a_short_recording_passes_long_ones_and_changes_no_text() -> None:
         gated.allow()
         found = [text.result() for text in texts]
     assert finished[0] == 2
-    for text, samples, own in zip(found, recordings, fields, strict=True):
-        assert text == session("none").transcribe(samples, **FIRST | own).text.strip()
+    assert found == [alone(index, **fields).text.strip() for index, fields in recordings]
 
 
 def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> None:

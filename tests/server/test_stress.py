@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import httpx
 import pytest
 
 from tests.support.serving import serving
 from tests.support.waiting import eventually
-from tools.check_server.clients import Clients, run
-from tools.check_server.random_requests import LIMITS, audio_request, check, fuzz, tiny_speech_session
+from tools.check_server.clients import run
+from tools.check_server.random_requests import LIMITS, audio_request, fuzz, tiny_speech_session
 
 pytestmark = pytest.mark.slow
 
@@ -32,20 +31,7 @@ def test_random_recordings_get_valid_responses() -> None:
     assert statuses[200] > 5 and statuses[400] > 10, statuses
 
 
-@pytest.mark.parametrize("answer", [(500, "{}"), (400, "not JSON"), (400, '{"error": {"message": "a\\nb"}}')])
-def test_fuzzing_detects_invalid_responses(answer: tuple[int, str]) -> None:
-    with pytest.raises((AssertionError, ValueError)):
-        check(httpx.Response(answer[0], text=answer[1]), "/v1/completions", b"")
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory and open files from /proc")
 def test_random_clients_find_no_fault() -> None:
     sent, compared = run(requests=36, seconds=None, seed=5)
     assert sent.startswith("36 requests: ") and "text of the probe unchanged" in compared
-
-
-def test_a_changed_text_is_detected() -> None:
-    clients = Clients("http://127.0.0.1:1")
-    clients.check_text({"prompt": "a"}, ["b"])
-    with pytest.raises(AssertionError):
-        clients.check_text({"prompt": "a"}, ["c"])

@@ -46,16 +46,11 @@ def session() -> Session:
 
 
 def create(client: openai.OpenAI, prompt: Any = GERMAN, **options: Any) -> Any:
-    own = {
-        name: options.pop(name)
-        for name in list(options)
-        if name in ("acceptance", "num_draft_tokens", "decoder_prefix", "rounds")
-    }
-    return client.completions.create(model=MODEL, prompt=prompt, **options, extra_body=own)
+    return client.completions.create(model=MODEL, prompt=prompt, **options)
 
 
 def test_completion_equals_the_sessions_text(client: openai.OpenAI, session: Session) -> None:
-    found = create(client, num_draft_tokens=3)  # a fixed number: "auto" depends on measured times
+    found = create(client, extra_body={"num_draft_tokens": 3})  # "auto" depends on measured times
     alone = session.generate(GERMAN)
     (choice,) = found.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (alone.text, "stop", 0, None)
@@ -77,14 +72,6 @@ def test_prompts_and_choices_keep_their_order(client: openai.OpenAI, session: Se
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
     assert len({each.text for each in found.choices}) == 4  # each seed gives another text
-    samples = [session.generate(each, seed=5, num_return_sequences=2, **SAMPLED).sequences for each in prompts]
-    assert [each.text for row in samples for each in row] == [each.text for each in found.choices]
-    assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
-
-
-def test_a_random_seed_is_returned_and_reproduces_the_text(client: openai.OpenAI, session: Session) -> None:
-    (one,), (other,) = (create(client, **SAMPLED).choices for _ in range(2))
-    assert one.seed != other.seed and session.generate(GERMAN, seed=one.seed, **SAMPLED).text == one.text
 
 
 def test_stream_chunks_add_up_to_the_text(client: openai.OpenAI, session: Session) -> None:
@@ -142,15 +129,6 @@ def test_drafts_never_show_the_text_of_another_client(shares_texts: bool) -> Non
     assert (counts[0] != counts[1]) == shares_texts
 
 
-def test_stop_strings_are_not_part_of_the_text(client: openai.OpenAI, session: Session) -> None:
-    for stop in ("gibt", ["xyz", " den"]):
-        (choice,) = create(client, stop=stop).choices
-        assert (
-            choice.finish_reason == "stop"
-            and choice.text == session.generate(GERMAN, stop=[*([stop] if isinstance(stop, str) else stop)]).text
-        )
-
-
 def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) -> None:
     alone = session.generate(GERMAN, logprobs=True)
     (choice,) = create(client, logprobs=0).choices
@@ -168,10 +146,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [  # only the model
     ("/v1/completions", {"prompt": "ab cd " * 150}, "prompt", "at most 200 here"),
     ("/v1/completions", {"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 here"),
     ("/v1/completions", {"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
-    ("/v1/completions", {"tgt_lang": "deu_Latn"}, "tgt_lang", "no languages"),
     ("/translate", {"q": "The end. " * 100}, None, "q: "),
-    ("/translate", {"q": "a" * 15_000}, None, "q: "),
-    ("/translate", {"q": "The first value, the second value, the third value. " * 10}, None, "over 100 tokens"),
 ]
 
 
@@ -188,18 +163,12 @@ def test_what_the_tokenizer_refuses_is_named_in_one_line(
     assert server.service.admitted == 0
 
 
-@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
-def test_translations_keep_line_breaks_and_blank_texts(server: Serving, session: Session, line_break: str) -> None:
-    def translate(q: Any) -> Any:
-        return server.post("/translate", q=q, source="en", target="de").json()["translatedText"]
-
-    lines = ["The end.", "A test.", "A test."]
-    one, two, three = translated = [session.generate(f"{PAIRS['en', 'de']}{line}").text for line in lines]
-    given = line_break.join(["", lines[0], "  ", "", *lines[1:], ""])
-    expected = line_break.join(["", one, "  ", "", two, three, ""])
-    assert translate([given, "", " ", lines[1]]) == [expected, "", " ", two]
-    assert translate(" \n") == " \n" and translate([""]) == [""]
-    assert translate(line_break.join(lines * 3)) == line_break.join(translated * 3)  # more than prompts at once
+def test_translations_keep_their_order_and_blank_lines(server: Serving, session: Session) -> None:
+    """Also of more lines than a request may have prompts."""
+    lines = ["The end.", "A test.", "", "The method returns the value."]
+    one, two, blank, three = (line and session.generate(f"{PAIRS['en', 'de']}{line}").text for line in lines)
+    answer = server.post("/translate", q=["\r\n".join(lines * 3), " ", lines[1]], source="en", target="de").json()
+    assert answer["translatedText"] == ["\r\n".join([one, two, blank, three] * 3), " ", two]
 
 
 def test_every_name_of_the_model_is_served() -> None:
@@ -213,19 +182,12 @@ def test_every_name_of_the_model_is_served() -> None:
             assert response.json().get("model", "org/tiny") == "org/tiny"
 
 
-def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
+def test_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError, match="max_tokens: must be a whole number, 1 to 100") as wrong:
         create(client, max_tokens=1000, stream=True)
     assert wrong.value.param == "max_tokens" and wrong.value.type == "invalid_request_error"
-    for name in ("gpt-4", "../t5-web-docs", "/etc/passwd"):
-        with pytest.raises(openai.NotFoundError, match="does not exist") as missing:
-            client.completions.create(model=name, prompt=GRAMMAR)
-        assert missing.value.code == "model_not_found"
-    assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("../x")
     with pytest.raises(openai.NotFoundError, match="no such path; send a prompt to POST /v1/completions"):
         client.chat.completions.create(model=MODEL, messages=[])
 
@@ -238,45 +200,24 @@ def test_sixteen_concurrent_clients_get_the_same_texts_as_one(server: Serving, s
         found = list(pool.map(lambda pair: server.post(prompt=pair[0], **pair[1]).json(), pairs))
     for answer, (prompt, own) in zip(found, pairs, strict=True):
         alone = session.generate(prompt, **own)
-        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (
-            alone.text,
-            alone.finish_reason,
-        )
+        choice = answer["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
 
 
 def test_libretranslate_client_translates(server: Serving, session: Session) -> None:
     libre = LibreTranslateAPI(f"{server.url}/")
-    expected = session.generate(GERMAN).text
-    assert libre.translate("The method returns the value.", "en", "de") == expected
+    assert libre.translate("The method returns the value.", "en", "de") == session.generate(GERMAN).text
     assert libre.languages() == [{"code": "en", "name": "en", "targets": ["de"]}]
-    fields = {"q": ["The method returns the value.", "The end."], "source": "en", "target": "de"}
-    answer = server.post("/translate", **fields, format="", api_key="", alternatives="")
-    assert answer.json()["translatedText"][0] == expected
-    answer = server.post("/translate", **fields, format="text", api_key="", alternatives=0)
-    assert answer.json()["translatedText"][0] == expected and len(answer.json()["translatedText"]) == 2
 
 
-def test_a_blank_text_in_a_list_gives_a_blank_choice(server: Serving, session: Session) -> None:
-    prompts = [" ", GERMAN, "", "\n"]
-    answer = server.post(prompt=prompts, logprobs=True).json()
-    texts = ["", session.generate(GERMAN).text, "", ""]
-    assert [(each["index"], each["text"]) for each in answer["choices"]] == [*enumerate(texts)]
-    assert [each["finish_reason"] for each in answer["choices"]] == ["stop"] * 4
-    assert [each["logprobs"]["tokens"] == [] for each in answer["choices"]] == [True, False, True, True]
-    alone = server.post(prompt=GERMAN).json()["usage"]
-    assert all(answer["usage"][name] == alone[name] for name in ("prompt_tokens", "completion_tokens"))
-    assert server.post(prompt=[""]).json()["choices"][0]["text"] == ""
-    with (
-        server.client() as client,
-        client.stream("POST", "/v1/completions", json={"prompt": prompts, "stream": True}) as streamed,
-    ):
-        found = ["", "", "", ""]
-        ends = []
-        for event in events(streamed):
-            for each in event["choices"]:
-                found[each["index"]] += each["text"]
-                ends += [each["index"]] if each["finish_reason"] else []
-    assert found == texts and sorted(ends) == [0, 1, 2, 3]
+def test_a_blank_text_in_a_list_gives_a_blank_choice(client: openai.OpenAI, session: Session) -> None:
+    prompts, texts = [" ", GERMAN, ""], ["", session.generate(GERMAN).text, ""]
+    answer = create(client, prompts, logprobs=0)
+    assert [(each.text, each.finish_reason) for each in answer.choices] == [(text, "stop") for text in texts]
+    assert [each.logprobs.tokens == [] for each in answer.choices] == [True, False, True]
+    choices = [chunk.choices[0] for chunk in create(client, prompts, stream=True)]
+    assert ["".join(each.text for each in choices if each.index == index) for index in range(3)] == texts
+    assert sorted(each.index for each in choices if each.finish_reason) == [0, 1, 2]
 
 
 def test_metrics_count_tokens_and_passes(server: Serving) -> None:
@@ -289,24 +230,7 @@ def test_metrics_count_tokens_and_passes(server: Serving) -> None:
         "target_calls": usage["target_calls"],
     }
     with server.client() as client:
-        response = client.get("/metrics")
-    names = {
-        family.name.removeprefix("speculative_decoding_") for family in text_string_to_metric_families(response.text)
-    }
-    assert names >= {
-        "responses",
-        "prompts",
-        "errors",
-        "slots",
-        "slots_busy",
-        "queue_length",
-        "prompt_tokens",
-        "generated_tokens",
-        "drafted_tokens",
-        "accepted_tokens",
-        "acceptance_rate",
-        "tokens_per_target_call",
-        "time_to_first_token_seconds",
-    }
+        names = {family.name for family in text_string_to_metric_families(client.get("/metrics").text)}
+    assert {f"speculative_decoding_{name}" for name in (*before, "responses", "queue_length")} <= names
     assert server.metric("slots_busy") == server.metric("queue_length") == 0 and server.metric("slots") == 4
     assert server.metric("tokens_per_target_call") > 1 and 0 < server.metric("acceptance_rate") <= 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from speculative_decoding.server.turns import Turns
 
 
-def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:
-    """Give turns to recordings that always want another one, and return their names."""
+def served(turns: Turns[str], count: int, **amounts: float) -> str:
+    """Give turns to recordings that always want another one, and return their names. amounts: 1 unless given."""
     found = ""
     for _ in range(count):
         item = turns.take()
         assert item is not None
         found += item
-        turns.charge(item, amount)
+        turns.charge(item, amounts.get(item, 1.0))
         turns.wait(item)
     return found
 
@@ -20,41 +20,32 @@ def served(turns: Turns[str], count: int, amount: float = 1.0) -> str:
 def turns_of(**clients: str) -> Turns[str]:
     turns = Turns[str](credit=1.0)
     for item, client in clients.items():
-        turns.enter(item, client)
-        turns.wait(item)
+        join(turns, item, client)
     return turns
 
 
-def test_recordings_of_a_client_take_turns() -> None:
-    assert served(turns_of(a="x", b="x", c="x"), 7) == "abcabca"
+def join(turns: Turns[str], item: str, client: str) -> None:
+    turns.enter(item, client)
+    turns.wait(item)
 
 
 def test_a_newcomer_is_next_and_then_takes_turns_with_the_others() -> None:
     turns = turns_of(a="x", b="x")
     served(turns, 100)
-    turns.enter("c", "x")
-    turns.wait("c")
+    join(turns, "c", "x")
     assert served(turns, 7) == "cabcabc"
 
 
 def test_a_client_with_many_recordings_gets_as_much_as_one_with_one() -> None:
     turns = turns_of(a="x", b="x", c="x", d="x")
     served(turns, 100)
-    turns.enter("z", "y")
-    turns.wait("z")
+    join(turns, "z", "y")
     found = served(turns, 20)
     assert found[0] == "z" and found.count("z") in (10, 11) and {found.count(each) for each in "abcd"} <= {2, 3}
 
 
 def test_a_costly_turn_counts_as_much_as_several_cheap_ones() -> None:
-    turns = turns_of(a="x", b="y")
-    found = ""
-    for _ in range(40):
-        item = turns.take() or ""
-        found += item
-        turns.charge(item, 3.0 if item == "a" else 1.0)
-        turns.wait(item)
-    assert found.count("a") == 10
+    assert served(turns_of(a="x", b="y"), 40, a=3.0).count("a") == 10
 
 
 def test_a_client_that_was_away_has_no_credit() -> None:
@@ -62,8 +53,7 @@ def test_a_client_that_was_away_has_no_credit() -> None:
     served(turns, 100)
     turns.leave("b")
     served(turns, 100)
-    turns.enter("b", "y")
-    turns.wait("b")
+    join(turns, "b", "y")
     assert served(turns, 5) == "babab"
 
 
@@ -73,8 +63,7 @@ def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
         turns = turns_of(long=clients[0])
         served_long = 0
         for number in range(200):
-            turns.enter(f"new {number}", clients[1])
-            turns.wait(f"new {number}")
+            join(turns, f"new {number}", clients[1])
             item = turns.take() or ""
             turns.charge(item, 1)
             if item == "long":
