@@ -119,11 +119,12 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `speech`, a Whisper of two languages, `english`, and the recordings a.wav and b.wav."""
+    """A folder with Whispers, of which `speech` has two languages, and the recordings a.wav and b.wav."""
     folder = tmp_path_factory.mktemp("transcribe")
-    for name in ("speech", "english"):
+    for name in ("speech", "english", "german"):
         save_whisper(tiny_whisper(), folder / name, WHISPER)
     (folder / "english" / "generation_config.json").write_text('{"is_multilingual": false}')
+    (folder / "german" / "generation_config.json").write_text('{"is_multilingual": true, "language": "german"}')
     for number, name in enumerate("ab"):
         samples = np.random.default_rng(number).normal(scale=0.1, size=9_600 + 8_000 * number)
         (folder / f"{name}.wav").write_bytes(wav(samples.astype(np.float32)))
@@ -166,12 +167,24 @@ def test_files_are_transcribed_together_or_as_chunks(
     assert found["a.wav"] and found["a.wav --chunked"] == found["a.wav"]  # a window of this model is 0.6 s
 
 
-@pytest.mark.parametrize("arguments", ["a.wav --model english", "a.wav --source-language de"])
-def test_a_known_language_is_not_printed(
-    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "is_shown"),
+    [
+        ("--model english", False),
+        ("--source-language German", False),
+        ("--model german", False),
+        ("--model german --source-language none", True),
+    ],
+)
+def test_only_a_detected_language_is_printed(
+    arguments: str,
+    is_shown: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    status, _, err = run(f"{arguments} {GREEDY}", folder, monkeypatch, capsys)
-    assert status == 0 and "detected" not in err
+    status, _, err = run(f"a.wav {arguments} {GREEDY}", folder, monkeypatch, capsys)
+    assert status == 0 and ("detected" in err) == is_shown
 
 
 def test_flags_become_options() -> None:
