@@ -69,7 +69,7 @@ def largest_error(model: Whisper, positions: int) -> float:
     return float(mx.abs(found - expected).max().item())
 
 
-@pytest.mark.parametrize("libraries", [[1], [2, 3], [50], []], ids=str, indirect=True)
+@pytest.mark.parametrize("libraries", [[2, 3], [50], []], ids=str, indirect=True)
 def test_any_number_of_threads_and_positions_gives_the_output_of_mlx(libraries: Libraries) -> None:
     model = random_whisper(positions=2 * QUERIES + 5)
     for positions in (1, 2, 29, QUERIES, QUERIES + 1, 2 * QUERIES + 5):
@@ -95,10 +95,9 @@ def test_an_encoder_with_another_activation_is_that_of_mlx() -> None:
     assert not mx.array_equal(model.encode(frames[None]), tiny_whisper().encode(frames[None])).item()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_layers(bits: int) -> None:
+def test_quantized_layers() -> None:
     model = random_whisper(width=64)
-    nn.quantize(model.encoder, 32, bits)
+    nn.quantize(model.encoder, 32, 4)
     model.finalize()
     assert largest_error(model, 30) < 2e-5
 

@@ -180,9 +180,7 @@ def test_weights_that_do_not_fit_in_memory_are_not_loaded(
 
 REFUSED = [
     ("unexpected argument", "x"),
-    ("--num-draft: unknown option", "--num-draft", "3"),
     ("--json: /nowhere/x.json cannot be written", "--json", "/nowhere/x.json"),
-    ("--json: . cannot be written", "--json", "."),
 ]
 
 
@@ -208,7 +206,7 @@ COSTS = [
 
 
 @pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCE_RATES, 0.99])
+@pytest.mark.parametrize("rate", [0.01, 0.7, 0.99])
 def test_recommendations_equal_those_of_the_adaptive_length(costs: RoundCosts, rate: float) -> None:
     """Its prior becomes the rate after `OPTIMISM` has raised it."""
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
@@ -248,8 +246,6 @@ CPU: dict[str, Any] = {"generation": None}
 @pytest.mark.parametrize(
     ("facts", "version", "words"),
     [
-        (M3, "0.32.3", ["mlx>=0.32.4"]),
-        (M3, "0.32.4", []),
         (M2, "0.32.0", ["M1 and M2", "mlx>=0.32.4"]),
         (M2, "0.32.4", ["M1 and M2"]),
         (CPU, "0.32.2", ["mlx>=0.32.4"]),

@@ -29,14 +29,6 @@ STEP = Work(15_700_000, 15)
 
 
 @pytest.mark.parametrize("bits", [16, 4])
-@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
-def test_a_pass_is_never_faster_than_reading_its_weights(chip: Chip, bits: int) -> None:
-    costs = predicted_costs(chip, bits, BASE, WIDE, STEP)
-    assert all(seconds > BASE.nbytes / chip.bandwidth for seconds in costs.passes.values())
-    assert costs.step > STEP.nbytes / chip.bandwidth
-
-
-@pytest.mark.parametrize("bits", [16, 4])
 @pytest.mark.parametrize("generation", [1, 2, 3, 4, 5])
 def test_costs_rise_with_width_bytes_and_dispatches_and_fall_with_bandwidth(generation: int, bits: int) -> None:
     costs = predicted_costs(Chip(100e9, generation), bits, BASE, WIDE)
@@ -44,6 +36,7 @@ def test_costs_rise_with_width_bytes_and_dispatches_and_fall_with_bandwidth(gene
     assert all(before <= after for before, after in pairwise(costs.passes.values()))
     for narrow, wide in ((BASE._replace(dispatches=200), WIDE), (BASE._replace(nbytes=3e8), WIDE)):
         assert predicted_costs(Chip(100e9, generation), bits, narrow, wide).baseline > costs.baseline
+    assert costs.baseline > BASE.nbytes / 100e9  # the time to read the weights
     faster = predicted_costs(Chip(200e9, generation), bits, BASE, WIDE)
     assert all(faster.passes[width] < costs.passes[width] for width in costs.passes)
 

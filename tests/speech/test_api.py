@@ -52,7 +52,13 @@ def baselines() -> list[Transcription]:
     return [transcribe(audio) for audio in RECORDINGS]
 
 
-FALLBACKS: dict[Any, Transcription] = {}  # the baseline of `test_drafts_change_no_transcript` by temperature
+FALLBACK: dict[str, Any] = {"temperature": (0, 0.4, 0.8), "no_speech_threshold": None, "sample_len": 12, "seed": 3}
+WORDS: dict[str, Any] = {"temperature": (0.0, 0.7), "logprob_threshold": -0.5, "word_timestamps": True}
+
+
+@pytest.fixture(scope="module")
+def with_words() -> Transcription:
+    return transcribe(**WORDS)
 
 
 def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcription]) -> None:
@@ -63,23 +69,15 @@ def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcri
     assert any(len(segment.text) > 1 for found in baselines for segment in found.segments)
 
 
-@pytest.mark.parametrize("temperature", [0, (0.0, 0.7), 0.8])
 @pytest.mark.parametrize("drafter", ["model", "head", "ngram", "auto"])
-def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
+def test_drafts_change_no_transcript(drafter: str, with_words: Transcription) -> None:
     draft = tiny_head(MODEL) if drafter == "head" else None if drafter == "ngram" else DRAFT
-    options = {"temperature": temperature, "logprob_threshold": -0.5, "word_timestamps": True}
-    if temperature not in FALLBACKS:
-        FALLBACKS[temperature] = transcribe(own=session(), **options)
-    baseline = FALLBACKS[temperature]
     found = transcribe(
-        own=session(draft_model=draft), drafter="model" if drafter == "head" else drafter, num_draft_tokens=4, **options
+        own=session(draft_model=draft), drafter="model" if drafter == "head" else drafter, num_draft_tokens=4, **WORDS
     )
-    assert len(baseline.segments) > 3
+    assert len(with_words.segments) > 3
     assert found.stats.drafted_tokens > 0
-    check_equal(found, baseline)
-
-
-FALLBACK: dict[str, Any] = {"temperature": (0, 0.4, 0.8), "no_speech_threshold": None, "sample_len": 12, "seed": 3}
+    check_equal(found, with_words)
 
 
 @pytest.mark.parametrize("count", [3, "auto"])
@@ -109,8 +107,7 @@ def test_windows_that_fall_back_have_one_text_in_any_company() -> None:
     ]
     for draft, options in drafts:
         own = session(draft_model=draft)
-        for number in (1, 0):
-            check_equal(own.transcribe(recordings[number], **FALLBACK | options), expected[number])
+        check_equal(own.transcribe(recordings[1], **FALLBACK | options), expected[1])
         order = (2, 0, 1)
         events = own.transcribe_batch([recordings[number] for number in order], slots=2, **FALLBACK | options)
         found = {event.number: event.result for event in events if event.result is not None}
@@ -130,7 +127,7 @@ def check_equal(found: Transcription, expected: Transcription) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize(("slots", "temperature"), [(1, 0.0), (3, 0.0), (3, (0.0, 0.7))])
+@pytest.mark.parametrize(("slots", "temperature"), [(1, 0.0), (3, (0.0, 0.7))])
 def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int, temperature: Any) -> None:
     """Chunks of 0.6 s, the window of this model."""
     options = GREEDY | {"drafter": "none", "word_timestamps": True, "condition_on_previous_text": False}
@@ -141,6 +138,10 @@ def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int, temperatur
     result = events[-1].result
     assert result is not None and len(expected.segments) >= 5
     assert [segment for event in events for segment in event.segments] == result.segments
+    positions = [event.position for event in events]
+    assert positions == sorted(positions) and positions[-1] == result.seconds == expected.seconds
+    assert result.stats.generated_tokens == expected.stats.generated_tokens
+    assert not any(event.result for event in events[:-1])
     for segments in (result.segments, expected.segments):
         segments[:] = [rounded(segment) for segment in segments]
     check_equal(result, expected)
@@ -152,17 +153,16 @@ def rounded(segment: Segment) -> Segment:
     return replace(segment, start=round(segment.start, 6), end=round(segment.end, 6), words=words)
 
 
-@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9)}])
-def test_recordings_that_are_transcribed_together_equal_single_ones(options: dict[str, Any]) -> None:
+def test_recordings_that_are_transcribed_together_equal_single_ones() -> None:
+    options = {"word_timestamps": True, "temperature": (0.0, 0.9)}
     alone = [transcribe(audio, **options) for audio in RECORDINGS]
-    for slots in (2, 8):
-        events = session().transcribe_batch(
-            [*RECORDINGS, RECORDINGS[1]], slots=slots, **(GREEDY | {"drafter": "none"} | options)
-        )
-        found = {event.number: event.result for event in events if event.result is not None}
-        assert sorted(found) == [0, 1, 2, 3]
-        for number, expected in enumerate([*alone, alone[1]]):
-            check_equal(found[number], expected)
+    events = session().transcribe_batch(
+        [*RECORDINGS, RECORDINGS[1]], slots=8, **(GREEDY | {"drafter": "none"} | options)
+    )
+    found = {event.number: event.result for event in events if event.result is not None}
+    assert sorted(found) == [0, 1, 2, 3]
+    for number, expected in enumerate([*alone, alone[1]]):
+        check_equal(found[number], expected)
 
 
 def test_clips_end_with_the_recording(baselines: list[Transcription]) -> None:
@@ -317,10 +317,8 @@ def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
     [
         ({"language": "xx"}, "language: 'xx' is unknown; choose one of the 2 languages of this model: de, en"),
         ({"tempreature": 0}, "tempreature: transcriptions have no such option; did you mean temperature?"),
-        ({"max_tokens": 5}, "max_tokens: transcriptions have no such option; did you mean sample_len?"),
         ({"beam_size": 5}, "beam_size: transcriptions have no such option; did you mean num_beams?"),
         ({"temperature": []}, "temperature: is empty; give a number, or several in increasing order"),
-        ({"task": "sing"}, "task: must be one of transcribe, translate, not 'sing'"),
         (
             {"hallucination_silence_threshold": 2.0},
             "hallucination_silence_threshold: has no effect without word_timestamps; turn them on",
@@ -344,8 +342,6 @@ def test_the_language_is_detected_from_the_first_window_or_given() -> None:
     assert {transcribe(audio).language for audio in RECORDINGS} <= {"en", "de"}
     given = transcribe(language="de")
     assert given.language == "de" and given.as_dict() != transcribe(language="en").as_dict()
-    with pytest.raises(InputError, match="^src_lang: transcriptions have no such option; did you mean language"):
-        transcribe(src_lang="de")
 
 
 def test_scheduler_opens_recordings_when_slots_are_free() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import wave
 from collections.abc import Callable
 from fractions import Fraction
@@ -41,14 +40,10 @@ def write_wav(path: Path, data: bytes, width: int = 2, channels: int = 1, rate: 
     return path
 
 
-@pytest.fixture(params=[pytest.param(True, marks=needs_av, id="PyAV"), pytest.param(False, id="no PyAV")])
-def with_av(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if not request.param:
-        monkeypatch.setattr(audio_file, "find_spec", lambda name: None)
-    return bool(request.param)
-
-
+@pytest.mark.parametrize("with_av", [pytest.param(True, marks=needs_av, id="PyAV"), False])
 def test_plain_wav_has_its_own_samples_in_blocks(with_av: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_av:
+        monkeypatch.setattr(audio_file, "find_spec", lambda name: None)
     with wave.open(str(JFK)) as file:
         expected = np.frombuffer(file.readframes(file.getnframes()), np.int16) / np.float32(32768)
     monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", 70000)
@@ -72,9 +67,8 @@ def test_wav_has_the_same_samples_without_pyav(width: int, channels: int, tmp_pa
 
 @needs_av
 @pytest.mark.parametrize("suffix", CODECS)
-@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (48000, 2)])
-def test_every_format_gives_16_khz_mono(suffix: str, rate: int, channels: int, tmp_path: Path) -> None:
-    path = write_audio(tmp_path / f"a.{suffix}", sound(2, rate, channels), rate)
+def test_every_format_gives_16_khz_mono(suffix: str, tmp_path: Path) -> None:
+    path = write_audio(tmp_path / f"a.{suffix}", sound(2, 48000, channels=2), 48000)
     samples = samples_of(path)
     assert 32000 <= len(samples) < 32000 + 1024  # AAC ends with a whole frame
     assert np.corrcoef(samples[:32000], sound(2)[0])[0, 1] > 0.98
@@ -112,7 +106,6 @@ def damaged(path: Path) -> bytes:
     ("name", "change", "message"),
     [
         ("a.mp3", damaged, "a.mp3: damaged parts are skipped"),
-        ("a.m4a", damaged, "a.m4a: damaged parts are skipped"),
         ("a.wav", lambda path: JFK.read_bytes()[:99999], "a.wav: the file is shorter than its header says"),
         ("a.mp3", lambda path: encoded(path)[:4000], "a.mp3: ends after .* of 2.0 seconds"),
     ],
@@ -160,13 +153,9 @@ ANY_READER = {
     "folder": (folder, "cannot be read .not a regular file"),
     "pipe": (pipe, "cannot be read .not a regular file"),
     "device": (lambda path: "/dev/zero", "cannot be read .not a regular file"),
-    "0 samples": (lambda path: write_wav(path, b""), "not a readable audio file|no sound .got 0 samples"),
     "5 ms": (lambda path: write_wav(path, bytes(160)), "no sound .got 80 samples"),
     "channels": (lambda path: np.zeros((2, 999), np.float32), "samples of one .*shape .2, 999.*mix channels down"),
-    "complex": (lambda path: np.zeros(999, complex), "must be samples of one channel"),
     "bool": (lambda path: np.zeros(999, bool), "must be samples of one channel"),
-    "text": (lambda path: np.array(["a"] * 999), "must be samples of one channel"),
-    "NaN in MLX": (lambda path: mx.array([0.0] * 700 + [float("nan")]), "from -1 to 1 .got nan at sample 700"),
     "text mode": (lambda path: io.StringIO("RIFF"), "text mode; open it in binary mode"),
     "empty bytes": (lambda path: b"", "^audio: "),
     "unscaled": (lambda path: np.full(999, 20000.0), "from -1 to 1 .got 20000 at sample 0"),
@@ -193,12 +182,11 @@ def unknown_codec(path: Path) -> Path:
 PYAV = {
     "all damaged": (all_damaged, "not a readable audio file"),
     "unknown codec": (unknown_codec, "PyAV cannot decode its audio; convert it to WAV or FLAC"),
-    "empty": (written(b""), "not a readable audio file"),
     "random": (written(np.random.default_rng(0).bytes(9999)), "not a readable audio file"),
-    "text": (written(b"hello\n" * 99), "not a readable audio file|contains no audio"),
     "video": (silent_video, "contains no audio; name a file with sound"),
 }
 WITHOUT_PYAV = {
+    "0 samples": (lambda path: write_wav(path, b""), "no sound .got 0 samples"),
     "empty": (written(b""), "without PyAV, only WAV files .*it ends.*pip install"),
     "FLAC": (written(b"fLaC" + bytes(99)), "without PyAV, only WAV files .*pip install"),
     "long chunk": (
@@ -252,19 +240,14 @@ SAME_SAMPLES: dict[str, Callable[[Path], Any]] = {  # all have the samples of FL
     "(1, N)": lambda path: FLOATS[None],
     "(N, 1)": lambda path: FLOATS[:, None],
     "int16": lambda path: INTEGERS,
-    "int16 (1, N)": lambda path: INTEGERS[None],
     "int32": lambda path: INTEGERS.astype(np.int32) << 16,
     "uint16": lambda path: (INTEGERS.astype(np.int32) + 32768).astype(np.uint16),
     "mx.array": lambda path: mx.array(FLOATS),
-    "mx.array int16": lambda path: mx.array(INTEGERS),
     "tensor": lambda path: FakeTensor(FLOATS),
-    "tensor float64 (1, N)": lambda path: FakeTensor(FLOATS[None].astype(np.float64)),
     "tensor int16": lambda path: FakeTensor(INTEGERS),
     "path": lambda path: write_wav(path, INTEGERS.tobytes()),
     "bytes": lambda path: write_wav(path, INTEGERS.tobytes()).read_bytes(),
-    "bytearray": lambda path: bytearray(write_wav(path, INTEGERS.tobytes()).read_bytes()),
     "file": lambda path: write_wav(path, INTEGERS.tobytes()).open("rb"),
-    "BytesIO": lambda path: io.BytesIO(write_wav(path, INTEGERS.tobytes()).read_bytes()),
 }
 
 
@@ -296,7 +279,7 @@ def test_a_pipe_that_the_shell_has_opened_is_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "message"), ANY_READER.values(), ids=ANY_READER)
-def test_bad_audio_is_one_line(make: Callable[[Path], Any], message: str, tmp_path: Path, with_av: bool) -> None:
+def test_bad_audio_is_one_line(make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     require_one_line(make, message, tmp_path / "a.wav")
 
 
@@ -368,7 +351,7 @@ def with_video(format: str) -> bytes:
 
 
 @needs_av
-@pytest.mark.parametrize("format", ["mov", "matroska", "avi"])
+@pytest.mark.parametrize("format", ["mov", "matroska"])
 def test_pictures_of_a_video_are_not_decoded(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of H.264 with 16,000 lines takes 600 MB."""
     import av
@@ -388,11 +371,10 @@ def test_pictures_of_a_video_are_not_decoded(format: str, monkeypatch: pytest.Mo
 
 
 @needs_av
-@pytest.mark.parametrize("text", ["[00:01.00]a\n", "1\n00:00:01,000 --> 00:00:02,000\na\n\n"], ids=["LRC", "SRT"])
-def test_subtitles_are_not_read(text: str) -> None:
+def test_subtitles_are_not_read() -> None:
     """FFmpeg holds all lines in memory, 1 GB for 25 MB of LRC."""
     with pytest.raises(InputError, match="not a readable audio file"):
-        next(AudioBytes(text.encode() * 999, "a").blocks())
+        next(AudioBytes(b"[00:01.00]a\n" * 999, "a").blocks())
 
 
 @needs_av
@@ -408,28 +390,12 @@ def frames(content: bytes) -> bytes:
     return content[content.index(b"\xff\xf8") :]
 
 
-def aiff(rate: int) -> bytes:
-    mantissa, exponent = np.frexp(float(rate))
-    extended = struct.pack(">HQ", int(exponent) + 16382, int(float(mantissa) * 2.0**64))
-    common = struct.pack(">hIh", 1, 999, 16) + extended
-    chunks = b"AIFFCOMM" + struct.pack(">I", 18) + common + b"SSND" + struct.pack(">III", 8 + 1998, 0, 0) + bytes(1998)
-    return b"FORM" + struct.pack(">I", len(chunks)) + chunks
-
-
-def au(rate: int) -> bytes:
-    return b".snd" + struct.pack(">IIIII", 24, 2000, 3, rate, 1) + bytes(2000)
-
-
 COSTLY: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "FLAC, 1 Hz": (lambda path: written(flac(1, 999))(path), "sampled at 1 Hz .expected 1000 to 384000"),
-    "FLAC, 999 Hz": (lambda path: written(flac(999, 9999))(path), "sampled at 999 Hz"),
+    "FLAC, 999 Hz": (lambda path: written(flac(999, 9999))(path), "sampled at 999 Hz .expected 1000 to 384000"),
     "FLAC, 8 channels": (lambda path: written(flac(655350, 9999, 8))(path), "sampled at 655350 Hz"),
     "FLAC, 8 fast channels": (lambda path: written(flac(192080, 9999, 8))(path), "8 channels at 192080 Hz .at most"),
-    "WAV, 1 Hz": (lambda path: write_wav(path, bytes(2000), rate=1), "sampled at 1 Hz"),
     "WAV, 2 GHz": (lambda path: write_wav(path, bytes(99_999), rate=2**31 - 1), "sampled at 2147483647 Hz"),
     "WAV, 255 channels": (lambda path: write_wav(path, bytes(99_960), channels=255), "255 channels at 16000 Hz"),
-    "AIFF, 2 Hz": (lambda path: written(aiff(2))(path), "sampled at 2 Hz"),
-    "AU, 1 Hz": (lambda path: written(au(1))(path), "sampled at 1 Hz"),
     "another rate later": (
         lambda path: written(flac(16000, 16000) + frames(flac(18, 70000)))(path),
         "sampled at 18 Hz",
@@ -453,7 +419,7 @@ def test_a_file_that_costs_more_than_its_sound_is_one_line(
 
 
 @needs_av
-@pytest.mark.parametrize(("rate", "channels"), [(1000, 1), (8000, 1), (384000, 1), (192000, 8)])
+@pytest.mark.parametrize(("rate", "channels"), [(1000, 1), (384000, 1), (192000, 8)])
 def test_unusual_rates_are_read(rate: int, channels: int, tmp_path: Path) -> None:
     path = tmp_path / "a.flac"
     path.write_bytes(flac(rate, 2 * rate, channels))

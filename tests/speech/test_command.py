@@ -1,153 +1,76 @@
-"""`transcribe`: what is printed, in which order, and which flags are refused. Events come from a fake session."""
+"""`transcribe`: what is printed, in which order, and which flags are refused."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from operator import attrgetter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
-from speculative_decoding.models.whisper_tokens import AudioConfig, config_by_layout
-from speculative_decoding.rows import in_order
-from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech import command as transcribe
-from speculative_decoding.speech.audio_file import AudioSource
 from speculative_decoding.speech.scheduler import TranscriptionEvent
-from speculative_decoding.speech.segments import Segment, Word
+from speculative_decoding.speech.segments import Segment
 from speculative_decoding.speech.transcription import Transcription
 from tests.support.paths import ROOT
+from tests.support.speech import wav
 from tests.support.terminal import read_terminal
+from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
 
 JFK = str(ROOT / "data" / "jfk.wav")
 STATS = GenerationStats(generated_tokens=30, target_calls=10, drafted_tokens=40, accepted_tokens=20)
 
 
-def segment(text: str, start: float, words: list[Word] | None = None) -> Segment:
-    return Segment(0, 0, start, start + 1, text, [1], 0.0, -0.5, 1.0, 0.1, words)
-
-
 def progress_of(index: int, texts: Sequence[str], language: str = "de") -> list[TranscriptionEvent]:
     """A recording of as many seconds as there are segments."""
-    segments = [segment(f" {text}", number) for number, text in enumerate(texts)]
+    segments = [Segment(0, 0, i, i + 1, f" {text}", [1], 0.0, -0.5, 1.0, 0.1) for i, text in enumerate(texts)]
     events = [TranscriptionEvent(index, [], 0.0, len(texts), language)]
     events += [TranscriptionEvent(index, [each], i + 1.0, len(texts), language) for i, each in enumerate(segments)]
     result = Transcription(" ".join(texts), segments, language, len(texts), STATS)
     return [*events[:-1], events[-1]._replace(result=result)]
 
 
-class FakeSession:
-    """Yields given events, and keeps the arguments."""
-
-    def __init__(self, events: Sequence[TranscriptionEvent]) -> None:
-        self.events = events
-        self.given: dict[str, Any] = {}
-
-    def transcribe_batch(self, recordings: Sequence[AudioSource], **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"recordings": [each.name for each in recordings], **options}
-        yield from self.events
-
-    def transcribe_chunks(self, recording: AudioSource, **options: Any) -> Iterator[TranscriptionEvent]:
-        self.given = {"chunks": recording.name, **options}
-        yield from self.events
+def printed(
+    names: Sequence[str], events: Sequence[TranscriptionEvent], format: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[transcribe.Output, str, str]:
+    """Print recordings; return the output's record, standard output and standard error."""
+    output = transcribe.Output(names, format, shows_language=True)
+    output.print(events)
+    out, err = capsys.readouterr()
+    return output, out, err
 
 
-MULTILINGUAL = config_by_layout(
-    51865, 1500, num_mel_bins=80, start=50258, end=50257, alignment_heads=[], languages={"de": 1, "en": 2}
-)
-ENGLISH = replace(MULTILINGUAL, is_multilingual=False)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Transcribe with a fake session; return (exit status, standard output, standard error, given arguments)."""
-
-    def call(
-        *arguments: str, events: Sequence[TranscriptionEvent] = (), audio: AudioConfig | None = MULTILINGUAL
-    ) -> tuple[int, str, str, dict[str, Any]]:
-        session = FakeSession(events)
-        target = SimpleNamespace(model=SimpleNamespace(audio=audio), folder=Path("t5"))
-
-        @contextmanager
-        def open_session(pair: Any) -> Iterator[FakeSession]:
-            yield session
-
-        config = SimpleNamespace(
-            open=lambda: SimpleNamespace(target=target, folders={}),
-            describe=lambda: "target whisper",
-            session=open_session,
-            options=GenerationOptions(),
-            drafter="none",
-        )
-        monkeypatch.setattr(transcribe, "run_config_from", lambda chosen, may_sample: config)
-        monkeypatch.setattr(transcribe, "note_exactness", lambda session, slots: None)
-        try:
-            status = transcribe.main([*arguments])
-        except SystemExit as exit:
-            status = int(exit.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err, session.given
-
-    return call
-
-
-def test_segments_and_the_language_are_printed(run: Any) -> None:
-    status, out, err, given = run(JFK, events=progress_of(0, ["eins", "zwei"]))
-    assert (status, out) == (0, "eins\nzwei\n")
-    assert "detected language: de\n" in err and "0:02 of audio" in err and "3.00 tokens per call" in err
-    assert given == {"recordings": [JFK], "slots": 1}
-    for changes in ({"audio": ENGLISH}, {}):
-        flags = () if changes else ("--source-language", "de")
-        *_, err, given = run(JFK, *flags, events=progress_of(0, ["eins"]), **changes)
-        assert "detected" not in err and given.get("language") == (None if changes else "de")
-
-
-def test_recordings_are_printed_one_after_the_other(run: Any) -> None:
+def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, third = (
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    status, out, err, given = run("a", JFK, "c", events=events)
-    assert status == 0 and given["slots"] == 3
-    assert out == f"==> a <==\n0a\n0b\n\n==> {JFK} <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
-    assert "a: detected language: de" in err and f"{JFK}: detected language: en" in err and "0:06 of audio" in err
-
-    status, out, *_ = run("a", JFK, "c", "--output-format", "json", events=events)
-    assert [each["text"] for each in json.loads(out)] == ["0a 0b", "1a 1b", "2a 2b"]
-
-
-def test_events_come_in_order_as_soon_as_possible() -> None:
-    events = [*progress_of(1, ["c"]), *progress_of(0, ["a", "b"]), *progress_of(2, ["d"])]
-    seen: list[TranscriptionEvent] = []
-
-    def watched() -> Iterator[TranscriptionEvent]:
-        for event in events:
-            seen.append(event)
-            yield event
-
-    counts = [(event.number, len(seen)) for event in in_order(watched(), attrgetter("number"), attrgetter("is_last"))]
-    assert counts == [(0, 3), (0, 4), (0, 5), (1, 5), (1, 5), (2, 6), (2, 7)]
+    output, out, err = printed("abc", events, "text", capsys)
+    assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
+    assert "a: detected language: de" in err and "b: detected language: en" in err
+    assert (output.seconds, output.stats.target_calls, output.has_errors) == (6, 30, False)
+    assert [each["text"] for each in json.loads(printed("abc", events, "json", capsys)[1])] == [
+        "0a 0b",
+        "1a 1b",
+        "2a 2b",
+    ]
 
 
-def test_a_recording_that_fails_does_not_stop_the_others(run: Any) -> None:
+def test_a_recording_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     failed = TranscriptionEvent(0, [], 0.0, 0.0, None, error="a: no sound")
     events = [failed, *progress_of(1, ["eins"])]
-    status, out, err, _ = run("a", JFK, events=events)
-    assert status == 1 and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
-    status, out, *_ = run("a", JFK, "--output-format", "json", events=events)
-    assert status == 1 and json.loads(out)[0] == {"error": "a: no sound"}
-    status, out, err, _ = run(JFK, events=[failed])
-    assert (status, out) == (2, "") and err.endswith("speculative-decoding transcribe: error: a: no sound\n")
+    output, out, err = printed("ab", events, "text", capsys)
+    assert output.has_errors and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
+    assert json.loads(printed("ab", events, "json", capsys)[1])[0] == {"error": "a: no sound"}
+    with pytest.raises(InputError, match="^a: no sound$"):
+        printed("a", [failed], "text", capsys)
 
 
 @pytest.mark.parametrize(
@@ -158,78 +81,17 @@ def test_a_recording_that_fails_does_not_stop_the_others(run: Any) -> None:
         ("vtt", "WEBVTT\n\n00:00.000 --> 00:01.000\neins\n\n"),
     ],
 )
-def test_output_formats(name: str, expected: str, run: Any) -> None:
-    assert run(JFK, "--output-format", name, events=progress_of(0, ["eins"]))[1] == expected
+def test_output_formats(name: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed("a", progress_of(0, ["eins"]), name, capsys)[1] == expected
 
 
-def test_json_has_the_fields_of_openai_whisper(run: Any) -> None:
-    content = json.loads(run(JFK, "--output-format", "json", events=progress_of(0, ["eins"]))[1])
+def test_json_has_the_fields_of_openai_whisper(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(printed("a", progress_of(0, ["eins"]), "json", capsys)[1])
     assert list(content) == ["text", "segments", "language"]
     assert list(content["segments"][0]) == [
         *("id", "seek", "start", "end", "text", "tokens", "temperature"),
         *("avg_logprob", "compression_ratio", "no_speech_prob"),
     ]
-
-
-def test_flags_become_options(run: Any) -> None:
-    flags = (
-        "--task translate --word-timestamps --no-condition-on-previous-text --temperature 0 -m 40 --no-speech-threshold"
-    )
-    given = run(JFK, *flags.split(), "none", events=progress_of(0, ["eins"]))[3]
-    assert given == {
-        "recordings": [JFK],
-        "slots": 1,
-        "task": "translate",
-        "word_timestamps": True,
-        "condition_on_previous_text": False,
-        "temperature": 0.0,
-        "sample_len": 40,
-        "no_speech_threshold": None,
-    }
-    assert run(JFK, "--chunked", events=progress_of(0, ["eins"]))[3] == {"chunks": JFK, "slots": 8}
-    assert run(JFK, "--source-language", "none", events=progress_of(0, ["eins"]))[3]["language"] is None
-
-
-def test_decoding_flags_become_options(run: Any) -> None:
-    flags = ("--source-language", "de", "-m", "40", "--temperature", "0.5", "--top-k", "3")
-    status, out, _, given = run(*flags, JFK, events=progress_of(0, ["eins"]))
-    assert (status, out) == (0, "eins\n")
-    expected = {"language": "de", "sample_len": 40, "temperature": 0.5}
-    assert given == {"recordings": [JFK], "slots": 1, **expected}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--top-k 3", ""),
-        ("--top-k 3 --temperature 0.5", ""),
-        ("--top-k 3 --temperature 0", "--top-k: has no effect at --temperature 0"),
-        (
-            "--num-beams 5 --draft-model t5-web-docs-draft",
-            "--draft-model: t5-web-docs-draft has no effect with --num-beams 5",
-        ),
-    ],
-)
-def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str, message: str) -> None:
-    """The bundled model reads text, which is the error if the flags are suitable."""
-    arguments = [JFK, "--model", "t5-web-docs", *flags.split()]
-    with pytest.raises(InputError) as error:
-        transcribe.transcribe(transcribe.transcribe_parser("transcribe").parse_args(arguments))
-    assert (message or "reads text") in error.value.message(flag)
-
-
-def test_standard_input_is_a_recording(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for arguments in (["-"], [JFK, "-"]):
-        with open(JFK, "rb") as file, monkeypatch.context() as patched:
-            patched.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
-            main = arguments if arguments[0] == "--audio" else [*arguments]
-            status, _, err, given = run(
-                *main, events=[each for i in range(len(main) - 1) for each in progress_of(i, ["a"])]
-            )
-        assert status == 0 and given["recordings"][-1] == "standard input", err
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    status, _, err, _ = run("-")
-    assert status == 2 and "FILE: - reads standard input, which is a terminal; redirect a file to it" in err
 
 
 @pytest.mark.parametrize("is_piped", [False, True])
@@ -255,55 +117,159 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
     assert text == ("eins\nzwei\n" if is_piped else "")
 
 
-def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
-    path = tmp_path / "stats.json"
-    assert run(JFK, "--stats-json", str(path), events=progress_of(0, ["eins"]))[0] == 0
-    stats = json.loads(path.read_text())
-    assert (stats["audio_seconds"], stats["target_calls"], stats["audio"]) == (1, 10, [JFK])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Whispers, of which `speech` has two languages, and the recordings a.wav and b.wav."""
+    folder = tmp_path_factory.mktemp("transcribe")
+    for name in ("speech", "english", "german"):
+        save_whisper(tiny_whisper(), folder / name, WHISPER)
+    (folder / "english" / "generation_config.json").write_text('{"is_multilingual": false}')
+    (folder / "german" / "generation_config.json").write_text('{"is_multilingual": true, "language": "german"}')
+    for number, name in enumerate("ab"):
+        samples = np.random.default_rng(number).normal(scale=0.1, size=9_600 + 8_000 * number)
+        (folder / f"{name}.wav").write_bytes(wav(samples.astype(np.float32)))
+    return folder
+
+
+def run(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Transcribe in the folder; return the exit status, standard output and standard error."""
+    monkeypatch.chdir(folder)
+    words = arguments.split()
+    try:
+        status = transcribe.main(words if "--model" in words else [*words, "--model", "speech"])
+    except SystemExit as exit:
+        status = int(exit.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+GREEDY = "--baseline --temperature 0 -m 8 --no-speech-threshold none"
+
+
+def test_files_are_transcribed_together_or_as_chunks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The statistics have the options of the transcription."""
+    stats = tmp_path / "stats.json"
+    found = {}
+    for files in ("a.wav", "a.wav b.wav", "a.wav --chunked"):
+        status, found[files], err = run(f"{files} {GREEDY} --stats-json {stats}", folder, monkeypatch, capsys)
+        assert status == 0 and "detected language: " in err and "of audio in" in err and "tokens per call" in err
+        content = json.loads(stats.read_text())
+        assert content["target_calls"] and (content["temperature"], content["sample_len"]) == (0, 8)
+        assert content["no_speech_threshold"] is None and content["slots"] == {"a.wav": 1, "a.wav b.wav": 2}.get(
+            files, 8
+        )
+    assert content["audio"] == ["a.wav"] and content["audio_seconds"] == 0.6
+    assert found["a.wav b.wav"].startswith(f"==> a.wav <==\n{found['a.wav']}\n==> b.wav <==\n")
+    assert found["a.wav"] and found["a.wav --chunked"] == found["a.wav"]  # a window of this model is 0.6 s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_shown"),
+    [
+        ("--model english", False),
+        ("--source-language German", False),
+        ("--model german", False),
+        ("--model german --source-language none", True),
+    ],
+)
+def test_only_a_detected_language_is_printed(
+    arguments: str,
+    is_shown: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, _, err = run(f"a.wav {arguments} {GREEDY}", folder, monkeypatch, capsys)
+    assert status == 0 and ("detected" in err) == is_shown
+
+
+def test_flags_become_options() -> None:
+    flags = (
+        "--task translate --word-timestamps --no-condition-on-previous-text --temperature 0.5 --top-k 3 -m 40 "
+        "--source-language none --no-speech-threshold none"
+    )
+    chosen = transcribe.transcribe_parser("transcribe").parse_args([JFK, *flags.split()])
+    assert transcribe.transcription_options(vars(chosen)) == {
+        "task": "translate",
+        "word_timestamps": True,
+        "condition_on_previous_text": False,
+        "temperature": 0.5,
+        "sample_len": 40,
+        "language": None,
+        "no_speech_threshold": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--top-k 3", ""),
+        ("--top-k 3 --temperature 0.5", ""),
+        ("--top-k 3 --temperature 0", "--top-k: has no effect at --temperature 0"),
+        (
+            "--num-beams 5 --draft-model t5-web-docs-draft",
+            "--draft-model: t5-web-docs-draft has no effect with --num-beams 5",
+        ),
+    ],
+)
+def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str, message: str) -> None:
+    """The bundled model reads text, which is the error if the flags are suitable."""
+    arguments = [JFK, "--model", "t5-web-docs", *flags.split()]
+    with pytest.raises(InputError) as error:
+        transcribe.transcribe(transcribe.transcribe_parser("transcribe").parse_args(arguments))
+    assert (message or "reads text") in error.value.message(flag)
+
+
+@pytest.mark.parametrize("arguments", ["-", "a.wav -"])
+def test_standard_input_is_a_recording(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = run(arguments.replace("-", "b.wav") + f" {GREEDY}", folder, monkeypatch, capsys)[1]
+    with open(folder / "b.wav", "rb") as file, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
+        found = run(f"{arguments} {GREEDY}", folder, monkeypatch, capsys)
+    assert found[:2] == (0, expected.replace("b.wav", "-"))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    status, _, err = run("-", folder, monkeypatch, capsys)
+    assert status == 2 and "FILE: - reads standard input, which is a terminal; redirect a file to it" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
-        ("tests", "tests: cannot be read (not a regular file)"),
-        ("nowhere.wav README.md", "FILE: none of the files can be read (README.md: "),
+        ("nowhere.wav speech/config.json", "FILE: none of the files can be read (speech/config.json: "),
         ("", "the following arguments are required: FILE"),
-        ("JFK --slots 2", "--slots: has no effect without --chunked or several files"),
-        ("JFK --prompt x", "--prompt: unknown option"),
-        ("JFK --compare", "--compare: unknown option"),
-        ("JFK --stop x", "--stop: unknown option"),
-        ("JFK --target-language en", "--target-language: unknown option"),
-        ("JFK JFK --output-format vtt", "--output-format: vtt is for one file (got 2)"),
-        ("JFK JFK --chunked", "--chunked: is for one file (got 2)"),
-        ("JFK --chunked --clip-timestamps 1", "--clip-timestamps: cannot be combined with --chunked"),
-        ("JFK --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),
-        ("JFK --temperature 0 --compression-ratio-threshold 2", "has no effect with --temperature"),
-        ("JFK --temperature 0.5 --num-beams 5", "--num-beams: 5 has no effect at --temperature 0.5"),
-        ("JFK --carry-initial-prompt", "--carry-initial-prompt: has no effect without --initial-prompt"),
-        ("JFK --clip-timestamps x", "--clip-timestamps: must be"),
-        ("JFK --source-language xx", "--source-language: 'xx' is unknown; choose one of the 2 languages"),
-        ("JFK --no-speech-threshold 2", "--no-speech-threshold: must be"),
-        ("JFK --stats-json JFK", "is already used by FILE; name another"),
-        ("JFK --stats-json /nowhere/a.json", "--stats-json: /nowhere/a.json cannot be written"),
+        ("a.wav --slots 2", "--slots: has no effect without --chunked or several files"),
+        ("a.wav --prompt x", "--prompt: unknown option"),
+        ("a.wav b.wav --output-format vtt", "--output-format: vtt is for one file (got 2)"),
+        ("a.wav b.wav --chunked", "--chunked: is for one file (got 2)"),
+        ("a.wav --chunked --clip-timestamps 1", "--clip-timestamps: cannot be combined with --chunked"),
+        ("a.wav --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),
+        ("a.wav --temperature 0 --compression-ratio-threshold 2", "has no effect with --temperature"),
+        ("a.wav --temperature 0.5 --num-beams 5", "--num-beams: 5 has no effect at --temperature 0.5"),
+        ("a.wav --carry-initial-prompt", "--carry-initial-prompt: has no effect without --initial-prompt"),
+        ("a.wav --source-language xx", "--source-language: 'xx' is unknown; choose one of the 2 languages"),
+        ("a.wav --stats-json a.wav", "is already used by FILE; name another"),
+        ("a.wav --stats-json /nowhere/a.json", "--stats-json: /nowhere/a.json cannot be written"),
+        (
+            "a.wav --model t5-web-docs",
+            "--model: t5-web-docs reads text and cannot transcribe; name a speech model, such",
+        ),
+        ("a.wav --model english --task translate", "--task: this model knows English only"),
+        ("a.wav --model english --source-language de", "--source-language: this model knows English only, not 'de'"),
     ],
 )
-def test_unsuitable_flags_are_one_line(arguments: str, message: str, run: Any) -> None:
-    status, out, err, given = run(*arguments.replace("JFK", JFK).split())
-    assert status == 2 and not out and not given
-    assert message in err and err.count("\n") == 1 + err.count("target whisper\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "audio", "message"),
-    [
-        ((), None, "--model: t5 reads text and cannot transcribe; name a speech model, such as --model openai/"),
-        (("--task", "translate"), ENGLISH, "--task: this model knows English only"),
-        (("--source-language", "de"), ENGLISH, "--source-language: this model knows English only, not 'de'"),
-    ],
-)
-def test_unsuitable_models_are_refused_before_weights_load(
-    arguments: Sequence[str], audio: AudioConfig | None, message: str, run: Any
+def test_unsuitable_flags_files_and_models_are_one_line(
+    arguments: str,
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    status, out, err, given = run(JFK, *arguments, audio=audio)
-    assert status == 2 and not out and not given and message in err and err.count("\n") == 1
+    status, out, err = run(arguments, folder, monkeypatch, capsys)
+    assert status == 2 and not out and message in err and err.count("\n") == 1

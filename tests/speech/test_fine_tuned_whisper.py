@@ -17,7 +17,6 @@ from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, open_model
 from speculative_decoding.models.speech_languages import ALIASES, CODES, NAMES, code_of_language
 from speculative_decoding.models.whisper_tokens import AudioConfig, config_by_layout, resolved, upper_half
-from speculative_decoding.speech import command as transcribe_command
 from speculative_decoding.speech.keywords import split_options
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import language_code
@@ -27,7 +26,6 @@ from speculative_decoding.speech.transcription import Attempt
 from speculative_decoding.speech.window_requests import WindowRequests
 from speculative_decoding.training.recordings import read_manifest
 from tests.support.paths import GOLDENS
-from tests.support.speech import wav
 from tests.support.tiny import WHISPER, audio_frames, save_whisper, tiny_whisper, whisper_tokenizer
 
 # The ids of `whisper_tokenizer`: text, end, start, en, de, translate, transcribe, startoflm, startofprev, ...
@@ -76,7 +74,7 @@ def audio_of(folder: Path) -> AudioConfig:
 
 
 @pytest.mark.parametrize("stated", [LAYOUT, {}], ids=["stated", "tokenizer"])
-@pytest.mark.parametrize(("rows", "added"), [(0, ()), (2, ("concord", "quokka")), (7, ("concord",)), (7, ())])
+@pytest.mark.parametrize(("rows", "added"), [(0, ()), (7, ("concord",))])
 def test_added_and_padded_rows_leave_the_layout_as_it_is(
     save: Save, rows: int, added: tuple[str, ...], stated: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -142,19 +140,15 @@ def test_sizes_of_openai_have_their_layout_unless_the_tokenizer_names_all_tokens
     [
         ({"no_timestamps_token_id": 80}, "'no_timestamps_token_id' 80 leaves no room for 30 timestamps among 81"),
         ({"no_timestamps_token_id": 81}, "'no_timestamps_token_id' must be a whole number, 0 to 80"),
-        ({"no_timestamps_token_id": "49"}, "'no_timestamps_token_id' must be"),
         ({"lang_to_id": [42]}, "'lang_to_id' must be an object"),
         ({"lang_to_id": {"<|en|>": 99}}, "'lang_to_id of <|en|>' must be"),
         ({"task_to_id": {"transcribe": -1}}, "'task_to_id of transcribe' must be"),
-        ({"prev_sot_token_id": 1.5}, "'prev_sot_token_id' must be"),
         ({"suppress_tokens": [81]}, "'suppress_tokens' must be"),
         ({"begin_suppress_tokens": "40"}, "'begin_suppress_tokens' must be"),
         ({"language": "fr"}, "'language' 'fr' is no language of this model"),
         ({"language": ["en"]}, "'language' must be text"),
         ({"task": "sing"}, "'task' must be one of transcribe, translate"),
         ({"is_multilingual": False, "task": "translate"}, "'task' must be one of transcribe"),
-        ({"is_multilingual": False, "language": "de"}, "'language' 'de' is no language of this model"),
-        ({"alignment_heads": [[0]]}, "'alignment_heads' must be pairs"),
         ({"alignment_heads": [[0, -1]]}, "'alignment_heads' must be"),
         ({"alignment_heads": 3}, "'alignment_heads' must be"),
     ],
@@ -204,9 +198,8 @@ def test_transcripts_obey_the_suppressed_tokens_of_the_file(save: Save) -> None:
     assert used and not {*used}.intersection(token for segment in found.segments for token in segment.tokens)
 
 
-@pytest.mark.parametrize("language", ["de", "German", "<|de|>", "GERMAN"])
-def test_language_and_task_of_the_file_are_defaults(save: Save, language: str) -> None:
-    session = load(save(language=language, task="translate"))
+def test_language_and_task_of_the_file_are_defaults(save: Save) -> None:
+    session = load(save(language="German", task="translate"))
     audio = session.model.audio
     assert audio is not None and audio.defaults == {"language": "de", "task": "translate"}
     default = session.transcribe(AUDIO, **GREEDY)
@@ -242,20 +235,3 @@ def test_a_language_may_be_named_wherever_one_is_expected(save: Save, tmp_path: 
     segments = [{"start": 0, "end": 1, "text": "a"}]
     manifest.write_text(json.dumps({"audio": "a.wav", "language": "Haitian Creole", "segments": segments}))
     assert read_manifest(manifest)[0].language == "ht"
-
-
-def test_the_command_line_accepts_names_and_uses_defaults(
-    save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recording = tmp_path / "a.wav"
-    recording.write_bytes(wav(AUDIO))
-    arguments = [str(recording), "--temperature", "0", "--baseline", "--model", str(save(language="german"))]
-    outputs = []
-    for more in ([], ["--source-language", "German"], ["--source-language", "english"], ["--source-language", "none"]):
-        assert transcribe_command.main([*arguments, *more]) == 0
-        found = capsys.readouterr()
-        outputs.append(found.out)
-        assert ("detected language" in found.err) == ("none" in more)
-    assert outputs[0] == outputs[1] != outputs[2]
-    assert transcribe_command.main([*arguments, "--source-language", "Castilian"]) == 2
-    assert "'Castilian' is unknown; choose one of the 2 languages" in capsys.readouterr().err

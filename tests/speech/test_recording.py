@@ -94,20 +94,6 @@ def test_models_with_other_numbers_of_mel_bins_read_the_same_window() -> None:
         window.of(64)
 
 
-@pytest.mark.parametrize("size", [1, 7, 160, 1000, 40_000])
-def test_samples_may_arrive_in_pieces_of_any_size(size: int) -> None:
-    samples = SAMPLES[: 40 * size]
-    expected = open_audio(samples, [80]) if len(samples) >= 160 else None
-    growing = Recording([80])
-    for start in range(0, len(samples), size):
-        growing.append(samples[start : start + size])
-    growing.finish()
-    assert growing.num_frames == len(samples) // 160
-    if expected is not None:
-        count = expected.num_frames + 5
-        np.testing.assert_allclose(growing.frames(0, count), expected.frames(0, count), atol=1e-5)
-
-
 def test_a_window_of_a_growing_recording_is_scaled_by_the_largest_value_so_far() -> None:
     growing = Recording([80])
     growing.append(SAMPLES[:16_000] / 1000)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,10 +21,10 @@ import pytest
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.whisper_tokens import AudioConfig
-from speculative_decoding.speech import transcription
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.segments import DecodedWindow, Window
 from speculative_decoding.speech.speech_text import SpeechText
+from speculative_decoding.speech.transcription import Transcriber
 from speculative_decoding.speech.word_timestamps import TimedWord, align
 from tests.support.paths import GOLDENS
 
@@ -94,7 +93,7 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
         return [TimedWord(word, list(own), start, end, p) for (word, own), start, end, p in values]
 
     options = TranscriptionOptions(**case["options"])
-    found = transcription.Transcriber(Numbers(case["num_frames"]), TEXT, "en", options, recorded_words)
+    found = Transcriber(Numbers(case["num_frames"]), TEXT, "en", options, recorded_words)
     attempts = found.attempts()
     attempt = next(attempts)
     for number, recorded in enumerate(case["attempts"]):
@@ -117,14 +116,6 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
     return found.result().as_dict()
 
 
-def differs(case: dict[str, Any]) -> bool:
-    """Whether the transcript or an attempt differs from the recorded one."""
-    try:
-        return replay(case) != case["result"]
-    except (AssertionError, StopIteration):
-        return True
-
-
 def test_transcripts_equal_those_of_openai_whisper() -> None:
     cases = GOLDEN["cases"]
     for case in cases:
@@ -144,25 +135,3 @@ def test_times_of_words_equal_those_of_openai_whisper() -> None:
         ]
         likely = [each[4] for each in case["words"]]
         assert [each.probability for each in found] == pytest.approx(likely, rel=1e-5)
-
-
-FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "a last single timestamp means nothing": ("split", lambda old: lambda *a: old(*a)._replace(is_complete=False)),
-    "a window follows the whole window before": ("split", lambda old: lambda *a: old(*a)._replace(seek=end_of(a[1]))),
-    "text sampled at a high temperature is continued": ("HIGH_TEMPERATURE", lambda old: 2.0),
-    "more previous text": ("Transcriber", lambda old: partial(old, max_previous=224)),
-    "no leading silence is skipped": ("leading_silence", lambda old: lambda *_: None),
-    "no hallucination is cut": ("cut_hallucinations", lambda old: lambda *_: None),
-    "words do not move segments": ("add_words", lambda old: lambda *_: None),
-}
-
-
-def end_of(window: Window) -> int:
-    return window.seek + window.size
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, change = FAULTS[fault]
-    monkeypatch.setattr(transcription, name, change(getattr(transcription, name)))
-    assert any(map(differs, GOLDEN["cases"]))

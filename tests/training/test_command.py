@@ -50,8 +50,6 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     assert status == 2 and "holds an unfinished training; continue with --resume" in err
     status, err = command("--force", "--resume", seed="3")
     assert status == 2 and "seed is '3', was '0'" in err
-    status, err = command("--force", "--resume", sampled_share="0.5")
-    assert status == 2 and "sampled_share is '0.5', was '0.0'" in err
     (tmp_path / "prompts.txt").write_text("a\n" * 39 + "b\n")
     status, err = command("--force", "--resume")
     assert status == 2 and "needs the options that this training was started with (prompts is [" in err
@@ -83,7 +81,6 @@ def test_training_continues_from_a_head(
     ("changes", "named"),
     [
         ({"steps": ""}, "--minutes and --steps: give exactly one of them"),
-        ({"minutes": "1"}, "--minutes and --steps: give exactly one of them"),
         ({"kind": "model"}, "--kind: model needs a small model"),
         ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
         (
@@ -96,9 +93,7 @@ def test_training_continues_from_a_head(
             "wrong kind (got a draft head, expected a model)",
         ),
         ({"model": ""}, "--model and --output: both are required"),
-        ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
         ({"prompts": "nowhere.txt"}, "--prompts: nowhere.txt: not readable"),
-        ({"held_out": "40", "max_tokens": "2"}, ""),
     ],
     ids=str,
 )
@@ -106,8 +101,7 @@ def test_wrong_options_are_one_line_errors(
     command: Callable[..., tuple[int, str]], changes: dict[str, str], named: str
 ) -> None:
     status, err = command(**changes)
-    if named:
-        assert status == 2 and named in err and err.count("\n") == 1
+    assert status == 2 and named in err and err.count("\n") == 1
 
 
 def test_full_disk_is_a_one_line_error(

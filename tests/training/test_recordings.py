@@ -191,7 +191,6 @@ def test_sources_that_do_not_fit_are_refused(command: Callable[..., tuple[int, s
     ("line", "problem"),
     [
         ("nonsense", "line 2 is no transcript"),
-        ("[]", "line 2 is no transcript"),
         ('{"audio": "a.wav", "segments": []}', "'language'"),
         ('{"audio": "a.wav", "language": "en", "segments": [{"start": 0, "text": "a"}]}', "'end'"),
     ],

@@ -17,7 +17,7 @@ from tests.support.training import (
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.parametrize(("vocab_size", "k"), [(20, 20), (64, 16), (1000, 16)])
+@pytest.mark.parametrize(("vocab_size", "k"), [(20, 20), (1000, 16)])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_labels_are_the_most_likely_ids(
     gpu: bool, vocab_size: int, k: int, has_ties: bool, monkeypatch: pytest.MonkeyPatch
