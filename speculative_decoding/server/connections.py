@@ -175,9 +175,8 @@ def make_server(
                 LOG.info("stopping within %g s; a second signal ends the running requests", service.limits.grace)
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    allow_open_files(
-        4 * limits.connections
-    )  # asyncio accepts many connections at once, before the first one is counted
+    # asyncio accepts many connections at once, before the first one is counted
+    allow_open_files(4 * limits.connections)
     config = uvicorn.Config(
         app,
         http=partial(LimitedConnection, limits, trusted_proxies, Counter()),  # type: ignore[arg-type]
