@@ -24,7 +24,7 @@ WITHOUT: dict[str, Sequence[str]] = {room: [room] for room in ROOMS} | {"all": R
 SUBSET = [
     "tests/unit/test_architecture.py",
     "tests/unit/cli/test_programs.py",
-    "tests/unit/decoding/test_seams.py",
+    "tests/unit/decoding/test_round.py",
     "tests/integration/test_cli.py",
 ]
 
