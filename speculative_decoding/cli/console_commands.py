@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
-from ..decoding.prompt import check_token_ids
+from ..decoding.prompt import check_languages, check_token_ids
 from ..drafters import with_default_drafter
 from ..errors import InputError, Name, written
 from ..loading.load import model_names
@@ -94,6 +94,7 @@ class ConsoleState:
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         check_token_ids(options.eos_token_ids, self.session.model.config.vocab_size)
+        check_languages(self.session.tokenizer, options)
         self.session.options = options
 
     def open(self, config: RunConfig, pair: ModelPair | None = None) -> None:
@@ -101,7 +102,9 @@ class ConsoleState:
 
         pair: the opened models; None to open them.
         """
-        self.session = self._opened.enter_context(config.session(pair or config.open(use_draft=True)))
+        pair = pair or config.open(use_draft=True)
+        check_languages(pair.target.tokenizer, config.options)
+        self.session = self._opened.enter_context(config.session(pair))
         self.config = config
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
@@ -237,9 +240,10 @@ def add_setting(name: str, spec: OptionSpec) -> None:
     """Add the command that sets an option or flag."""
     value = spec.type
     placeholder = value.metavar
+    is_optional = spec.default in ("", (), None)  # without a value, the command restores the default
     usage = command_name(name)
     if not isinstance(value, Bool):
-        usage += f" [{placeholder}]" if spec.default in ("", ()) or spec.flag.bare else f" {placeholder}"
+        usage += f" [{placeholder}]" if is_optional or spec.flag.bare else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
         found = state.value(name)
@@ -254,9 +258,12 @@ def add_setting(name: str, spec: OptionSpec) -> None:
         if placeholder != "TEXT":
             text = text.strip()
         if isinstance(value, Bool):
-            state.set(name, not state.value(name))
+            is_on = not state.value(name)
+            state.set(name, spec.default if is_on == bool(spec.default) else is_on)
+        elif not text and is_optional and not spec.flag.bare:
+            state.set(name, spec.default)
         elif isinstance(value, ListOf):
-            state.set(name, [parse(value, text)] if text else ())
+            state.set(name, [parse(value, text)])
         elif spec.flag.bare is None:
             state.set(name, parse(value, text))
         else:  # turn it on, or off again

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated as A
@@ -59,5 +61,12 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
     others = [*read, *(((Name(each),), given[each]) for each in FILES_READ if each in given), *written]
     for (name, *_), path in written:
         for other, other_path in others:
-            if name != other[0] and Path(path).resolve() == Path(other_path).resolve():
+            if name != other[0] and is_same_file(path, other_path):
                 raise InputError((f"{path} is already used by ", *other), name, "name another")
+
+
+def is_same_file(path: Any, other: Any) -> bool:
+    """Return whether two names are those of one file, also as links."""
+    with suppress(OSError):
+        return os.path.samefile(path, other)
+    return Path(path).resolve() == Path(other).resolve()

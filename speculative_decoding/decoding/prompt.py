@@ -105,6 +105,13 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
     return first
 
 
+def check_languages(tokenizer: Tokenizer, options: GenerationOptions) -> None:
+    """Raise an `InputError` for a language of the options that the tokenizer does not have."""
+    for name, language in (("src_lang", options.src_lang), ("tgt_lang", options.tgt_lang)):
+        if language is not None:
+            language_token(tokenizer, name, language)
+
+
 def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     """The id of a language. Raises an `InputError` that names the option `name` and lists the languages."""
     languages = tokenizer.languages

@@ -32,6 +32,7 @@ from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import summary_notes
+from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..loading import manifest
@@ -163,6 +164,8 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         pair = config.open()
         if pair.target.model.audio is not None:
             require_recordings(config.options, files, processes)
+        else:
+            check_languages(pair.target.tokenizer, config.options)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
         if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on

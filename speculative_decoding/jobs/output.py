@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +79,8 @@ class ResumableOutput:
                 raise InputError(f"{path} already exists", "output", way_out)
             current = json.loads(json.dumps(settings))
             is_new = is_empty or force
+            if is_new:
+                require_replaceable(settings_path(path), force)
             yield ResumableOutput(path, file, current if is_new else recorded_settings(path, current), is_new)
 
     def remaining(self, lines: Iterator[InputLine], name: str) -> Iterator[InputLine]:
@@ -109,12 +111,13 @@ class ResumableOutput:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allow `write` within the context. At the end, even after an exception, all records are on disk."""
-        with writing(Name("output"), self.path, WAY_OUT):
-            self._cut()  # before the settings are replaced, because earlier records may have been written with others
+        with writing(Name("output"), self.path, "name another file" if self._is_new else WAY_OUT):
+            if self._is_new and self.path.stat().st_size:
+                self._write_settings(None)  # fails before anything is lost; records of other settings cannot be resumed
+            self._cut()
             if self._is_new:
                 clean_up(settings_path(self.path))
-                content = {"version": VERSION, "settings": self.settings}
-                atomic_write(settings_path(self.path), json.dumps(content) + "\n")
+                self._write_settings(self.settings)
         try:
             yield
         finally:
@@ -129,6 +132,9 @@ class ResumableOutput:
                 rest = rest[self._file.write(rest) :]
         self.lines += 1
         self._size += len(record)
+
+    def _write_settings(self, settings: Mapping[str, Any] | None) -> None:
+        atomic_write(settings_path(self.path), json.dumps({"version": VERSION, "settings": settings}) + "\n")
 
     def _cut(self) -> None:
         """Remove everything after the last complete record, and synchronize the output to disk."""
@@ -161,6 +167,17 @@ def settings_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.job")
 
 
+def require_replaceable(path: Path, force: bool) -> None:
+    """Raise `InputError` if a file that no job wrote is at the place of the settings."""
+    if not os.path.lexists(path) or (force and path.is_file()):
+        return
+    with suppress(InputError, OSError):
+        if {"version", "settings"} <= read_json_object(path).keys():
+            return
+    way_out = ("name another ", Name("output"), ", or move that file")
+    raise InputError(f"{path} is needed for the settings of the job, but is another file", "output", way_out)
+
+
 def recorded_settings(output: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return an output's settings, which may also have "exact". Raises `InputError` if they differ from `settings`."""
     path = settings_path(output)
@@ -174,6 +191,8 @@ def recorded_settings(output: Path, settings: Mapping[str, Any]) -> dict[str, An
         raise cannot_resume(f"{path} cannot be read{reason}") from error
     if version != VERSION:
         raise cannot_resume(f"{path} was written by another version", "finish the job with that version")
+    if not isinstance(recorded.get("exact"), bool | None):
+        raise cannot_resume(f"{path} is damaged")
     current = {"exact": recorded.get("exact"), **settings}  # the first run may have decided it
     for name in sorted(recorded.keys() | settings.keys()):
         if recorded.get(name) != current.get(name):

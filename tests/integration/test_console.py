@@ -36,6 +36,7 @@ from speculative_decoding.cli.help import help_text
 from speculative_decoding.cli.main import PromptFlags
 from speculative_decoding.cli.parser import flag, flags_from
 from speculative_decoding.cli.run_config import run_config_from
+from speculative_decoding.decoding.prompt import check_languages
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.sampling.options import BEAMS_ONLY, SAMPLES_ONLY, option_specs
@@ -132,6 +133,7 @@ def set_by_flag(name: str, text: str, base: dict[str, Any], session: Any, capsys
         config = run_config_from(chosen)
         if name == "eos_token_ids":
             config.open(use_draft=False)
+        check_languages(session.tokenizer, config.options)
         options = config.options
         options = options if {"drafter", "baseline"} & vars(chosen).keys() else options.with_values(drafter=None)
         return replace(session, options=options).options, replace(flags_from(PromptFlags, chosen), baseline=False)
@@ -158,7 +160,7 @@ def test_a_command_sets_and_refuses_what_its_flag_does(
     name: str, loaded: ConsoleState, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = SPECS[name]
-    is_optional = spec.default in ("", ())  # without a value, such a command clears the option
+    is_optional = spec.default in ("", (), None)  # without a value, such a command clears the option
     bases: list[dict[str, Any]] = [{}]
     bases += [{"temperature": 1.0}] if SAMPLES_ONLY in spec.marks else []
     bases += [{"num_beams": 2}] if BEAMS_ONLY in spec.marks else []
@@ -184,8 +186,9 @@ def test_a_switch_turns_on_and_off(name: str, state: ConsoleState, talk: Talk) -
     command = command_name(name)
     for now in ("on", "off"):
         assert f"{command[1:]}: {now}\n" in talk(command)[1]
-        assert state.value(name) is (now == "on")
+        assert bool(state.value(name)) is (now == "on")
         assert talk(f"/help {command}")[1].endswith(f"\nnow: {now}\n")
+    assert state.value(name) is SPECS[name].default
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from io import FileIO
@@ -107,7 +108,7 @@ def test_resuming_after_a_kill_around_any_system_call_gives_the_same_bytes(
     assert len(states.paths) > 5
     for state in states.paths:
         if other and (state / "out").read_bytes() == other:
-            assert "temperature was 1.0, is 0.0" in refusal(state / "out", SHORT)
+            assert re.search("temperature was 1.0, is 0.0|out.job cannot be read", refusal(state / "out", SHORT))
             continue
         run_job(state / "out", SHORT, resume=True)
         assert (state / "out").read_bytes() == whole, state
@@ -129,11 +130,14 @@ def test_settings_are_on_disk_before_the_first_record_and_records_at_the_end(
     run_job(
         path, SHORT, resume=how == "resumed", force=how == "replaced", after_row=lambda _: before.append(len(syncs))
     )
+    assert {*before} == {len(syncs) - 1}
+    if how == "replaced":  # first, settings with which earlier records cannot be resumed
+        assert syncs[0].st_size < 40 and os.path.samestat(syncs[1], tmp_path.stat())
+        del syncs[:2]
     settings = [] if how == "resumed" else [settings_path(path), tmp_path]
     for found, expected in zip(syncs, [path, *settings, path], strict=True):
         assert os.path.samestat(found, expected.stat())
     assert syncs[0].st_size == kept and syncs[-1].st_size == path.stat().st_size
-    assert {*before} == {len(syncs) - 1}
 
 
 def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path: Path) -> None:
@@ -279,11 +283,31 @@ def test_settings_that_are_a_pipe_or_a_link_are_neither_read_nor_followed(tmp_pa
     """Another user of the folder could have planted a link. A pipe would block."""
     (tmp_path / "precious").write_text("precious")
     settings_path(tmp_path / "out").symlink_to(tmp_path / "precious")
-    finished(tmp_path / "out")
+    for resume in (False, True):
+        with pytest.raises(
+            InputError, match="out.job is needed for the settings of the job, but is another file; name"
+        ):
+            run_job(tmp_path / "out", INPUT, resume=resume)
+    run_job(tmp_path / "out", INPUT, force=True)
     assert (tmp_path / "precious").read_text() == "precious"
     settings_path(tmp_path / "out").unlink()
     os.mkfifo(settings_path(tmp_path / "out"))
     assert "out.job cannot be read" in refusal(tmp_path / "out")
+
+
+def test_a_replaced_output_is_kept_if_the_settings_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = finished(tmp_path / "out")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    with pytest.raises(InputError) as error:
+        run_job(tmp_path / "out", INPUT, force=True)
+    assert "Permission denied" in str(error.value) and "so far" not in str(error.value)
+    assert (tmp_path / "out").read_bytes() == whole
 
 
 def test_an_existing_output_is_kept_without_resume_or_force(tmp_path: Path) -> None:
