@@ -41,6 +41,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.sampling.options import BEAMS_ONLY, SAMPLES_ONLY, option_specs
 from speculative_decoding.sampling.values import PYTHON_ONLY, Bool, specs_of
+from tests.support.rooms import needs_room
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -155,7 +156,13 @@ def set_by_command(name: str, text: str, state: ConsoleState) -> Any:
         return message
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=needs_room("beam_search")) if BEAMS_ONLY in SPECS[name].marks else name
+        for name in SETTINGS
+    ],
+)
 def test_a_command_sets_and_refuses_what_its_flag_does(
     name: str, loaded: ConsoleState, capsys: pytest.CaptureFixture[str]
 ) -> None:
