@@ -40,7 +40,7 @@ def benchmark_parser() -> Parser:
         metavar="T",
         help="temperatures to test (default: 0)",
     )
-    rules = "acceptance rules to test, above temperature 0 (default: that of main.py)"
+    rules = "acceptance rules to test, above temperature 0 (default: the same as main.py)"
     add("--acceptance", choices=ACCEPTANCE, nargs="+", default=[None], metavar="RULE", help=rules)
     add("--slots", type=COUNT, nargs="+", metavar="N", help="batch sizes to test (default: one prompt at a time)")
     beams = "beam search with N beams, for this package and --peers; excludes drafts (default: 1)"

@@ -1,7 +1,8 @@
 """An output file that can be resumed after any interruption.
 
 Each record ends with a newline, and has the number and a hash of its input line. So the output itself shows which lines
-are finished. A second file, OUTPUT.job, holds the settings. It is on disk before the first record, and never changes.
+are finished. A second file, OUTPUT.job, holds the settings. It is on disk before the first record, and does not change
+afterwards.
 
 A killed job leaves at most the beginning of a record at the end. After a power failure, the end may be missing, and the
 file may contain zeros where data never reached the disk. Resuming cuts off everything from such damage on, and decodes

@@ -27,7 +27,7 @@ SHORT = "\n".join(LINES).encode()
 
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[os.stat_result]:
-    """Replace fsync, which is slow and needed only for a power failure, and note what it was called for."""
+    """Replace the slow fsync, and record the files that it is called for."""
     found: list[os.stat_result] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(os.fstat(descriptor)))
     return found

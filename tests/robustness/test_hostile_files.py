@@ -291,7 +291,7 @@ def read(reader: str, folder: str) -> str | None:
 
 
 def measure() -> None:
-    """Read the folders in cases.json, and print what it gave. One of each kind is read before, to import modules."""
+    """Read the folders in cases.json and print the results. One of each kind is read first, to load all modules."""
     listed = json.loads(Path("cases.json").read_text())
     kinds = {file: (reader, folder) for folder, (_, _, reader, files) in enumerate(listed) for file in files}
     for reader, folder in kinds.values():

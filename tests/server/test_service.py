@@ -31,7 +31,7 @@ LIMITS = Limits(slots=2, queue=2, max_prompts=4, max_seconds=100.0, grace=30.0)
 
 
 class Thread:
-    """A decoding thread that decodes nothing. It records what it is given."""
+    """A decoding thread that decodes nothing and records its arguments."""
 
     decoding = 0
     waiting = 0

@@ -255,7 +255,7 @@ def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(ser
         eventually(lambda: server.service.admitted == 1)
         client.close()
         eventually(lambda: server.service.admitted == uploaded(server) == 0)
-        eventually(lambda: len(server.thread.reading._turns.items) == 2)  # those that are busy
+        eventually(lambda: len(server.thread.reading._turns.items) == 2)  # the busy readers
 
 
 def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:

@@ -119,7 +119,7 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Whispers, of which `speech` has two languages, and the recordings a.wav and b.wav."""
+    """A folder with three tiny Whispers and the recordings a.wav and b.wav. `speech` has two languages."""
     folder = tmp_path_factory.mktemp("transcribe")
     for name in ("speech", "english", "german"):
         save_whisper(tiny_whisper(), folder / name, WHISPER)

@@ -187,7 +187,7 @@ def offline(hub: FakeHub, how: str = "HF_HUB_OFFLINE") -> Iterator[None]:
     """Make a Hub unreachable. how: a name in `settings`, or the status of its answers."""
     settings = {
         "HF_HUB_OFFLINE": {"HF_HUB_OFFLINE": "1"},
-        "no connection": {"HF_ENDPOINT": "http://127.0.0.1:9"},  # the discard port, which nobody serves
+        "no connection": {"HF_ENDPOINT": "http://127.0.0.1:9"},  # the discard port, where no server listens
         "no answer": {"HF_HUB_ETAG_TIMEOUT": "1"},
     }
     hub.silent = how == "no answer"

@@ -1,4 +1,4 @@
-"""The types of options and flags: what they accept in Python and on the command line, and how they describe it."""
+"""The types of options and flags: accepted values in Python and on the command line, and their descriptions."""
 
 from __future__ import annotations
 
