@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .decoding.prompt import DecoderPrompt, make_request
+from .decoding.prompt import DecoderPrompt, EncodeDraft, draft_text_of, make_request
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
 from .decoding.round import Batch, speculate
@@ -101,6 +101,7 @@ class Engine:
         slots: The maximum number of requests in a batch.
         widths: The widths that the target's passes may have.
         num_beams: The number of beams of every request.
+        encode_draft: Returns the `DraftText` of a text (default: `draft_text_of`).
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Engine:
         slots: int,
         widths: PassWidths = UNPADDED,
         num_beams: int = 1,
+        encode_draft: EncodeDraft | None = None,
     ) -> None:
         use_mlx()
         self._model = model
@@ -126,6 +128,7 @@ class Engine:
 
             self._run_round = beam_search_step
         self._runs_ahead = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
+        self._encode_draft = encode_draft or partial(draft_text_of, model, tokenizer)
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # each with its encoder output (1, S, d_model)
@@ -185,7 +188,7 @@ class Engine:
             raise InputError(
                 f"is {self._num_beams} for all requests of this engine, not {options.num_beams}", "num_beams"
             )
-        request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start)
+        request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start, self._encode_draft)
         if self._widths.reserved is not None:
             require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)
         self._queue.append(request)

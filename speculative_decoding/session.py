@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
-from .decoding.prompt import is_token_list
+from .decoding.prompt import draft_text_of, is_token_list
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
+KEPT_DRAFT_TEXTS = 4  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
@@ -176,6 +177,8 @@ class Session:
     @turn()
     def __post_init__(self) -> None:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
+        # Several requests may give the same text, such as a whole document
+        self._encode_draft = lru_cache(KEPT_DRAFT_TEXTS)(partial(draft_text_of, self.model, self.tokenizer))
         for name, (kind, expected) in ARGUMENTS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"must be {expected}, not {short_repr(value)}", name)
@@ -467,9 +470,15 @@ class Session:
     @turn()
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """Return an engine with its own drafter, for `options` and for rows of a batch that override some of them."""
-        widths = self.planner.widths(options, slots)
-        drafter = self._drafter(options)
-        return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
+        return Engine(
+            self.model,
+            self.tokenizer,
+            self._drafter(options),
+            slots=slots,
+            widths=self.planner.widths(options, slots),
+            num_beams=options.num_beams,
+            encode_draft=self._encode_draft,
+        )
 
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:

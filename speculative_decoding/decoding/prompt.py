@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
+from ..drafters.base import TEXT
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source
@@ -16,6 +18,11 @@ from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
 from .request import Observer, Request
 from .text_streamer import TextStreamer
+
+if TYPE_CHECKING:
+    from ..drafters.draft_text import DraftText
+
+EncodeDraft = Callable[[str, int | None], "DraftText"]  # a text and the output's required first token, if there is one
 
 TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
 
@@ -27,12 +34,19 @@ def make_request(
     options: GenerationOptions,
     draft_length: DraftLength,
     start: DecoderPrompt | None = None,
+    encode_draft: EncodeDraft | None = None,
 ) -> Request:
     """Return a request that has no slot yet. Raises an `InputError` that names the option.
 
-    start: How the output begins and ends, and the options of the request; None derives them from `options`.
+    Args:
+        start: How the output begins and ends, and the options of the request; None derives them from `options`.
+        encode_draft: Returns the `DraftText` of a text (default: `draft_text_of`).
     """
-    start = start or build_decoder_prompt(model, tokenizer, options)
+    if start is None:
+        start = build_decoder_prompt(model, tokenizer, options)
+        if options.draft_text:
+            encode = encode_draft or partial(draft_text_of, model, tokenizer)
+            start = start._replace(draft_texts=[encode(text, start.first) for text in options.draft_text])
     if isinstance(prompt, AudioFrames):
         require_audio(model, prompt)
         source: Source = prompt
@@ -43,6 +57,7 @@ def make_request(
         source,
         [*start.tokens],
         constraints=start.constraints,
+        draft_texts=start.draft_texts,
         draft_length=draft_length,
         streamer=TextStreamer(tokenizer, start.eos_token_ids, start.options.stop, prefix=start.tokens[1:]),
         observer=start.observer,
@@ -60,6 +75,8 @@ class DecoderPrompt(NamedTuple):
         constraints: Constraints on the tokens that follow.
         observer: See `Request`.
         search: See `Request`.
+        first: The required first token after the start token, if there is one and no forced prefix.
+        draft_texts: Texts that the output may resemble.
     """
 
     options: GenerationOptions
@@ -68,6 +85,16 @@ class DecoderPrompt(NamedTuple):
     constraints: Constraints
     observer: Observer | None = None
     search: Any = None
+    first: int | None = None
+    draft_texts: Sequence[DraftText] = ()
+
+
+def draft_text_of(model: EncoderDecoder, tokenizer: Tokenizer, text: str, first: int | None = None) -> DraftText:
+    """Encode a text that an output may resemble. first: the output's required first token. Raises `InputError`."""
+    from ..drafters.draft_text import DraftText
+
+    ids = encode_output(model, tokenizer, text, "draft_text") if text else []
+    return DraftText([*([] if first is None else [first]), *ids], model.pieces or {}, TEXT)
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
@@ -84,8 +111,9 @@ def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: G
     tokens = [config.decoder_start_token_id, *prefix]
     eos_token_ids = {*config.eos_token_ids, *options.eos_token_ids}
     options = defaults.with_defaults(options, len(tokens))
-    constraints = defaults.constraints(options, sorted(eos_token_ids), len(tokens), None if prefix else first)
-    return DecoderPrompt(options, tokens, eos_token_ids, constraints)
+    first = None if prefix else first
+    constraints = defaults.constraints(options, sorted(eos_token_ids), len(tokens), first)
+    return DecoderPrompt(options, tokens, eos_token_ids, constraints, first=first)
 
 
 def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:

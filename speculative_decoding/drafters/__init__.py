@@ -113,6 +113,8 @@ def choose_drafter(
     copies = None
     if facts.uses_ngrams:
         copies = ngram or NgramDrafter(pieces=target.pieces, max_ngram_size=options.max_ngram_size)
+    elif facts.uses_texts:
+        copies = NgramDrafter(search_input=False, search_output=False)
     drafter: BatchDrafter = import_module(f".{facts.module}", __name__).build(copies, model, vocab_size)
     return drafter
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from .base import COPY, MODEL, BatchDrafter, Draft, RequestView, merged, renumbered
+from .base import COPY, MEMORY, MODEL, TEXT, BatchDrafter, Draft, RequestView, merged, renumbered
 from .ngram import NgramDrafter
 
 
@@ -43,7 +43,7 @@ class AutoDrafter(BatchDrafter):
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         copies = self._copies[request.slot] = self._ngram.fresh()
-        copies.begin(request.source_tokens)
+        copies.begin(request.source_tokens, request.draft_texts)
         if self._model is not None:
             self._model.begin(request, encoder_output)
 
@@ -57,7 +57,8 @@ class AutoDrafter(BatchDrafter):
                 self._copying.discard(slot)
                 return MODEL, self._model.kind_and_limit(request)[1]
         self._copying.add(slot)
-        return COPY, copies.longest(tokens)
+        origin = copies.match(tokens).origin
+        return origin if origin in (TEXT, MEMORY) else COPY, copies.longest(tokens)
 
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 
@@ -15,9 +15,14 @@ from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, History
 
+if TYPE_CHECKING:
+    from .draft_text import DraftText
+
 Value = TypeVar("Value")
 
-MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind_and_limit`
+# Kinds of draft, see `BatchDrafter.kind_and_limit`: from a draft model or head, copied from the source, the output or a
+# store, from a text that the request gives, and from a translation memory
+MODEL, COPY, TEXT, MEMORY = "model", "copy", "text", "memory"
 
 
 @dataclass(eq=False)
@@ -30,6 +35,7 @@ class RequestView:
         decoder_tokens: The committed decoder ids: the start token, a forced prefix, and the output so far.
         slot: The row of the batch that the request occupies.
         constraints: The constraints on the output; they apply to drafts, too.
+        draft_texts: Texts that the output may resemble.
     """
 
     options: GenerationOptions
@@ -37,6 +43,7 @@ class RequestView:
     decoder_tokens: list[int]
     slot: int = 0
     constraints: Constraints = field(default_factory=Constraints)
+    draft_texts: Sequence[DraftText] = ()
 
     @property
     def source_tokens(self) -> Sequence[int]:

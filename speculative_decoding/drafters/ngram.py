@@ -19,13 +19,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, Name
+from ..errors import InputError
 from ..sampling.options import option_specs, validate
 from .alignment import Alignment
 from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
+    from .draft_text import DraftText, TextFollower
     from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
@@ -37,7 +38,7 @@ class Match:
     """The tokens that follow the output's last tokens in one of the texts.
 
     Args:
-        origin: The text: "source", "output" or "store"; "" if no text matches.
+        origin: The text: "source", "output", "store", or the origin of a `DraftText`; "" if no text matches.
         length: How many of the output's last tokens precede `continuation` in the text. With length 0,
             `continuation` is a guess: the source from the position that the output is expected to have reached.
         continuation: Up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
@@ -70,7 +71,7 @@ class NgramDrafter(Drafter):
         min_chance: The minimum probability that all tokens of a draft are right. With 0, drafts have full length.
 
     Raises:
-        InputError: An argument is out of range, or there is no text to search.
+        InputError: An argument is out of range.
     """
 
     kind = COPY
@@ -88,12 +89,6 @@ class NgramDrafter(Drafter):
         max_ngram_size = validate("max_ngram_size", option_specs()["max_ngram_size"].type, max_ngram_size)
         if not 0 <= min_chance < 1:
             raise InputError(f"must be >= 0 and < 1, not {min_chance}", "min_chance")
-        if not (search_input or search_output or store is not None):
-            raise InputError(
-                "has no text to search",
-                "NgramDrafter",
-                ("set ", Name("search_input"), " or ", Name("search_output"), ", or pass a ", Name("store")),
-            )
         self._pieces = pieces or {}
         self._search_input = search_input
         self._search_output = search_output
@@ -109,12 +104,18 @@ class NgramDrafter(Drafter):
         other.begin(())
         return other
 
-    def begin(self, input_tokens: Sequence[int]) -> None:
+    def begin(self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = ()) -> None:
         self._source = list(input_tokens)
         self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
         self._output = SuffixIndex(self._max_size)
         self._match: Match | None = None  # for the current tokens; later compared with the next tokens
         self._num_stored = 0  # tokens of the output that the store has learned
+        self._draft_texts = draft_texts
+        self._followers: list[TextFollower] = []
+        if draft_texts:
+            from .draft_text import TextFollower
+
+            self._followers = [TextFollower(text) for text in draft_texts]
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
@@ -149,7 +150,7 @@ class NgramDrafter(Drafter):
         """Read the tokens that were committed since the last call, and compare them with the last match."""
         seen = len(self._output.tokens)
         if self._output.tokens != tokens[:seen]:  # another request
-            self.begin(self._source)
+            self.begin(self._source, self._draft_texts)
             seen = 0
         new = tokens[seen:]
         if not new:
@@ -157,13 +158,20 @@ class NgramDrafter(Drafter):
         if self._match is not None:
             self.chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
             self._match = None
-        if self._search_input:
-            for token in new if seen else new[1:]:  # without the start token
+        for token in new if seen else new[1:]:  # without the start token
+            if self._search_input:
                 self._alignment.append(token)
+            for follower in self._followers:
+                follower.append(token)
         self._output.extend(new)
 
     def _find(self, tokens: Sequence[int], count: int) -> Iterator[tuple[str, int, list[int]]]:
         """Yield (origin, length, continuation) for each text that matches, in order of precedence."""
+        for follower in self._followers:
+            if place := follower.find():
+                position, length = place
+                origin = follower.text.origin
+                yield origin, length, follower.text.ids[position : position + count]
         if self._search_input and (found := self._alignment.find()):
             position, length = found
             yield "source", length, self._source[position : position + count]

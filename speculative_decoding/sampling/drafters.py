@@ -15,16 +15,19 @@ class DrafterFacts(NamedTuple):
     module: the module in `drafters/` whose function `build` makes the drafter; see `drafters.choose_drafter`.
     uses_model: whether it runs the draft model or draft head.
     uses_ngrams: whether it looks up n-grams.
+    uses_texts: whether it follows the texts that a request gives.
     """
 
     module: str
     uses_model: bool = False
     uses_ngrams: bool = False
+    uses_texts: bool = False
 
 
 DRAFTERS: Mapping[str, DrafterFacts] = {
     "model": DrafterFacts("model", uses_model=True),
-    "ngram": DrafterFacts("auto", uses_ngrams=True),
-    "auto": DrafterFacts("auto", uses_model=True, uses_ngrams=True),
+    "text": DrafterFacts("auto", uses_texts=True),
+    "ngram": DrafterFacts("auto", uses_ngrams=True, uses_texts=True),
+    "auto": DrafterFacts("auto", uses_model=True, uses_ngrams=True, uses_texts=True),
     "none": DrafterFacts("none"),
 }

@@ -28,6 +28,7 @@ class OptionKeywords(TypedDict, total=False):
     early_stopping: bool | str | None
     num_return_sequences: int
     drafter: str | Any | None
+    draft_text: str | Sequence[str]
     num_draft_tokens: int | str | Any
     acceptance: str | None
     delta: float

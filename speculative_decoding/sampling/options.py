@@ -31,6 +31,7 @@ from .values import (
     Int,
     ListOf,
     Number,
+    OneOrMore,
     OptionSpec,
     Text,
     Union,
@@ -196,12 +197,20 @@ class GenerationOptions:
     drafter: Annotated[
         str | Any | None,
         Union((Text(tuple(DRAFTERS)),), or_object=True),
-        "where drafts come from: model (the draft model or head), ngram (copies from the prompt, the output and a "
-        "store), auto (both), none (default: auto with a draft model, else ngram)",
+        "where drafts come from: model (the draft model or head), text (the given texts), ngram (also copies from the "
+        "prompt, the output and a store), auto (all), none (default: auto with a draft model, else ngram)",
         FOR_ALL_ROWS,
         FOR_SPEECH,
         NOT_WITH_BEAMS,
     ] = None
+    draft_text: Annotated[
+        str | Sequence[str],
+        OneOrMore(Text(may_be_empty=True)),
+        "text that the output may resemble, such as an earlier version of it; may be repeated",
+        BASIC,
+        FOR_SPEECH,
+        NOT_WITH_BEAMS,
+    ] = ()
     num_draft_tokens: Annotated[
         int | str | Any,
         Union((Int(0, MAX_DRAFT_TOKENS), Text(SCHEDULES)), or_object=True),
@@ -329,6 +338,11 @@ class GenerationOptions:
         return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_ngrams
 
     @property
+    def follows_texts(self) -> bool:
+        """Whether drafts may come from given texts. `drafter` must not be None."""
+        return isinstance(self.drafter, str) and DRAFTERS[self.drafter].uses_texts
+
+    @property
     def num_samples(self) -> int:
         """The number of outputs that are decoded independently of each other."""
         return self.num_return_sequences if self.num_beams == 1 else 1
@@ -391,6 +405,12 @@ class GenerationOptions:
             return () if is_off else ("with ", Name("drafter"), " none")
         if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
             return ("with ", Name("num_draft_tokens"), " 0")
+        if name == "draft_text":
+            if self.num_draft_tokens == 0:
+                return ("with ", Name("num_draft_tokens"), " 0")
+            if isinstance(self.drafter, str) and not self.follows_texts:
+                others = ", ".join(name for name, facts in DRAFTERS.items() if facts.uses_texts)
+                return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
             others = " and ".join(name for name, facts in DRAFTERS.items() if facts.uses_ngrams)
             return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")

@@ -202,6 +202,21 @@ class ListOf(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class OneOrMore(ListOf):
+    """An item or a list of items, kept as a tuple."""
+
+    @property
+    def expected(self) -> str:
+        return f"{self.item.expected}, or a list of such"
+
+    def accept(self, value: Any) -> tuple[Any, ...]:
+        try:
+            return (self.item.accept(value),)
+        except (ValueError, TypeError):
+            return super().accept(value)
+
+
+@dataclass(frozen=True, eq=False)
 class Union(Value):
     """A value of the first type that accepts it.
 

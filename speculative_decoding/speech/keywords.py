@@ -43,6 +43,7 @@ class TranscriptionKeywords(TypedDict, total=False):
     sample_len: int | None
     num_beams: int
     drafter: str | Any | None
+    draft_text: str | Sequence[str]
     num_draft_tokens: int | str | Any
     acceptance: str | None
     delta: float

@@ -133,7 +133,7 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
     ("drafter", "named"),
     [
         ("model", "drafter: model needs a draft model"),
-        (7, "must be one of model, ngram, auto, none, not 7"),
+        (7, "must be one of model, text, ngram, auto, none, not 7"),
     ],
 )
 def test_a_drafter_that_does_not_fit_the_session_is_refused_at_creation(

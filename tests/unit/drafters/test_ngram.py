@@ -195,7 +195,6 @@ def test_a_replay_counts_the_rounds_of_decoding() -> None:
     [
         ({"max_ngram_size": 0}, "max_ngram_size"),
         ({"min_chance": 1.0}, "min_chance"),
-        ({"search_input": False, "search_output": False}, "no text to search"),
     ],
 )
 def test_errors_name_options_out_of_range(options: dict[str, Any], name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union, Value
+from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, OneOrMore, OrNone, Text, Union, Value
 
 
 def accepts(type_: Value, value: Any) -> bool:
@@ -43,6 +43,9 @@ def examples(type_: Value) -> tuple[list[Any], list[Any]]:
             return [*(choices or ["a b"]), *empty * type_.may_be_empty], bad
         case Bool():
             return [True, False], [1, 0, "yes"]
+        case OneOrMore(item=item):
+            good, bad = examples(item)
+            return [[], good, tuple(good)], [5, b"a", {"a": 1}, *([*good, each] for each in bad)]
         case ListOf(item=item):
             good, bad = examples(item)
             return [[], good, tuple(good)], [5, "a", b"a", {"a": 1}, *([*good, each] for each in bad)]
