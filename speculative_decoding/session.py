@@ -215,12 +215,10 @@ class Session:
 
     def __repr__(self) -> str:
         specs = option_specs()
-        options = vars(self.options)
-        changed = ", ".join(
-            f"{name}={short_repr(options[name])}" for name in options if options[name] != specs[name].default
-        )
+        values = vars(self.options)
+        changed = [f"{name!r}: {short_repr(values[name])}" for name in values if values[name] != specs[name].default]
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
-        return f"<Session: target {type(self.model).__name__}, {draft}, options ({changed}), {self.slots} slots>"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {{{', '.join(changed)}}}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
         """Support `model, tokenizer = load(...)` for a session without a draft."""
