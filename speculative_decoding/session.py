@@ -217,6 +217,7 @@ class Session:
         specs = option_specs()
         values = vars(self.options)
         changed = [f"{name!r}: {short_repr(values[name])}" for name in values if values[name] != specs[name].default]
+        options = f"{{{', '.join(changed)}}}"
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {{{', '.join(changed)}}}, {self.slots} slots>"
 
