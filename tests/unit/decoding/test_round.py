@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -45,12 +46,19 @@ BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
 }
 
 
+@cache
+def output_of(prompt: str) -> str:
+    return generate(TARGET, Letters(), prompt, drafter="none", max_tokens=100).text
+
+
 def running(drafter: str, rows: int, **options: Any) -> Engine:
     """Return an engine after three rounds, with rows at different positions."""
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
-        chosen = options_of(max_tokens=100, draft_text=["abcdefgh" * 10, "cab"] if drafter == "text" else [], **options)
-        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, FixedLength(int(chosen.num_draft_tokens)))
+        prompt = "abcdefgh"[number % 8 :] + "ab"
+        texts = [output_of(prompt)] if drafter == "text" else []
+        chosen = options_of(max_tokens=100, draft_text=texts, **options)
+        engine.submit(prompt, chosen, FixedLength(int(chosen.num_draft_tokens)))
     for _ in range(3):
         engine.step()
     return engine
