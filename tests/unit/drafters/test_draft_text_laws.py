@@ -153,6 +153,19 @@ def test_sentences_in_another_order_are_found_again() -> None:
             assert all(right[start + BOUND : end]), (seed, start)
 
 
+@pytest.mark.parametrize("place", [5, 16, 32])
+def test_a_passage_that_occurs_several_times_is_continued_at_the_nearest_place(place: int) -> None:
+    """The word before it differs, so only the place before that tells which of the passages is repeated."""
+    for seed in range(4):
+        text, passage = sentences(seed), sentences(seed + 50, 1)[0]
+        for each in (30, 15, 5):
+            text.insert(each, passage)
+        assert text[place] == passage
+        revised = [*text[: place - 1], [*text[place - 1][:-1], (CAPITAL * 2,)], *text[place:]]
+        right = is_right(ids_of(revised), given(ids_of(text)))
+        assert all(right[len(ids_of(revised[: place + 1])) - 1 :])
+
+
 def test_differences_everywhere_leave_most_of_the_text_usable() -> None:
     """Every tenth word is another one, in another place for each seed."""
     for seed in range(4):
