@@ -298,8 +298,10 @@ def random_ids(count: int, seed: int = 1) -> list[int]:
     return random.Random(seed).choices(range(2, 60), k=count)
 
 
+INSIDE = [token for token, piece in PIECES.items() if piece[0] != "▁" and EOS < token < CAPITAL]
 TEXTS: dict[str, Callable[[int], list[int]]] = {
     "random": random_ids,
+    "without spaces": lambda count: random.Random(1).choices(INSIDE, k=count),
     "one word": lambda count: [*islice(cycle(WORDS[0]), count)],
     "two words": lambda count: [*islice(cycle(WORDS[0] + WORDS[3]), count)],
     "almost one word": lambda count: [*islice(cycle(WORDS[0] * 49 + WORDS[3]), count)],
