@@ -24,7 +24,7 @@ from speculative_decoding import (
 from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.base import TEXT
 from tests.support.rooms import needs_room
-from tests.support.tiny import noisy_copy, tiny_model
+from tests.support.tiny import Scripted, noisy_copy, tiny_model
 from tests.support.together import Letters
 
 TARGET = tiny_model()
@@ -137,6 +137,13 @@ def test_a_text_without_effect_gives_a_warning(options: dict[str, Any], why: str
         warnings.simplefilter("error")  # of a session, they are defaults
         defaults = GenerationOptions(draft_text="cab", **SHORT)
         assert Session(TARGET, Letters(), DRAFT, defaults).generate("abc", **options).tokens == baseline().tokens
+
+
+def test_a_text_without_effect_on_a_drafter_of_one_request_gives_a_warning() -> None:
+    """Such a drafter sees the source and the output only."""
+    for drafter in (NgramDrafter(), Scripted([5], lambda i, token: token)):
+        with pytest.warns(UserWarning, match="draft_text: has no effect with "):
+            generate(TARGET, Letters(), "abc", drafter=drafter, draft_text=text_of(), **SHORT)
 
 
 @needs_room("beam_search")
@@ -286,7 +293,7 @@ class CountedLetters(Letters):
         return self.encode(text)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, 4, 5])
 def test_shared_texts_are_encoded_once(count: int) -> None:
     """By the rows of a batch, the samples of a prompt, and the requests of a session."""
     tokenizer = CountedLetters()
