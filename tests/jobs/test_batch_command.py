@@ -154,6 +154,7 @@ def test_long_prompts_are_refused_before_tokenization(
 
 def test_each_record_equals_generate(tmp_path: Path, batch: Batch) -> None:
     options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
+    options += [{"draft_text": "He goes to school."}, SAMPLE | {"draft_text": ["", *PROMPTS]}]
     content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
     arguments = [tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
@@ -168,10 +169,10 @@ def test_each_record_equals_generate(tmp_path: Path, batch: Batch) -> None:
         assert fields["text"] == result.text and fields["generated_tokens"] == len(result.tokens)
         assert ("seed" in fields) == ("temperature" in given) and fields.get("id") == given.get("id")
     assert records(tmp_path / "out")[3]["seed"] == 9
-    for words in ("5 lines; ", "first token after", "decoding", "end to end", "iterations", "decode"):
+    for words in ("7 lines; ", "first token after", "decoding", "end to end", "iterations", "decode"):
         assert words in err
     stats = json.loads((tmp_path / "stats").read_text())
-    assert stats["rows"] == 5 and stats["generated_tokens"] == sum(
+    assert stats["rows"] == 7 and stats["generated_tokens"] == sum(
         each["generated_tokens"] for each in records(tmp_path / "out")
     )
     assert stats["temperature"] == 0.0 and stats["slots"] == 8 and stats["model"].endswith("t5-web-docs")

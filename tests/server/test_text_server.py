@@ -119,7 +119,7 @@ def test_drafts_never_show_the_text_of_another_client(shares_texts: bool) -> Non
         session = Session(own.model, own.tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
         with serving(session, LIMITS) as server:
             if sends_secret:
-                server.post(prompt=SECRET, max_tokens=30)
+                server.post(prompt=SECRET, draft_text=[SECRET, SECRET.partition(" ")[2]], max_tokens=30)
             fields = {**FOLLOWER, "stream_options": {"include_usage": True}}
             with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
                 *chunks, last = events(response)
