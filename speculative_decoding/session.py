@@ -219,7 +219,7 @@ class Session:
         changed = [f"{name!r}: {short_repr(values[name])}" for name in values if values[name] != specs[name].default]
         options = f"{{{', '.join(changed)}}}"
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
-        return f"<Session: target {type(self.model).__name__}, {draft}, options {{{', '.join(changed)}}}, {self.slots} slots>"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {options}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
         """Support `model, tokenizer = load(...)` for a session without a draft."""
