@@ -174,11 +174,14 @@ def test_text_is_not_interpreted_as_markup() -> None:
 # Traces.
 
 
+GERMAN = "translate English to German: The method returns the value of the property."
+OLD = "Die Methode gibt den Inhalt der Eigenschaft zurück."
+
+
 def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, stats_file = tmp_path / "run.jsonl", tmp_path / "stats.json"
-    prompt = "translate English to German: The method returns the value of the property."
     files = ["--trace", str(trace), "--stats-json", str(stats_file)]
-    assert main_command.main(["--prompt", prompt, "--drafter", "model", "--num-draft", "5", *files]) == 0
+    assert main_command.main(["--prompt", GERMAN, "--drafter", "model", "--num-draft", "5", *files]) == 0
     out, _ = capsys.readouterr()
     lines = [json.loads(each) for each in trace.read_text().splitlines()]
     stats = json.loads(stats_file.read_text())
@@ -196,3 +199,28 @@ def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.Captur
         position += len(each["tokens"])
     assert lines[0]["encode_seconds"] == stats["encode_seconds"] and "encode_seconds" not in lines[1]
     assert lines[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("drafter", ["text", "ngram", "auto"])
+def test_drafts_of_a_given_text_are_named_in_each_round_and_counted_by_kind(
+    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, stats_file, draft = tmp_path / "run.jsonl", tmp_path / "stats.json", tmp_path / "draft.txt"
+    draft.write_text(OLD)
+    files = ["--trace", str(trace), "--stats-json", str(stats_file), "--draft-text-file", str(draft)]
+    shown = ["--show-draft", "rounds", "--verify"]
+    assert main_command.main(["--prompt", GERMAN, "--drafter", drafter, *files, *shown]) == 0
+    _, err = capsys.readouterr()
+    lines = [json.loads(each) for each in trace.read_text().splitlines()]
+    stats = json.loads(stats_file.read_text())
+    assert "verify: identical" in err and OLD not in stats_file.read_text()
+    for number, each in enumerate(lines, 1):
+        expected = (
+            f"{each['accepted']} of {each['drafted']} accepted, {each['kind']}" if each["drafted"] else "no draft"
+        )
+        assert f"\nround {number}: {expected}, " in err
+    for name in ("drafted", "accepted"):
+        found = {kind: sum(each[name] for each in lines if each["kind"] == kind) for kind in stats["drafted_by_kind"]}
+        assert found == stats[f"{name}_by_kind"] and sum(found.values()) == stats[f"{name}_tokens"]
+    accepted, drafted = stats["accepted_by_kind"]["text"], stats["drafted_by_kind"]["text"]
+    assert accepted > 3 and f"text {accepted} of {drafted}" in err
