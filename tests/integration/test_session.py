@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
+from speculative_decoding.decoding.prompt import draft_text_of
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters import NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.session import KEPT_DRAFT_TEXTS
 from tests.support.tiny import tiny_model
 
 TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
@@ -129,6 +133,25 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
     assert calls(used, max_ngram_size=1) == expected
     with pytest.raises(InputError, match="no effect with an ngram"):
         calls(Session(model, tokenizer, ngram=NgramDrafter()), max_ngram_size=1)
+
+
+def test_a_draft_text_is_prepared_once_and_never_displaces_the_sessions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+
+    def noted(model: Any, tokenizer: Any, text: str, first: int | None = None) -> Any:
+        prepared.append(text)
+        return draft_text_of(model, tokenizer, text, first)
+
+    monkeypatch.setattr("speculative_decoding.session.draft_text_of", noted)
+    session = load("t5-web-docs-draft", num_draft_tokens=3)
+    session.options = replace(session.options, draft_text=("own",), max_tokens=3)
+    given = [f"given {number}" for number in range(KEPT_DRAFT_TEXTS)]
+    list(session.batch([{"prompt": prompt, "draft_text": given} for prompt in (PROMPT, "a", "b")]))
+    assert prepared == given
+    for text in ("own", *map(str, range(9)), "own"):
+        session.generate("a", draft_text=text)
+    session.generate("a")
+    assert prepared.count("own") == 1
 
 
 @pytest.mark.parametrize(
