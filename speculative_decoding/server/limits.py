@@ -32,7 +32,7 @@ class Limits:
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
     max_output_tokens: A[int, Int(1), "largest max_tokens of a request"] = 1024
     max_stops: A[int, Int(0), "stop strings and end-of-sequence ids of a request"] = 16
-    max_draft_text: A[int, Int(0), "characters of a request's prediction or draft texts together"] = 1 << 16
+    max_draft_text: A[int, Int(0), "characters of a request's prediction or draft texts together"] = 1 << 15
     max_seconds: A[float, Number(0, exclusive=True), "time to finish a request, which then ends with an error"] = 300.0
     grace: A[float, Number(0), "seconds to finish running requests when the server stops"] = 30.0
 
