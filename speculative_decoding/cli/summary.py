@@ -46,7 +46,7 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
 
 
 def kinds_of_draft(stats: GenerationStats) -> str:
-    """Return the counts of each kind of draft, to follow their sums; "" for only one of the kinds without a text."""
+    """Return the counts of each kind of draft, to follow their sums; "" for a single kind, unless it is a text."""
     drafted, accepted = stats.drafted_by_kind, stats.accepted_by_kind
     if len(drafted) < 2 and not {TEXT, MEMORY} & drafted.keys():
         return ""

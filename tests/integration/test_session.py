@@ -135,6 +135,24 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
         calls(Session(model, tokenizer, ngram=NgramDrafter()), max_ngram_size=1)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "num_return_sequences": 3}])
+def test_draft_tokens_are_counted_by_kind(options: dict[str, Any], session: Session) -> None:
+    prompt = "translate English to German: The method returns the value of the `index` property."
+    texts = ["x", session.generate(prompt, drafter="none").text]
+    rounds: list[Round] = []
+    options = options | {"draft_text": texts, "drafter": "ngram"}
+    stats = session.generate(prompt, on_round=rounds.append, **options).stats
+    for found, counts in (
+        (stats.drafted_by_kind, [each.drafted for each in rounds]),
+        (stats.accepted_by_kind, [each.accepted for each in rounds]),
+    ):
+        pairs = [(each.kind, count) for each, count in zip(rounds, counts, strict=True) if each.drafted]
+        assert found == {kind: sum(n for other, n in pairs if other == kind) for kind, _ in pairs}
+    assert sum(stats.drafted_by_kind.values()) == stats.drafted_tokens
+    assert sum(stats.accepted_by_kind.values()) == stats.accepted_tokens
+    assert "text" in stats.drafted_by_kind and stats.as_dict()["accepted_by_kind"] == stats.accepted_by_kind
+
+
 def test_a_draft_text_is_prepared_once_and_never_displaces_the_sessions_own(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[str] = []
 

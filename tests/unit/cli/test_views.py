@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from speculative_decoding import Session
+from speculative_decoding import Event, Session
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.runner import watch
 from speculative_decoding.cli.views import DraftView, has_color, visible
 from speculative_decoding.decoding.results import Round
+from speculative_decoding.drafters import base
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from tests.integration.test_streaming import TEXT, Cuts, Writer, bundled
@@ -169,6 +170,16 @@ def test_text_is_not_interpreted_as_markup() -> None:
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
     shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(color=True), drafter=Cuts(ids, (4,)))
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
+
+
+@pytest.mark.parametrize("kind", [base.MODEL, base.COPY, base.TEXT, base.MEMORY, ""])
+def test_a_line_of_a_round_names_the_source_of_its_draft(kind: str) -> None:
+    console = screen(color=False)
+    view = DraftView(console, Letters(), rounds=True)
+    view(Event(None, Round([5, 6], [5, 7], 1, seconds=0.002, kind=kind), ["c", "d"]))  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    source = f", {kind}" if kind else ""
+    assert console.file.getvalue().startswith(f"round 1: 1 of 2 accepted{source}, 2.0 ms: c[-")
 
 
 # Traces.
