@@ -57,7 +57,7 @@ DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
 SAVE_SECONDS = 60.0
-DRAFT_TEXT_FILE = "file with a text that the output may resemble; may be repeated"
+DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
 
 
@@ -169,8 +169,9 @@ def make_run_config(
                 ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
             )
     (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
-    options = flags.add_draft_texts(options)
-    flags = replace(flags, draft_text_file=())  # so that other models in the console do not add the texts again
+    if flags.draft_text_file:
+        options = flags.add_draft_texts(options)
+        flags = replace(flags, draft_text_file=())  # so that other models in the console do not add the texts again
     return RunConfig(models, options, flags, frozenset(given))
 
 

@@ -11,11 +11,11 @@ from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
-from ..session import KEPT_DRAFT_TEXTS
 from .errors import ServerError
 
 EXTRA_SLOTS = 1  # for the first outputs of recordings; see `RecordingQueue`
 MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
+MAX_DRAFT_TEXTS = 4  # each token is looked up in every draft text; fewer than a session keeps prepared
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Limits:
 
     def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
         """Refuse a client's draft texts that would take too long to prepare, which the decoding thread does."""
-        if len(texts) > KEPT_DRAFT_TEXTS:
-            raise ServerError(400, f"{name}: must have at most {KEPT_DRAFT_TEXTS} texts here", name)
+        if len(texts) > MAX_DRAFT_TEXTS:
+            raise ServerError(400, f"{name}: must have at most {MAX_DRAFT_TEXTS} texts here", name)
         if (count := sum(map(len, texts))) > self.max_draft_text:
             message = f"{name}: has {count} characters (at most {self.max_draft_text} here); shorten it"
             raise ServerError(400, message, name)

@@ -29,7 +29,9 @@ from tests.support.rooms import needs_room
 from tests.support.together import Letters
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3, max_draft_text=1000)
-SERVICE: Any = SimpleNamespace(limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5))
+SERVICE: Any = SimpleNamespace(
+    limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5, drafter="ngram")
+)
 NAMES = ModelNames("org/tiny", ["tiny"])
 
 
