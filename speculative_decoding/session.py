@@ -43,6 +43,7 @@ from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .drafters.draft_text import DraftText
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .scoring import Score
@@ -177,8 +178,9 @@ class Session:
     @turn()
     def __post_init__(self) -> None:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        # Several requests may give the same text, such as a whole document
-        self._encode_draft = lru_cache(KEPT_DRAFT_TEXTS)(partial(draft_text_of, self.model, self.tokenizer))
+        # Several requests may give the same text, such as a whole document. They never displace the session's own.
+        encode = partial(draft_text_of, self.model, self.tokenizer)
+        self._encode_own, self._encode_given = (lru_cache(KEPT_DRAFT_TEXTS)(encode) for _ in range(2))
         for name, (kind, expected) in ARGUMENTS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"must be {expected}, not {short_repr(value)}", name)
@@ -481,6 +483,9 @@ class Session:
             num_beams=options.num_beams,
             encode_draft=self._encode_draft,
         )
+
+    def _encode_draft(self, text: str, first: int | None) -> DraftText:
+        return (self._encode_own if text in self.options.draft_text else self._encode_given)(text, first)
 
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:

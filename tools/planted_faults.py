@@ -359,6 +359,12 @@ server/decoding_thread.py: cancelled requests are decoded to the end | server/te
 server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
 - for each in stats[:: self._request.n])
 + for each in stats)
+server/completion_format.py: clients see rejected tokens of the server's draft text | server/test_completion_format.py
+-         TEXT: not has_own_texts(prompt, session),
++         TEXT: False,
+jobs/command.py: records have draft counts that depend on earlier lines | jobs/test_batch_command.py
+- and not config.options.follows_texts,
++ and not config.options.looks_up_ngrams,
 
 training/batches.py: a position learns the token that it reads | training
 - written[:, b, :count] = sequence[positions + 1]
