@@ -90,7 +90,7 @@ def test_a_text_of_the_output_is_used_by_every_drafter_that_follows_texts(drafte
 WRONG = [b"ab", 5, 1.5, True, None, {"a": "b"}, {}, [["a"]], ["a", None], [b"a"], [1, 2], range(3), object()]
 
 
-@pytest.mark.parametrize("value", WRONG, ids=str)
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: str(value)[:16])
 def test_a_value_that_is_no_text_is_named_in_one_line(value: Any) -> None:
     session = Session(TARGET, Letters())
     for call in (
