@@ -27,8 +27,7 @@ class Place(NamedTuple):
     Args:
         position: The position in the text that comes next.
         length: How many tokens before it agree with the output; after a difference, how many tokens differ.
-        status: "" if the last token agrees and the text is confirmed, "unconfirmed" if it is not, and the same with
-            "difference" if the last tokens differ.
+        status: "confirmed" or "unconfirmed", followed by "difference" if the last tokens differ.
     """
 
     position: int
@@ -148,12 +147,12 @@ class TextFollower:
 
     def find(self) -> Place | None:
         """Return the place to continue from: after a few differing tokens, the start of the text's next word."""
-        status = "" if self._is_confirmed else "unconfirmed"
+        status = "confirmed" if self._is_confirmed else "unconfirmed"
         if not self._differing:
             return Place(self._position, self._agreed, status)
         if self._differing > MAX_DIFFERENCE:
             return None
-        return Place(self.text.after_word(self._position), self._differing, f"{status} difference".lstrip())
+        return Place(self.text.after_word(self._position), self._differing, f"{status} difference")
 
     def continuation(self, place: Place, count: int) -> list[int]:
         """Return up to `count` ids to draft at a place."""

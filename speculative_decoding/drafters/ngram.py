@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
 PRIOR_WEIGHT = 5.0  # the prior counts as much as this many observed tokens
-PRIORS = {  # by the status of a `Place`; the last one is for other origins
+PRIORS = {  # by the end of an origin: the status of a `Place`, or any other
     "unconfirmed difference": (0.0, 0.3, 0.1, 0.1, 0.1),
-    "difference": (0.0, 0.5, 0.3, 0.3, 0.3),
+    "confirmed difference": (0.0, 0.6, 0.45, 0.45, 0.45),
     "unconfirmed": (0.8, 0.1, 0.35, 0.5, 0.8),
+    "confirmed": (0.5, 0.6, 0.75, 0.8, 0.9),
     "": (0.5, 0.5, 0.7, 0.8, 0.9),
 }
 LEAST_TEXT_CHANCE = 0.4  # the minimum chance of a token that is drafted from a given text
