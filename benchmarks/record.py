@@ -1,30 +1,39 @@
 """Recorded acceptance: the number of correct draft tokens at each position. `python -m benchmarks.record FILE`.
 
 The command records the bundled drafts on the bundled prompts. `--replay` (replay.py) and simulated_devices.py read the
-file. Each line holds a task, a kind and the task's outputs. An output has one base-36 digit per token: the number of
+file. Each line holds a task, a kind and the task's outputs. An output has one base-64 digit per token: the number of
 correct tokens in a draft that starts there. Kinds:
 
 - "head", "model": drafts of a draft head or draft model
 - "copy": copies, at the positions where the drafter `auto` copies
 - "found": the lengths of these copies
+- "text": drafts from a given text, at the positions where `auto` follows it. The text is the output, with some words
+  replaced
+- "followed": the lengths of these drafts
 
 Drafts never cover the last token of an output, because the target adds a token in each round.
 """
 
 from __future__ import annotations
 
+import random
+import string
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import mlx.core as mx
 
 from speculative_decoding import Session, load
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser, require_writable
-from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, RequestView
+from speculative_decoding.decoding.prompt import draft_text_of
+from speculative_decoding.draft_length.adaptive import LONGEST, LONGEST_COPY
+from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, NgramDrafter, RequestView
 from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.drafters.model import num_shared
 from speculative_decoding.errors import InputError, writing
 from speculative_decoding.loading.atomic_io import atomic_write
@@ -32,11 +41,11 @@ from speculative_decoding.loading.atomic_io import atomic_write
 from .ours import Ids, auto_parts
 from .tasks import Task, tasks_from_files
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+DIGITS = string.digits + string.ascii_letters + "-_"
 PIECE = 16  # length of the consecutive pieces in an excerpt
 PROMPTS = 40  # per task
 MAX_TOKENS = 100  # per output
-MAX_DRAFT_TOKENS = 16
+REPLACED = 0.1  # of the words of a given text
 TARGET = "t5-web-docs"
 DRAFTS = ("t5-web-docs-draft", "t5-web-docs-head")
 
@@ -82,13 +91,25 @@ def excerpt(task: Recorded, size: int) -> dict[str, list[int]]:
     return {kind: [runs[place] for place in places] for kind, runs in joined.items()}
 
 
+def with_other_words(texts: Sequence[str], seed: int = 0) -> list[str]:
+    """Replace each word with probability `REPLACED` by a word drawn from all texts."""
+    rng = random.Random(seed)
+    words = [word for text in texts for word in text.split()]
+    return [" ".join(rng.choice(words) if rng.random() < REPLACED else word for word in text.split()) for text in texts]
+
+
 class Recorder(AutoDrafter):
     """Records a draft before each token, from the model and, where `auto` would copy, from a copy. Proposes no tokens.
 
-    Supports a single row. `drafts` holds the draft tokens before each token of the last request, by kind.
+    Supports a single row. `drafts` holds the draft tokens before each token of the last request, by kind. `texts` holds
+    the given text for each source, if there are any; drafts from it are recorded as copies.
     """
 
+    texts: Mapping[tuple[int, ...], DraftText] = MappingProxyType({})
+
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        if self.texts:
+            request.draft_texts = [self.texts[tuple(request.source_tokens)]]
         super().begin(request, encoder_output)
         self.drafts: dict[str, list[list[int]]] = {MODEL: [], COPY: []}
 
@@ -96,29 +117,61 @@ class Recorder(AutoDrafter):
         return super().kind_and_limit(request)[0], sys.maxsize  # a copy's length must not limit the model's draft
 
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
-        (request,) = counts
+        ((request, count),) = counts.items()
         copied = super().propose(counts, slots) if self._copying else Draft.empty()
         self._copying.clear()
         place = len(request.decoder_tokens) - 1  # a position may be drafted more than once
-        for kind, draft in {MODEL: super().propose(counts, slots), COPY: copied}.items():
+        modelled = super().propose({request: min(count, LONGEST)}, slots)
+        for kind, draft in {MODEL: modelled, COPY: copied}.items():
             self.drafts[kind][place:] = draft.ids()
         return Draft.empty()
 
 
 def record(pair: Session, task: Task) -> Recorded:
-    """Count the correct tokens of the pair's drafts and of copies, before each token of the task's outputs."""
-    recorder = Recorder(*auto_parts(pair.model, pair.draft_model))
+    """Count the correct tokens of the pair's drafts, of copies and of given texts, before each token of the outputs."""
+    name = "head" if isinstance(pair.draft_model, DraftHead) else "model"
+    ngram, model, vocab_size = auto_parts(pair.model, pair.draft_model)
+    outputs, drafts = decode(pair, task, Recorder(ngram, model, vocab_size), LONGEST)
+    found = {name: num_right(drafts[MODEL], outputs), "copy": num_right(drafts[COPY], outputs)}
+    found["found"] = [[*map(len, own)] for own in drafts[COPY]]
+
+    texts = with_other_words([pair.tokenizer.decode(output) for output in outputs])
+    only_texts = NgramDrafter(pieces=pair.model.pieces, search_input=False, search_output=False)
+    follower = Recorder(only_texts, model, vocab_size)
+    follower.texts = {
+        source: draft_text_of(pair.model, pair.tokenizer, text)
+        for source, text in zip(task.sources, texts, strict=True)
+    }
+    _, drafts = decode(pair, task, follower, LONGEST_COPY)
+    return found | {
+        "text": num_right(drafts[COPY], outputs),
+        "followed": [[*map(len, own)] for own in drafts[COPY]],
+    }
+
+
+def decode(
+    pair: Session, task: Task, recorder: Recorder, num_draft_tokens: int
+) -> tuple[list[list[int]], dict[str, list[list[list[int]]]]]:
+    """Return the outputs, and by kind the draft before each of their tokens."""
     session = Session(pair.model, Ids(task.sources))
-    model = "head" if isinstance(pair.draft_model, DraftHead) else "model"
-    found: dict[str, list[list[int]]] = {model: [], "copy": [], "found": []}
+    outputs = []
+    drafts: dict[str, list[list[list[int]]]] = {MODEL: [], COPY: []}
     for number in range(len(task.sources)):
-        output = session.generate(
-            str(number), drafter=recorder, num_draft_tokens=MAX_DRAFT_TOKENS, max_tokens=task.max_tokens
-        ).tokens
-        for kind, name in ((MODEL, model), (COPY, "copy")):
-            found[name].append([num_shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
-        found["found"].append([*map(len, recorder.drafts[COPY])])
-    return found
+        result = session.generate(
+            str(number), drafter=recorder, num_draft_tokens=num_draft_tokens, max_tokens=task.max_tokens
+        )
+        outputs.append(result.tokens)
+        for kind, own in recorder.drafts.items():
+            drafts[kind].append(own)
+    return outputs, drafts
+
+
+def num_right(drafts: Sequence[Sequence[Sequence[int]]], outputs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the number of correct tokens of each draft."""
+    return [
+        [num_shared(ids, output[i:-1]) for i, ids in enumerate(own)]
+        for own, output in zip(drafts, outputs, strict=True)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def record_all(file: Path) -> int:
-    """Record the bundled models on the bundled prompts. Copies are recorded with the last draft."""
+    """Record the bundled models on the bundled prompts. Copies and given texts are recorded with the last draft."""
     require_writable("file", file)
     tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
     for draft in DRAFTS:

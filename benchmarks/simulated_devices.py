@@ -13,7 +13,8 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,11 @@ from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
+from speculative_decoding.draft_length.adaptive import LONGEST
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import measure_widths
+from speculative_decoding.draft_length.costs import WIDER_WIDTHS, measure_widths, monotone
 from speculative_decoding.draft_length.passes import RoundCosts
-from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.drafters.base import COPY, MODEL, TEXT
 from speculative_decoding.errors import InputError
 
 from .record import Recorded, read
@@ -34,7 +36,7 @@ from .record import Recorded, read
 CURVES = Path(__file__).with_name("devices.json")
 ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
 LONGEST_OUTPUT = 100  # tokens
-LONGEST_DRAFT = 16
+LOOKED_UP = {COPY: ("found", "copy"), TEXT: ("followed", "text")}  # kinds in acceptance.txt: lengths, correct tokens
 MEASUREMENT_ERROR = 0.05
 ROUND_NOISE = 0.1
 SLOWDOWN = 2.0  # factor of a slowdown halfway through half of the sessions
@@ -58,23 +60,25 @@ class Drafts(NamedTuple):
     Args:
         name: Name in the output.
         recorded: Kind in acceptance.txt; empty for none.
-        copies: Whether it also drafts copies.
+        looked_up: What it drafts where such a draft was recorded: `COPY`, `TEXT`, or "" for nothing.
         step: As in `RoundCosts`.
         start: As in `RoundCosts`.
     """
 
     name: str
     recorded: str
-    copies: bool
+    looked_up: str
     step: float = 0.0
     start: float = 0.0
 
 
 DRAFTS = (
-    Drafts("head", "head", False, 0.05, 0.03),
-    Drafts("draft model", "model", False, 0.16, 0.03),
-    Drafts("copies", "", True),
-    Drafts("head and copies", "head", True, 0.05, 0.03),
+    Drafts("head", "head", "", 0.05, 0.03),
+    Drafts("draft model", "model", "", 0.16, 0.03),
+    Drafts("copies", "", COPY),
+    Drafts("head and copies", "head", COPY, 0.05, 0.03),
+    Drafts("text", "", TEXT),
+    Drafts("head and text", "head", TEXT, 0.05, 0.03),
 )
 
 
@@ -132,14 +136,15 @@ def generated_devices() -> list[Device]:
 
 def positions(task: Recorded, drafts: Drafts) -> list[list[Position]]:
     """Return the drafts for each output and token."""
+    lengths, right = LOOKED_UP[drafts.looked_up or COPY]
     outputs = []
-    for i, output in enumerate(task["found"]):
+    for i, output in enumerate(task[lengths]):
         own = []
-        for j, found in enumerate(output):
-            if drafts.copies and (found or not drafts.recorded):
-                own.append(Position(COPY, found, task["copy"][i][j]))
+        for j, length in enumerate(output):
+            if drafts.looked_up and (length or not drafts.recorded):
+                own.append(Position(drafts.looked_up, length, task[right][i][j]))
             else:
-                own.append(Position(MODEL, LONGEST_DRAFT, task[drafts.recorded][i][j]))
+                own.append(Position(MODEL, LONGEST, task[drafts.recorded][i][j]))
         outputs.append(own)
     return outputs
 
@@ -147,7 +152,7 @@ def positions(task: Recorded, drafts: Drafts) -> list[list[Position]]:
 def head_prior(tasks: Mapping[str, Recorded]) -> list[float]:
     """Return the conditional acceptance rate of each draft position, over all tasks."""
     right = Counter(each for task in tasks.values() for output in task["head"] for each in output)
-    at_least = [*accumulate(right[each] for each in range(LONGEST_DRAFT, -1, -1))][::-1]
+    at_least = [*accumulate(right[each] for each in range(LONGEST, -1, -1))][::-1]
     return [more / max(1, all_) for all_, more in pairwise(at_least)]
 
 
@@ -159,7 +164,8 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
         kind, longest, right = output[done]
         asked = 0
         if length.begin_round():
-            (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, longest)])
+            known = longest if longest < LONGEST else LONGEST_OUTPUT  # as from `NgramDrafter.longest`
+            (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, known)])
         drafted = min(asked, longest)
         accepted = min(drafted, right)
         length.observe([Round([], [0] * drafted, accepted, kind=kind if asked else "")])
@@ -177,8 +183,8 @@ class SimulatedSession:
         self._rng = random.Random(seed)
         self._seed = seed
         self._slowdown = 1.0
-        self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start)
-        self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
+        self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start, untimed=WIDER_WIDTHS)
+        self._length = AdaptiveLength(lambda rows: self._costs, prior=prior, widen=self._widen)
         self.seconds = 0.0
 
     def decode(self, output: Sequence[Position]) -> None:
@@ -188,6 +194,11 @@ class SimulatedSession:
 
     def slow_down(self) -> None:
         self._slowdown = SLOWDOWN
+
+    def _widen(self, rows: int, width: int) -> None:
+        passes = monotone({**self._costs.passes, width: self._measure(width)})
+        untimed = [each for each in self._costs.untimed if each > width]
+        self._costs = replace(self._costs, passes=passes, untimed=untimed)
 
     def _measure(self, width: int) -> float:
         """Return the cost with an error that is fixed for each width."""
@@ -203,9 +214,10 @@ class FixedRounds:
     """The rounds of every fixed draft length over a task, which are the same on all devices."""
 
     def __init__(self, outputs: Sequence[Sequence[Position]]) -> None:
+        longest = max(each.length for output in outputs for each in output)
         self._rounds = [
             Counter(each for output in outputs for each in play(FixedLength(length), output))
-            for length in range(LONGEST_DRAFT + 1)
+            for length in range(longest + 1)
         ]
 
     def seconds(self, device: Device, drafts: Drafts) -> list[float]:
@@ -243,7 +255,7 @@ def session_result(
 
 def simulate(devices: Sequence[Device]) -> list[Result]:
     """Run all sessions, and print a line for each device, task and source of drafts."""
-    tasks = read(ACCEPTANCE, ["head", "model", "copy", "found"])
+    tasks = read(ACCEPTANCE, ["head", "model", *chain.from_iterable(LOOKED_UP.values())])
     prior = head_prior(tasks)
     sessions = []
     for (name, task), drafts in product(tasks.items(), DRAFTS):

@@ -133,17 +133,23 @@ drafters/draft_sampler.py: a draft reports more ids than it proposes | integrati
 + 0.6 * mx.softmax(log_q, axis=-1) + 0.4 / log_q.shape[-1]))
 
 draft_length/adaptive.py: rejections are not observed | unit/draft_length/test_adaptive.py
-- range(min(outcome.drafted, outcome.accepted + 1, len(self._seen)))
-+ range(min(outcome.drafted, outcome.accepted, len(self._seen)))
+- range(min(outcome.drafted, outcome.accepted + 1))
++ range(min(outcome.drafted, outcome.accepted))
 draft_length/passes.py: exact passes are not padded | integration/test_exact_mode.py integration/test_engine.py
 - return min((width for width in self.passes if width >= tokens), default=tokens)
 + return tokens
 draft_length/adaptive.py: a draft costs as much as a narrower pass | unit/draft_length/test_adaptive.py
-- longest = min(width - 1, self._max_draft_tokens)
-+ longest = min(width, self._max_draft_tokens)
+- longest = width - 1
++ longest = width
 draft_length/adaptive.py: the expected length adds rates instead of their products | unit/draft_length/test_adaptive.py
 - expected.append(expected[-1] + survives)
 + expected.append(expected[-1] + likely)
+draft_length/adaptive.py: passes are widened before a whole copy was accepted | unit/draft_length/test_adaptive.py
+- if self._filled and costs.untimed
++ if costs.untimed
+draft_length/calibration.py: wider passes may have any bits | unit/draft_length/test_calibration.py
+- if wanted in untimed and self._may_use(rows, wanted, exact):
++ if wanted in untimed:
 draft_length/key.py: measurements do not depend on the number of ranks | unit/draft_length/test_key.py
 -         "ranks": target.ranks,
 +         "ranks": 1,

@@ -124,8 +124,9 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
         for request in requests:
             kind, limit = drafter.kind_and_limit(request)  # a copy cannot go past the end of its source text
             next_kinds.append(kind)
-            limits.append(min(request.remaining_tokens - 1, longest_pass - 1, limit))
+            limits.append(min(request.remaining_tokens - 1, limit))
         for request, kind, count in zip(requests, next_kinds, policy.choose(next_kinds, limits), strict=True):
+            count = min(count, longest_pass - 1)  # no limit of the policy, which may have a wider exact pass timed
             if count:
                 counts[request], kinds[request] = count, kind
     return counts, kinds

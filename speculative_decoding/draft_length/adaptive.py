@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from ..drafters.base import MODEL
+from ..drafters.base import COPY, MEMORY, MODEL, TEXT
 from ..errors import InputError, Name
 from .base import DraftLength, DraftOutcome
 from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
+LONGEST_COPY = 63  # fills the widest pass; nothing computes these tokens, so only the pass limits them
+COPIES = (COPY, TEXT, MEMORY)
+COPY_POSITIONS = 4  # how far a copy is right hardly depends on its length so far, so later positions count together
 OPTIMISM = 0.7  # moves a prior, which was measured on other text, towards 1 by this fraction
 DECAY = 0.994  # each round multiplies the weight of past observations by this factor
 IDLE_DECAY = 0.9965  # the same factor for kinds that are currently not drafted
@@ -22,6 +25,8 @@ WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured cos
 
 class Acceptance:
     """Estimates, for one kind of draft, the acceptance of each position given that all earlier ones were accepted.
+
+    Positions from the last one on have the same acceptance.
 
     Args:
         prior: The acceptance of each position on held-out text, if known. A position with few observations is
@@ -41,25 +46,32 @@ class Acceptance:
         self._hits = [self.faded * value for value in self._hits]
         self._seen = [self.faded * value for value in self._seen]
         self.faded = 1.0
+        last = len(self._seen) - 1
         for outcome in outcomes:
             # Positions after the first rejected token were not tested.
-            for i in range(min(outcome.drafted, outcome.accepted + 1, len(self._seen))):
-                self._hits[i] += i < outcome.accepted
-                self._seen[i] += 1.0
+            for i in range(min(outcome.drafted, outcome.accepted + 1)):
+                position = i if i < last else last
+                self._hits[position] += i < outcome.accepted
+                self._seen[position] += 1.0
 
-    def expected(self) -> list[float]:
-        """The expected number of accepted tokens for each draft length, from 0."""
+    def expected(self, longest: int) -> list[float]:
+        """The expected number of accepted tokens for each draft length from 0 to `longest`."""
         faded = self.faded
         survives = 1.0  # the probability that all positions so far are accepted
         expected = [0.0]
         likely = before = self._prior[0]
         weight = 4.0  # the prior counts as much as this many observed drafts
-        for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
+        for prior, hits, seen, _ in zip(self._prior, self._hits, self._seen, range(longest), strict=False):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before = max(prior, 1e-3)
             weight = 15.0  # in drafts: how much a position's acceptance counts as the prior of the next position
             survives *= likely
             expected.append(expected[-1] + survives)
+        total = expected[-1]
+        for _ in range(longest - len(self._seen)):
+            survives *= likely
+            total += survives
+            expected.append(total)
         return expected
 
 
@@ -77,14 +89,24 @@ class AdaptiveLength(DraftLength):
     A draft model without a prior starts with two tokens. Its later drafts are at most twice as long as the most tokens
     accepted from one draft so far, as in TCP's slow start. So a useless draft model stays cheap.
 
+    Copies, from any text, may have up to `LONGEST_COPY` tokens, and other drafts `LONGEST`. Passes beyond the usual
+    widths are timed only if they are needed: a whole copy was accepted, and a wider pass would be worthwhile if it cost
+    no more than the widest timed one.
+
     Args:
         costs: Returns the costs of a round with this many rows.
         prior: The prior of a draft model or draft head; see `Acceptance`.
         max_draft_tokens: The maximum length.
+        widen: Called with a number of rows and one of `RoundCosts.untimed`, to time a pass of this width.
     """
 
     def __init__(
-        self, costs: Callable[[int], RoundCosts], *, prior: Sequence[float] = (), max_draft_tokens: int = LONGEST
+        self,
+        costs: Callable[[int], RoundCosts],
+        *,
+        prior: Sequence[float] = (),
+        max_draft_tokens: int = LONGEST_COPY,
+        widen: Callable[[int, int], None] | None = None,
     ) -> None:
         if max_draft_tokens < 1:
             raise InputError(
@@ -95,11 +117,13 @@ class AdaptiveLength(DraftLength):
         self._max_draft_tokens = max_draft_tokens
         self._costs = costs
         self._prior = prior
+        self._widen = widen
         self._kinds: dict[str, Acceptance] = {}
         self._speedup = 1.0  # predicted for the last choice
         self._lengths: dict[str, int] = {}  # the last choice, by kind
-        self._model_limit = max_draft_tokens if prior else 2
+        self._model_limit = LONGEST if prior else 2
         self._idle_rounds = 0  # rounds until the next decision
+        self._filled = False  # whether a copy as long as the pass was accepted in the last round
 
     def begin_round(self) -> bool:
         for kind, acceptance in self._kinds.items():  # rejected kinds are retried when their observations have faded
@@ -111,7 +135,12 @@ class AdaptiveLength(DraftLength):
         if not any(limits):
             return [0] * len(limits)
         costs = self._costs(len(limits))
+        longest = {kind: self._longest(kind) for kind in kinds}
+        limits = [min(limit, longest[kind]) for kind, limit in zip(kinds, limits, strict=True)]
         lengths, self._speedup = self._best(kinds, limits, costs)
+        lengths = {kind: min(length, longest[kind]) for kind, length in lengths.items()}
+        if self._filled and costs.untimed and self._widen is not None:
+            self._request_wider_pass(kinds, limits, costs)
         if MODEL in lengths:
             lengths[MODEL] = min(lengths[MODEL], self._model_limit)
         self._speedup *= (costs.fastest_baseline or costs.baseline) / costs.baseline
@@ -121,6 +150,10 @@ class AdaptiveLength(DraftLength):
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         drafted = [outcome for outcome in outcomes if outcome.drafted]
+        self._filled = any(
+            outcome.kind in COPIES and outcome.accepted >= self._lengths.get(outcome.kind, LONGEST)
+            for outcome in drafted
+        )
         for kind in dict.fromkeys(outcome.kind for outcome in drafted):
             own = [outcome for outcome in drafted if outcome.kind == kind]
             self._of(kind).observe(own)
@@ -137,19 +170,35 @@ class AdaptiveLength(DraftLength):
 
     def _of(self, kind: str) -> Acceptance:
         if kind not in self._kinds:
-            self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), self._max_draft_tokens)
+            positions = COPY_POSITIONS if kind in COPIES else LONGEST
+            self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), positions)
         return self._kinds[kind]
+
+    def _longest(self, kind: str) -> int:
+        return min(self._max_draft_tokens, LONGEST_COPY if kind in COPIES else LONGEST)
+
+    def _request_wider_pass(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> None:
+        """Request the narrowest untimed pass that would be worthwhile at the cost of the widest timed one."""
+        assert self._widen is not None
+        rows = len(limits)
+        copied, _ = self._expected_tokens(kinds, limits, costs.untimed[-1] - 1)
+        rate = self._speedup * rows / costs.baseline
+        for width in costs.untimed:
+            if rows + copied[width - 1] > WORTHWHILE * rate * max(costs.passes.values()):
+                self._widen(rows, width)
+                return
 
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
         """The length of each kind that gives the most tokens per cost, and its predicted speedup."""
         rows = len(limits)
-        copied, modelled = self._expected_tokens(kinds, limits)
+        most = min(max(limits), max(costs.passes, default=1) - 1)
+        copied, modelled = self._expected_tokens(kinds, limits, most)
         prefill = costs.prefill / TYPICAL_TOKENS  # per token
         first_draft = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source
         best = 0, 0  # the longest copy, and the steps of the draft model
         best_rate = WORTHWHILE * rows / costs.baseline
-        for longest, steps, cost in self._rounds(kinds, costs):
-            tokens = rows + copied[longest] + modelled[steps]
+        for longest, steps, cost in self._rounds(kinds, most, costs):
+            tokens = rows + copied[min(longest, most)] + modelled[steps]
             drafting = costs.start + steps * costs.step + tokens * prefill + first_draft if steps else 0.0
             rate = tokens / (cost + drafting)
             if rate > best_rate:
@@ -158,12 +207,13 @@ class AdaptiveLength(DraftLength):
         speedup = best_rate * costs.baseline / rows if best[0] else 1.0
         return {kind: best[kind == MODEL] for kind in kinds}, speedup
 
-    def _expected_tokens(self, kinds: Sequence[str], limits: Sequence[int]) -> tuple[list[float], list[float]]:
+    def _expected_tokens(
+        self, kinds: Sequence[str], limits: Sequence[int], most: int
+    ) -> tuple[list[float], list[float]]:
         """The expected accepted tokens of all rows, by draft length: for rows that copy, and for the others."""
-        most = self._max_draft_tokens
         copied = [0.0] * (most + 1)
         modelled = [0.0] * (most + 1)
-        expected = {kind: self._of(kind).expected() for kind in set(kinds)}
+        expected = {kind: self._of(kind).expected(most) for kind in set(kinds)}
         capped = [min(limit, most) for limit in limits]
         for (kind, limit), times in Counter(zip(kinds, capped, strict=True)).items():
             tokens_by_length = modelled if kind == MODEL else copied
@@ -171,13 +221,13 @@ class AdaptiveLength(DraftLength):
                 tokens_by_length[i] += times * expected[kind][min(i, limit)]
         return copied, modelled
 
-    def _rounds(self, kinds: Sequence[str], costs: RoundCosts) -> Iterator[tuple[int, int, float]]:
+    def _rounds(self, kinds: Sequence[str], most: int, costs: RoundCosts) -> Iterator[tuple[int, int, float]]:
         """Yield the rounds to compare: the longest copy, the steps of the draft model, and the cost of the pass."""
         has_copies = any(kind != MODEL for kind in kinds)
-        max_steps = self._max_draft_tokens if MODEL in kinds else 0
+        max_steps = min(most, LONGEST) if MODEL in kinds else 0
         narrower = 0  # the longest draft of the next narrower pass
         for width, cost in sorted(costs.passes.items()):
-            longest = min(width - 1, self._max_draft_tokens)  # copies fill the pass, because more tokens cost nothing
+            longest = width - 1  # copies fill the pass, because more tokens cost nothing
             fewest = 0 if has_copies else narrower + 1  # fewer steps fit into the narrower pass
             for steps in range(fewest, min(longest, max_steps) + 1):
                 yield longest, steps, cost

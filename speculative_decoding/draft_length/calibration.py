@@ -3,7 +3,8 @@
 1. The first request measures only for `START_SECONDS`, because its first token must wait. Costs of other widths are
    estimated from the measured ones.
 2. A cost is rough until several timings agree. Later rounds time one rough cost each, for a short time per process.
-3. At the user's request, all costs are measured until none of them is rough.
+3. Wider passes are timed only in later rounds, and only if a policy finds that they may pay. None is used before.
+4. At the user's request, all costs but those of wider passes are measured until none of them is rough.
 
 Measurements are stored, so most processes only read them.
 """
@@ -14,7 +15,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .costs import interpolated, max_measured_width, max_number_of_widths, measure_widths, next_power_of_two, next_width
+from .costs import (
+    interpolated,
+    max_measured_width,
+    max_number_of_widths,
+    measure_widths,
+    monotone,
+    next_power_of_two,
+    next_width,
+    wider_widths,
+)
 from .passes import RoundCosts
 from .store import CalibrationStore, Draft, draft_name, pass_name
 
@@ -53,6 +63,7 @@ class Calibration:
         self._draft = draft
         self._costs: dict[tuple[int, bool], RoundCosts] = {}  # by rows, and whether passes are exact
         self._refined: set[tuple[int, bool]] = set()  # the keys without a rough cost
+        self._wanted: dict[tuple[int, bool], int] = {}  # by the same keys: a wider pass to time
         self._rounds_to_wait = 0
 
     def forget(self) -> None:
@@ -61,6 +72,7 @@ class Calibration:
             self._store.clear()
         self._costs.clear()
         self._refined.clear()
+        self._wanted.clear()
 
     def costs(self, rows: int, *, exact: bool = False) -> RoundCosts:
         """The costs of a round with this many rows, measured at the next power of two. exact: with exact passes only.
@@ -78,8 +90,14 @@ class Calibration:
             self._costs[rows, exact] = costs
         return self._costs[rows, exact]
 
+    def widen(self, rows: int, width: int, *, exact: bool = False) -> None:
+        """Let a later `refine` time this width, which is one of `RoundCosts.untimed`."""
+        key = next_power_of_two(rows), exact
+        self._wanted[key] = width
+        self._refined.discard(key)
+
     def refine(self, rows: int, *, exact: bool = False) -> None:
-        """Time one pass or draft again if its cost is rough.
+        """Time one pass or draft again if its cost is rough, or a wider pass for the first time.
 
         Called between rounds, when no request is waiting for its first token. A process stops refining once it has
         spent `CalibrationStore.refine_seconds`.
@@ -92,13 +110,13 @@ class Calibration:
         if store.refine_seconds <= 0.0 or store.is_read_only or key in self._refined:
             return
         started = time.perf_counter()
-        width = self._next(*key)
+        width = self._next(*key, wider=True)
         if width is None:
             self._refined.add(key)
         else:
             self._time(key[0], width)
             store.save()
-            self._costs.clear()
+        self._costs.clear()
         store.refine_seconds -= time.perf_counter() - started
 
     def measure_fully(self, rows: int, *, exact: bool = False) -> RoundCosts:
@@ -130,8 +148,8 @@ class Calibration:
         else:
             self._store.add_pass(rows, width, probe.pass_seconds(rows, width))
 
-    def _next(self, rows: int, exact: bool) -> int | None:
-        """The width to time next, or `DRAFT`; None if no cost is rough."""
+    def _next(self, rows: int, exact: bool, *, wider: bool = False) -> int | None:
+        """The width to time next, or `DRAFT`; None if no cost is rough. wider: whether it may be a wider pass."""
         store = self._store
         if 1 not in store.passes.get(rows, {}):  # the baseline, even if it is not exact
             return 1
@@ -139,8 +157,16 @@ class Calibration:
         if measured and draft is None:
             return DRAFT
         width = next_width(measured, candidates, max_number_of_widths(rows))
-        if width is not None or not store.rough:
+        if width is not None:
             return width
+        if wider:
+            timed, untimed = self._wider(rows, exact)
+            measured |= timed
+            wanted = self._wanted.get((rows, exact))
+            if wanted in untimed and self._may_use(rows, wanted, exact):
+                return wanted
+        if not store.rough:
+            return None
         names = {pass_name(rows, each): each for each in (1, *measured)} | {draft_name(self._draft, rows): DRAFT}
         rough = {each: store.rough[name] for name, each in names.items() if name in store.rough}
         return min(rough, key=rough.__getitem__, default=None)
@@ -155,15 +181,37 @@ class Calibration:
         draft = self._store.drafts.get(self._draft, {}).get(rows) if self._draft else NO_DRAFT
         return candidates, measured, draft
 
+    def _wider(self, rows: int, exact: bool) -> tuple[dict[int, float], list[int]]:
+        """The costs of the wider passes that may be used, and the widths that must be timed or compared first."""
+        passes = self._store.passes.get(rows, {})
+        timed: dict[int, float] = {}
+        untimed: list[int] = []
+        for width in wider_widths(rows):
+            same = self.exact_widths.known_same_bits(rows, width) if exact and self.exact_widths is not None else True
+            if same and width in passes:
+                timed[width] = passes[width]
+            elif same is not False:
+                untimed.append(width)
+        return timed, untimed
+
+    def _may_use(self, rows: int, width: int, exact: bool) -> bool:
+        """Whether rounds may have passes of this width. Compares bits if necessary."""
+        return not exact or self.exact_widths is None or self.exact_widths.same_bits(rows, width)
+
     def _estimate(self, rows: int, exact: bool) -> RoundCosts | None:
         """The costs of all widths, interpolated where a width has not been timed. None if too little is known."""
         candidates, measured, draft = self._known(rows, exact)
         if not measured or draft is None:
             return None
         passes = measure_widths(interpolated(measured), candidates, max_number_of_widths(rows), measured)
+        timed, untimed = self._wider(rows, exact)
+        if timed:
+            passes = monotone(passes | timed)
+        if self._store.refine_seconds <= 0.0:
+            untimed = []
         step, start, prefill = draft
         baseline = self._store.passes[rows][1] if exact else 0.0
-        return RoundCosts(passes, step, start, prefill, fastest_baseline=baseline)
+        return RoundCosts(passes, step, start, prefill, baseline, [each for each in untimed if each > max(passes)])
 
     def _named_costs(self, rows: int, exact: bool) -> RoundCosts:
         """The costs from a file that the user named, which need not contain these rows or this draft."""

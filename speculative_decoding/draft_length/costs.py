@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-MAX_WIDTH = 17  # the longest draft and one more token; only forced prefixes need wider passes
+MAX_WIDTH = 17  # the longest draft of a model and one more token
 ALL_WIDTHS = range(1, MAX_WIDTH + 1)
 MAX_MEASURED_WIDTHS = 9  # for a single row
 MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
+WIDER_WIDTHS = (24, 32, 48, 64)  # for long copies; Metal's matmul tiles have 32 or 64 rows
 
 
 def next_width(costs: Mapping[int, float], candidates: Sequence[int], max_widths: int) -> int | None:
@@ -95,6 +96,11 @@ def drop_redundant_widths(costs: Mapping[int, float]) -> dict[int, float]:
 def max_measured_width(rows: int) -> int:
     """The widest pass that is measured."""
     return MAX_WIDTH if rows == 1 else max(1, min(MAX_WIDTH - 1, MAX_POSITIONS // rows))
+
+
+def wider_widths(rows: int) -> list[int]:
+    """The passes beyond `max_measured_width` that are measured if drafts turn out to be long enough for them."""
+    return [width for width in WIDER_WIDTHS if rows * width <= MAX_POSITIONS]
 
 
 def max_number_of_widths(rows: int) -> int:

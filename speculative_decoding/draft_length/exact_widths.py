@@ -66,6 +66,12 @@ class ExactWidths:
             store.save()
         return known[width]
 
+    def known_same_bits(self, rows: int, width: int) -> bool | None:
+        """`same_bits` for one of `COMPARED_WIDTHS`; None if it has not been compared, False for any other width."""
+        if rows == 1 or width not in self.widths:
+            return width in self.widths
+        return self._store().same_bits.get(rows, {}).get(width)
+
     def is_exact_by_default(self, num_draft_tokens: int | None, slots: int) -> bool:
         """Whether exact passes should be the default, because passes of usual widths are exact without padding.
 

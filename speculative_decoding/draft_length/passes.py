@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 TYPICAL_TOKENS = 32  # output length of a typical request; the draft model's prefill is spread over these tokens
@@ -24,6 +24,7 @@ class RoundCosts:
         start: The fixed cost of drafting with that model or head, added once per round.
         prefill: The cost of the draft model's forward pass over one request's source.
         fastest_baseline: The cost of a baseline round with the fastest pass, if `passes` does not include that pass.
+        untimed: Wider passes that can be timed, in increasing order. They are not used before.
     """
 
     passes: Mapping[int, float]
@@ -31,6 +32,7 @@ class RoundCosts:
     start: float = 0.0
     prefill: float = 0.0
     fastest_baseline: float = 0.0
+    untimed: Sequence[int] = ()
 
     def width(self, tokens: int) -> int:
         """The width of a pass over this many tokens. Beyond the widest measured pass, it is the number of tokens."""

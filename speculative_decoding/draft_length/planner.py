@@ -84,7 +84,8 @@ class PassPlanner:
         widths = self.widths(options, slots)
         key = slots, widths.exact, self._runs_draft(options)
         if key not in self._lengths:
-            self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
+            widen = partial(self.calibration(options).widen, exact=widths.exact)
+            self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior, widen=widen)
         return self._lengths[key]
 
     @computing()

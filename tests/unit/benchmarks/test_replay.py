@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.replay import ReplayDrafter, replays
 from benchmarks.tasks import Task, random_task
 from speculative_decoding import InputError, Session
 from speculative_decoding.sampling import GenerationOptions
+from tests.parity.test_scoring import Numbers
 from tests.support.tiny import CONFIG, SOURCES, noisy_copy, tiny_head, tiny_model
 from tests.unit.benchmarks.test_benchmark import command, tokens_by
 
@@ -27,7 +29,7 @@ def test_recording_matches_real_rounds() -> None:
     target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
     for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
         found = record.record(Session(target, Ids(task.sources), draft), task)
-        assert found.keys() == {kind, "copy", "found"}
+        assert found.keys() == {kind, "copy", "found", "text", "followed"}
         assert kind == "head" or sum(map(sum, found[kind])) > 8
         session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft_tokens=3))
         for number, output in enumerate(found[kind]):
@@ -37,6 +39,40 @@ def test_recording_matches_real_rounds() -> None:
                 place += 1 + accepted[-1]
             seen = session.generate(str(number), max_tokens=task.max_tokens).stats.accepted_histogram
             assert seen == {count: accepted.count(count) for count in set(accepted)}
+
+
+def test_a_given_text_is_recorded_where_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens from the output itself are right, and none from a text of other words."""
+    target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 80)
+    pair = Session(target, Numbers(), tiny_head(target))
+    monkeypatch.setattr(record, "REPLACED", 0.0)
+    found = record.record(pair, task)
+    for right, lengths in zip(found["text"], found["followed"], strict=True):
+        assert right == [min(length, 79 - i) for i, length in enumerate(lengths)] and max(right) == 63
+    monkeypatch.setattr(record, "REPLACED", 1.0)
+    monkeypatch.setattr(record.random, "Random", lambda seed: WrongWords())  # type: ignore[attr-defined]
+    assert not any(map(any, record.record(pair, task)["text"]))
+
+
+class WrongWords:
+    """Replaces all words by one that no output contains."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def choice(self, words: Sequence[str]) -> str:
+        unused = {*range(2, CONFIG["vocab_size"])} - {int(word) for word in words}
+        return str(min(unused))
+
+
+def test_words_are_replaced_at_the_given_rate() -> None:
+    texts = [" ".join(f"w{i}.{j}" for j in range(50)) for i in range(40)]
+    changed = record.with_other_words(texts)
+    pairs = [
+        pair for old, new in zip(texts, changed, strict=True) for pair in zip(old.split(), new.split(), strict=True)
+    ]
+    assert 0.08 < sum(old != new for old, new in pairs) / len(pairs) < 0.12
+    assert changed == record.with_other_words(texts) != record.with_other_words(texts, seed=1)
 
 
 def replayed(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:

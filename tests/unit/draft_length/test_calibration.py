@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS, Calibration
-from speculative_decoding.draft_length.costs import MAX_WIDTH, next_power_of_two
+from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS, next_power_of_two
 from speculative_decoding.draft_length.passes import RoundCosts
-from tests.support.fake_probe import KEY, Clock, FakeProbe, calibrated, exact_widths_of
+from speculative_decoding.draft_length.probe import Bits
+from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
+from tests.support.fake_probe import KEY, Clock, FakeProbe, calibrated, exact_widths_of, metal
 
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
@@ -133,3 +136,124 @@ def test_times_and_bits_are_measured_only_if_they_are_needed(folder: Path) -> No
     assert exact_widths.widths and exact_widths.batches_match(8) and exact_widths.widths_for(8, 7)
     assert not exact_widths.is_exact_by_default(None, 8)
     assert len(probe.timed) == timed
+
+
+def widths_timed(probe: FakeProbe) -> set[int]:
+    return {width for _, width in probe.timed}
+
+
+def refined(calibration: Calibration, rows: int = 1, rounds: int = 200, **options: bool) -> RoundCosts:
+    for _ in range(rounds):
+        calibration.refine(rows, **options)
+    return calibration.costs(rows, **options)
+
+
+def test_wider_passes_are_timed_only_on_request_and_between_rounds(folder: Path, clock: Clock) -> None:
+    """The first token waits for the usual widths only, and a later process reads the stored cost."""
+    probe = TimedProbe(clock, 0.001)
+    calibration = calibrated(probe, "a head")
+    costs = refined(calibration)
+    assert max(widths_timed(probe)) == max(costs.passes) == MAX_WIDTH and [*costs.untimed] == [*WIDER_WIDTHS]
+
+    calibration.widen(1, 24)
+    assert calibration.costs(1) == costs and 24 not in widths_timed(probe)
+    calibration.refine(1)
+    wider = calibration.costs(1)
+    assert probe.timed[-1] == (1, 24)
+    assert {*wider.passes} == {*costs.passes, 24} and [*wider.untimed] == [32, 48, 64]
+    assert [*wider.passes.values()] == sorted(wider.passes.values())
+
+    another = TimedProbe(clock, 0.001)
+    assert calibrated(another, "a head").costs(1) == wider and another.timed == []
+    calibrated(another, "another head").costs(1)
+    assert max(widths_timed(another)) <= MAX_WIDTH  # its first token waits for its draft only
+
+
+def test_a_request_for_a_wider_pass_waits_for_the_usual_ones(folder: Path, clock: Clock) -> None:
+    """Whether a wider pass may pay is known only then. It does not wait until they are no longer rough."""
+    first = TimedProbe(clock, 0.1)
+    calibrated(first).costs(1)
+    assert first.timed == [(1, 1), (1, MAX_WIDTH)]
+    probe = TimedProbe(clock, 0.001)
+    calibration = calibrated(probe)
+    calibration.widen(1, 24)
+    refined(calibration)
+    before = [width for _, width in probe.timed[: probe.timed.index((1, 24))]]
+    assert 2 in before and len(before) == len({*before}) and not {*before} & {1, MAX_WIDTH}
+
+
+def test_wider_passes_stay_within_the_time_of_refinement(folder: Path, clock: Clock) -> None:
+    calibrated(FakeProbe()).measure_fully(1)
+    probe = TimedProbe(clock, 0.06)
+    calibration = calibrated(probe)
+    for width in WIDER_WIDTHS * 3:
+        calibration.widen(1, width)
+        calibration.refine(1)
+    assert clock.now < 0.2 + 0.06 and len(probe.timed) == 4
+    spent = calibration.costs(1)
+    assert max(spent.passes) == 64 and not spent.untimed
+    assert not calibrated(FakeProbe(), key={"target": "another"}).costs(1).passes.keys() & {*WIDER_WIDTHS}
+
+
+@pytest.mark.parametrize(
+    ("kind_of", "expected"),
+    [(metal, []), (lambda width: width > 1, [24, 32]), (lambda width: 0, [24, 32]), (lambda width: width > 24, [24])],
+)
+def test_exact_passes_are_no_wider_than_the_compared_widths(
+    folder: Path, clock: Clock, kind_of: Callable[[int], int], expected: list[int]
+) -> None:
+    """Comparing more widths could change which ones are exact, and with them the tokens."""
+    probe = FakeProbe(kind_of, slope=0.001)
+    calibration = calibrated(probe)
+    assert [*calibration.costs(1).untimed] == [*WIDER_WIDTHS]
+    assert [*calibration.costs(1, exact=True).untimed] == expected
+    compared = [*probe.compared]
+    for width in WIDER_WIDTHS:
+        calibration.widen(1, width, exact=True)
+        refined(calibration, exact=True)
+    assert {*calibration.costs(1, exact=True).passes} & {*WIDER_WIDTHS} == {*expected}
+    assert probe.compared == compared
+
+
+class WideBatchesDiffer(FakeProbe):
+    """Batches have the bits of single rows only in passes of the usual widths."""
+
+    def batch_bits(self, rows: int, width: int) -> list[Bits]:
+        self.batches = width <= MAX_WIDTH
+        return super().batch_bits(rows, width)
+
+
+@pytest.mark.parametrize("create", [FakeProbe, WideBatchesDiffer])
+def test_exact_passes_of_batches_are_compared_before_they_are_used(
+    folder: Path, clock: Clock, create: type[FakeProbe]
+) -> None:
+    """It does not matter that other rounds, which need not be exact, have timed them."""
+    probe = create(lambda width: 0, slope=0.001)
+    calibration = calibrated(probe)
+    assert [*calibration.costs(4).untimed] == [*WIDER_WIDTHS]
+    assert [*calibration.costs(8).untimed] == [24, 32]  # at most 256 positions
+    assert [*calibration.costs(16).untimed] == []
+    assert [*calibration.costs(4, exact=True).untimed] == [24, 32]
+    calibration.widen(4, 24)
+    assert 24 in refined(calibration, 4).passes and (4, 24) not in probe.compared
+    assert 24 not in calibration.costs(4, exact=True).passes
+
+    for width in (24, 32):
+        calibration.widen(4, width, exact=True)
+        refined(calibration, 4, exact=True)
+        assert (4, width) in probe.compared
+    costs = calibration.costs(4, exact=True)
+    assert {*costs.passes} & {*WIDER_WIDTHS} == ({24, 32} if create is FakeProbe else set()) and not costs.untimed
+    assert (create is FakeProbe) == ((4, 32) in probe.timed)
+
+
+def test_a_named_file_is_not_extended(folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = FakeProbe()
+    calibrated(probe).costs(1)
+    (path,) = folder.glob("*.json")
+    monkeypatch.setenv(CALIBRATION_VARIABLE, str(path))
+    calibration = calibrated(probe)
+    timed = len(probe.timed)
+    assert not calibration.costs(1).untimed
+    calibration.widen(1, 24)
+    assert max(refined(calibration).passes) == MAX_WIDTH and len(probe.timed) == timed

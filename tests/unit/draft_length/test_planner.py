@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.draft_length import DraftLength, FixedLength
+from speculative_decoding.draft_length import DraftLength, FixedLength, calibration
+from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS
 from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.passes import PassWidths, RoundCosts
 from speculative_decoding.drafters import NoDrafter
 from speculative_decoding.engine import Engine
 from speculative_decoding.errors import written
 from tests.parity.test_scoring import Numbers
-from tests.support.fake_probe import FakeProbe
+from tests.support.fake_probe import Clock, FakeProbe
 from tests.support.tiny import noisy_copy, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
@@ -139,6 +141,28 @@ def test_the_device_is_measured_before_a_round_and_refined_after_the_first_token
         assert happened[0] == ("refined" if step else "measured") and happened.count("refined") == (step > 0)
         happened.clear()
     assert engine.is_idle
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_text_that_is_right_gets_longer_drafts_after_wider_passes_are_timed(
+    probes: list[FakeProbe], clock: Clock, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """Not before, and not wider than the exact passes where bits matter."""
+    monkeypatch.setattr(calibration, "ROUNDS_BEFORE_REFINING", 0)
+    session = session_of(probes, kind_of=lambda width: 0, slope=0.001)
+    monkeypatch.setattr(session.model, "config", replace(session.model.config, eos_token_ids=()))
+    options = {"drafter": "text", "strict": strict, "max_tokens": 250}
+    text = session.generate("5 9 3", **options).text
+    widths: list[int] = []
+    longest = []
+    for _ in range(6):
+        result = session.generate("5 9 3", draft_text=text, **options)
+        assert result.text == text
+        longest.append(max(result.stats.accepted_histogram))
+        widths = [width for _, width in probes[0].timed if width > MAX_WIDTH]
+        assert longest[-1] < max([MAX_WIDTH, *widths])
+    assert longest[0] >= 16 and longest[-1] == (31 if strict else 63)
+    assert {*widths} == ({24, 32} if strict else {*WIDER_WIDTHS})
 
 
 def test_a_calibrated_session_frees_its_models(folder: Path) -> None:
