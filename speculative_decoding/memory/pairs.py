@@ -79,7 +79,8 @@ class PairFile:
         if self._skipped:
             named = ", ".join(f"line {line} ({reason})" for line, reason in self._skipped)
             more = ", ..." if self._num_skipped > len(self._skipped) else ""
-            note(f"{self.path}: {self._num_skipped} lines without a pair were skipped: {named}{more}")
+            count = "1 line" if self._num_skipped == 1 else f"{self._num_skipped} lines"
+            note(f"{self.path}: skipped {count} without a pair: {named}{more}")
 
     def _tmx(self, file: BinaryIO) -> Pairs:
         from .tmx import Tmx

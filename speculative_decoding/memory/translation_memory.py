@@ -99,7 +99,8 @@ class TranslationMemory:
 
     def describe(self) -> str:
         count = len(self)
-        return f"memory of {count:,} {'pair' if count == 1 else 'pairs'}, {self.nbytes / 1e6:,.1f} MB"
+        size = f"{self.nbytes / 1e6:,.0f} MB" if self.nbytes >= 1e6 else f"{self.nbytes / 1e3:,.0f} kB"
+        return f"memory of {count:,} {'pair' if count == 1 else 'pairs'}, {size}"
 
     def is_for(self, src_lang: str | None, tgt_lang: str | None) -> bool:
         """Whether the memory may be used for these languages. Unknown languages may be any."""
