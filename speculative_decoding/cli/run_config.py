@@ -112,7 +112,7 @@ class DraftFlags:
     draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
     draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None
-    memory: A[Path | None, File(), MEMORY, BASIC] = None
+    memory: A[Path | None, File(), MEMORY] = None
     recalibrate: A[bool, Bool(), "repeat the calibration for these models on this device"] = False
 
     def __post_init__(self) -> None:
@@ -163,6 +163,8 @@ def make_run_config(
             )
     for name, drafters in DRAFTERS_OF_FLAGS.items():
         if name in changed and drafter not in drafters:
+            if (beams := options.num_beams) > 1:
+                raise InputError(("has no effect with ", Name("num_beams"), f" {beams}"), name, "leave one of them out")
             raise InputError(
                 ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
             )

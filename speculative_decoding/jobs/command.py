@@ -95,7 +95,7 @@ def batch_parser(program: str) -> Parser:
         prog=program,
         usage="%(prog)s FILE [--output FILE] [options]",
         description="Decode a file of prompts of any length in bounded memory, many at once.",
-        basic=all_but(BatchFlags, "max_memory", "parallel"),
+        basic=[*all_but(BatchFlags, "max_memory", "parallel"), "memory"],
     )
     parser.add_argument("input", metavar="FILE", help=INPUT)
     add_flags(parser, "input and output", BatchFlags, without=("input",))

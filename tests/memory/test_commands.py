@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.cli import programs
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
+from speculative_decoding.memory import TranslationMemory
 from tests.support.paths import ROOT
 from tests.support.rooms import needs_room
-from tests.support.tiny import save_whisper, small_target, tiny_whisper
+from tests.support.tiny import WHISPER, save_whisper, small_target, tiny_whisper
 
 Command = Callable[..., tuple[int, str, str]]
 PREFIX = "translate English to German: "
@@ -120,7 +122,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 REFUSED = {
     "missing": (["--memory", "no.tsv"], "--memory: no.tsv: No such file or directory; name another file"),
     "kind": (["--memory", "a.csv"], "--memory: a.csv is of an unknown kind; name a file of tab-separated columns"),
-    "beams": (["--memory", "a.tsv", "--num-beams", "2"], "--memory: only applies to --drafter text or ngram or auto"),
+    "beams": (["--memory", "a.tsv", "--num-beams", "2"], "--memory: has no effect with --num-beams 2; leave one of"),
     "none": (["--memory", "a.tsv", "--drafter", "none"], "--memory: only applies to --drafter text or ngram or auto"),
     "baseline": (["--memory", "a.tsv", "--baseline"], "--memory: only applies to --drafter text or ngram or auto"),
     "length": (["--memory", "a.tsv", "--num-draft", "0"], "--memory: only applies to --drafter text or ngram or auto"),
@@ -146,8 +148,8 @@ REFUSED = {
 def test_what_has_no_effect_is_refused_in_one_line_before_weights_load(
     name: str, program: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_weights: None
 ) -> None:
-    if program[0] == "serve" and name in ("no memory", "tsv"):
-        pytest.skip("the server checks the languages of each request")
+    if program[0] == "serve" and name in ("no memory", "tsv", "baseline"):
+        pytest.skip("the server checks the languages of each request, and has no --baseline")
     monkeypatch.chdir(tmp_path)
     for file, content in (("a.tsv", "a\tb\n"), ("a.csv", ""), ("a.tmx", TMX), ("in.txt", "a")):
         (tmp_path / file).write_text(content)
@@ -159,9 +161,7 @@ def test_what_has_no_effect_is_refused_in_one_line_before_weights_load(
 
 @needs_room("speech")
 def test_speech_models_are_refused_before_weights_load(command: Command, tmp_path: Path, no_weights: None) -> None:
-    from tests.support.speech import whisper_folder
-
-    folder = whisper_folder(tmp_path)
+    folder = save_whisper(tiny_whisper(), tmp_path / "whisper", WHISPER)
     (tmp_path / "a.tsv").write_text("a\tb\n")
     for program in (["transcribe", ROOT / "data" / "jfk.wav"], ["batch", tmp_path / "a.tsv"]):
         status, _, said = command(*program, "--model", folder, "--memory", tmp_path / "a.tsv")
@@ -181,7 +181,6 @@ def test_the_console_strips_its_current_prefix(monkeypatch: pytest.MonkeyPatch, 
     from speculative_decoding.cli.console import answer, console_parser
     from speculative_decoding.cli.console_commands import ConsoleState
     from speculative_decoding.cli.run_config import run_config_from
-    from speculative_decoding.memory import TranslationMemory
 
     asked = []
     monkeypatch.setattr(TranslationMemory, "similar", lambda self, source: asked.append(source) or [])
@@ -202,10 +201,26 @@ def test_the_console_strips_its_current_prefix(monkeypatch: pytest.MonkeyPatch, 
 
 
 @needs_room("server")
-def test_clients_never_see_the_text_of_a_memory() -> None:
-    """Neither in rounds, where rejected drafts of other kinds are shown, nor through a field that names one."""
-    from speculative_decoding import TextStore
-    from tests.support.serving import GERMAN, Serving, bundled, service_of  # noqa: F401
+def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session: Callable[..., Session]) -> None:
+    """Rejected drafts of a memory are counted, but not sent."""
+    from speculative_decoding.server.limits import Limits
+    from tests.support.serving import events, serving
+
+    prompt = f"{PREFIX}The method returns the value."
+    memory = TranslationMemory.from_pairs([("The method returns the value", "Die Methode violet umbrella Rotterdam")])
+    options = GenerationOptions(drafter="text", num_draft_tokens=6)
+    session = new_session(draft_model=None, memory=memory, prompt_prefixes=[PREFIX], options=options)
+    expected = new_session(draft_model=None).generate(prompt).text
+    fields = {"prompt": prompt, "stream": True, "rounds": True, "stream_options": {"include_usage": True}}
+    with serving(session, Limits(slots=2, max_prompts=2)) as server:
+        with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
+            *chunks, last = events(response)
+        refused = server.post(prompt=prompt, memory="/etc/passwd")
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+    counts = last["usage"]["completion_tokens_details"]
+    assert counts["accepted_prediction_tokens"] > 0 and counts["rejected_prediction_tokens"] > 0
+    assert not any(chunk["choices"][0]["round"]["rejected"] for chunk in chunks)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "memory"
 
 
 @needs_room("jobs")
