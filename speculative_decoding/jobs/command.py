@@ -208,7 +208,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             write_to_stdout if output is None else output.write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.follows_texts,
             totals=totals,
         )
         try:

@@ -89,9 +89,9 @@ class WordIndex:
             return
         codes = {word: code for code, word in enumerate(dict.fromkeys(words), 1)}
         numbers = {word: number for word in codes if (number := self._number(word)) is not None}
-        found, bounds = self._candidates(words, numbers, least)
-        if not len(found):
+        if not numbers:
             return
+        found, bounds = self._candidates(words, numbers, least)
         code_of = np.zeros(len(self._lists) - 1, np.uint32)  # by word number; 0 for words that the query lacks
         for word, number in numbers.items():
             code_of[number] = codes[word]
@@ -119,7 +119,7 @@ class WordIndex:
         by_frequency = sorted(numbers, key=lambda word: len(self._list(numbers[word])))
         remaining = sum(times[word] for word in numbers)  # words of the query that are not counted yet
         required = math.ceil(size * least / (2 - least) - 1e-9)  # because L <= n
-        common = np.zeros(len(self), np.int16)
+        common = np.zeros(len(self), np.int16 if size < 1 << 15 else np.int32)
         entries = 0
         for word in by_frequency:
             if remaining < required or entries == MAX_ENTRIES:
@@ -134,7 +134,7 @@ class WordIndex:
         return self._best(common, remaining, size, least)
 
     def _best(self, common: np.ndarray, remaining: int, size: int, least: float) -> tuple[Indices, np.ndarray]:
-        """Return the texts with sufficient bounds, and the bounds; of too many texts, the best ones, then the latest.
+        """Return the texts with sufficient bounds, and the bounds. Of too many texts, only some are returned.
 
         Args:
             common: How many words of the query each text has; 0 for texts that need not be considered.
@@ -142,30 +142,19 @@ class WordIndex:
             size: The number of words of the query.
             least: The least similarity.
         """
-        kept: list[tuple[Indices, np.ndarray]] = []
-        at_level = np.zeros(LEVELS + 1, np.int64)  # the number of texts with such a bound
+        parts = []
         for start in range(0, len(common), SCANNED):
             texts = np.flatnonzero(common[start : start + SCANNED]) + start
             bounds = self._bound(common[texts] + remaining, texts, size)
             is_sufficient = bounds >= np.float32(least) - MARGIN
-            kept.append((texts[is_sufficient], bounds[is_sufficient]))
-            at_level += np.bincount(levels(kept[-1][1]), minlength=LEVELS + 1)
+            parts.append((texts[is_sufficient], bounds[is_sufficient]))
         most = max(1, min(MAX_COUNTED, MAX_WORDS // size))
-        if at_level.sum() > most:
-            from_level = at_level[::-1].cumsum()[::-1]
-            lowest = int(np.argmax(from_level <= most)) if from_level[-1] <= most else LEVELS + 1
-            left = most - (int(from_level[lowest]) if lowest <= LEVELS else 0)
-            for number in reversed(range(len(kept))):  # the latest texts first
-                texts, bounds = kept[number]
-                level = levels(bounds)
-                border = np.flatnonzero(level == lowest - 1)
-                border = border[max(0, len(border) - left) :]
-                left -= len(border)
-                chosen = np.union1d(border, np.flatnonzero(level >= lowest))
-                kept[number] = texts[chosen], bounds[chosen]
-        return concatenated([texts for texts, _ in kept], np.int64), concatenated(
-            [each for _, each in kept], np.float32
-        )
+        if sum(len(texts) for texts, _ in parts) > most:
+            values = [self._bound(common[texts], texts, size) for texts, _ in parts]
+            chosen = [*latest_of_best(values, most)]
+            parts = [(texts[own], bounds[own]) for (texts, bounds), own in zip(parts, chosen, strict=True)]
+        found, bounds = zip(*parts, strict=True)
+        return np.concatenate(found), np.concatenate(bounds)
 
     def _bound(self, common: np.ndarray, texts: Indices, size: int) -> np.ndarray:
         """Return upper bounds of the similarity of a query of `size` words, given upper bounds of the common words."""
@@ -238,8 +227,23 @@ def concatenated(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-def levels(bounds: np.ndarray) -> np.ndarray:
-    return (bounds * np.float32(LEVELS)).astype(np.int16)
+def latest_of_best(parts: Sequence[np.ndarray], most: int) -> list[Indices]:
+    """Return which values, from 0 to 1, are kept in each part: `most` in all, the largest ones and of these the last.
+
+    Values that are nearly the same count as equal.
+    """
+    levels = [(part * np.float32(LEVELS)).astype(np.int16) for part in parts]
+    at_level = np.sum([np.bincount(level, minlength=LEVELS + 1) for level in levels], axis=0)
+    above = at_level[::-1].cumsum()[::-1] - at_level  # how many values are at higher levels
+    border = int(np.argmax(above < most))  # some of this level are kept, and all above it
+    left = most - int(above[border])
+    kept = []
+    for level in reversed(levels):
+        at_border = np.flatnonzero(level == border)
+        last = at_border[max(0, len(at_border) - left) :]
+        left -= len(last)
+        kept.append(np.union1d(last, np.flatnonzero(level > border)))
+    return kept[::-1]
 
 
 def parts_of(lengths: np.ndarray) -> Iterator[slice]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,8 +54,7 @@ class PairFile:
 
     def __iter__(self) -> Pairs:
         try:
-            with closing(READERS[self.path.suffix.lower()](self, self._file)) as pairs:
-                yield from pairs
+            yield from READERS[self.path.suffix.lower()](self, self._file)
         except InputError as error:
             raise InputError(
                 (f"{self.path} ", *words(error.problem)), "memory", error.way_out or "repair it"
@@ -74,13 +72,13 @@ class PairFile:
         count: The number of pairs.
         """
         if not count:
-            reason = f" (line {self._skipped[0][0]}: {self._skipped[0][1]})" if self._skipped else ""
-            raise InputError(f"{self.path} has no pairs{reason}", "memory", "name another file")
+            first = f" (line {self._skipped[0][0]}: {self._skipped[0][1]})" if self._skipped else ""
+            raise InputError(f"{self.path} has no pairs{first}", "memory", "name another file")
         if self._skipped:
-            named = ", ".join(f"line {line} ({reason})" for line, reason in self._skipped)
+            named = ", ".join(f"line {number} ({why})" for number, why in self._skipped)
             more = ", ..." if self._num_skipped > len(self._skipped) else ""
-            count = "1 line" if self._num_skipped == 1 else f"{self._num_skipped} lines"
-            note(f"{self.path}: skipped {count} without a pair: {named}{more}")
+            lines = "1 line" if self._num_skipped == 1 else f"{self._num_skipped} lines"
+            note(f"{self.path}: skipped {lines} without a pair: {named}{more}")
 
     def _tmx(self, file: BinaryIO) -> Pairs:
         from .tmx import Tmx

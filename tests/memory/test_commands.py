@@ -52,11 +52,6 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def without_counts(path: Path) -> list[dict[str, Any]]:
-    counts = ("target_calls", "drafted_tokens", "accepted_tokens")
-    return [{name: value for name, value in each.items() if name not in counts} for each in records(path)]
-
-
 @needs_room("jobs")
 @pytest.mark.parametrize("flags", [["--prefix", PREFIX], []])
 def test_a_changed_document_is_decoded_against_its_last_version(
@@ -77,11 +72,12 @@ def test_a_changed_document_is_decoded_against_its_last_version(
 
     calls = {}
     for name, own in (("without", ["--draft-text", ""]), ("with", ["--memory", tmp_path / "old.jsonl"])):
-        status, _, said = command("batch", new, "--output", tmp_path / name, *options, *own)
+        stats = tmp_path / f"{name}.json"
+        status, _, said = command("batch", new, "--output", tmp_path / name, "--stats-json", stats, *options, *own)
         assert status == 0, said
         assert ("memory of 12 pairs, " in said) == (name == "with")
-        calls[name] = sum(each["target_calls"] for each in records(tmp_path / name))
-    assert without_counts(tmp_path / "with") == without_counts(tmp_path / "without")
+        calls[name] = json.loads(stats.read_text())["target_calls"]
+    assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
     assert calls["with"] < 0.5 * calls["without"]
 
 
@@ -231,25 +227,24 @@ def test_a_killed_job_with_a_memory_continues_byte_for_byte(options: list[str], 
     small_target(tmp_path)
     rng = random.Random(1)
     lines = ["".join(rng.choices("abcdefgh", k=rng.randrange(1, 9))) for _ in range(1000)]
-    (tmp_path / "old.txt").write_text("\n".join(lines))
+    (tmp_path / "old.tsv").write_text("".join(f"{line}\t{line[::-1]} {line}\n" for line in lines))
     for place in range(0, 1000, 10):
         lines[place] = lines[place][1:] + "h"
     (tmp_path / "new.txt").write_text("\n".join(lines))
     run = [sys.executable, "-m", "speculative_decoding", "batch", "--model", "target", "-m", "16", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    drafts = ["--memory", "old.jsonl", "--drafter", "text", "--num-draft", "4"]
+    drafts = ["--memory", "old.tsv", "--drafter", "text", "--num-draft", "4"]
 
     def job(name: str, *more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*run, name, *more], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
 
-    assert job("old.txt", "--output", "old.jsonl").wait() == 0
     started = time.monotonic()
     assert job("new.txt", "--output", "whole", *drafts).wait() == 0
     seconds = time.monotonic() - started
     expected = (tmp_path / "whole").read_bytes()
-    assert len(expected.splitlines()) == 1000 and b"target_calls" in expected
+    assert len(expected.splitlines()) == 1000 and b"error" not in expected
     stages = set()
-    for part in (0.5, 0.7, 0.85, 0.6, 0.9):
+    for part in (0.6, 0.8, 0.9):
         process = job("new.txt", "--output", "made", "--resume", *drafts)
         time.sleep(seconds * part)
         if process.poll() is None:

@@ -95,6 +95,12 @@ def test_lookup_equals_rapidfuzz_for_texts_of_many_words() -> None:
         assert len({*words_of(query)}) > 255 and memory.similar(query) == oracle(query, pairs) != []
 
 
+def test_a_word_may_be_repeated_any_number_of_times() -> None:
+    memory = TranslationMemory.from_pairs([("a b", "1"), ("a " * 39_000, "2"), ("a " * 3, "3")])
+    assert memory.similar("a " * 40_000) == [(pytest.approx(2 * 39 / 79), "2")]
+    assert memory.similar("a " * 4) == [(pytest.approx(6 / 7), "3")]
+
+
 def test_case_and_white_space_do_not_count() -> None:
     memory = TranslationMemory.from_pairs([("The  method\treturns.", "a"), ("the method returns !", "b")])
     assert memory.similar("THE METHOD RETURNS .") == [(1.0, "a"), (0.75, "b")]
@@ -129,6 +135,15 @@ def test_an_equal_source_is_found_among_more_near_duplicates_than_a_search_compa
         assert found[0] == (1.0, sources[number].upper()) and len(found) == MAX_FOUND
         assert all(similarity > 0.8 for similarity, _ in found)
         assert memory.similar(sources[number]) == found
+
+
+def test_a_rare_word_decides_among_more_near_duplicates_than_a_search_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MAX_COUNTED", 50)
+    memory = TranslationMemory.from_pairs(
+        [(f"Part {number} of the list is ready.", f"{number}") for number in range(999)]
+    )
+    for number in (0, 500, 998):
+        assert memory.similar(f"Part {number} of the page is ready.")[0] == (0.875, f"{number}")
 
 
 def test_the_parts_of_a_search_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
