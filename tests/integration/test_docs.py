@@ -63,6 +63,7 @@ NEEDS = {
     "server": r"speculative[_-]decoding.serve|http://",
     "training": r"speculative[_-]decoding.train",
     "distributed": r"mlx\.launch",
+    "memory": r"--memory|from_pairs",
     "doctor": r"speculative[_-]decoding doctor",
 }
 

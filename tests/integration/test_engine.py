@@ -16,8 +16,11 @@ from speculative_decoding.decoding.request import Request
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.draft_length.passes import UNPADDED
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
-from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event
+from speculative_decoding.drafters.base import MEMORY, TEXT
+from speculative_decoding.drafters.draft_text import DraftText
+from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event, FindDrafts
 from speculative_decoding.errors import InputError
+from speculative_decoding.models.audio import TextTokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
@@ -52,13 +55,17 @@ class Client:
     """Submits requests, steps the engine, and records its events."""
 
     def __init__(
-        self, drafter: str | BatchDrafter = "model", slots: int = 8, target: EncoderDecoder = TARGET, **options: Any
+        self,
+        drafter: str | BatchDrafter = "model",
+        slots: int = 8,
+        target: EncoderDecoder = TARGET,
+        find_drafts: FindDrafts | None = None,
+        **options: Any,
     ) -> None:
         self.drafter = BY_NAME[drafter]() if isinstance(drafter, str) else drafter
         self.options = options
-        self.engine = Engine(
-            target, Letters(), self.drafter, slots=slots, widths=EXACT if options.get("strict") else UNPADDED
-        )
+        widths = EXACT if options.get("strict") else UNPADDED
+        self.engine = Engine(target, Letters(), self.drafter, slots=slots, widths=widths, find_drafts=find_drafts)
         self.prompts: dict[Request, str] = {}
         self.told: dict[Request, list[int]] = {}
 
@@ -327,3 +334,45 @@ def test_strict_batches_use_one_class_of_widths_and_equal_single_rows() -> None:
         if "decoder_prefix" not in options:
             client.check()
     assert target.widths == EXACT.costs(1).passes.keys()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", [{}, COUPLED], ids=["greedy", "coupled"])
+def test_found_drafts_follow_the_given_ones_and_change_no_token(options: dict[str, Any], strict: bool) -> None:
+    """They are looked up once for each source, with its text, and only for requests that follow texts."""
+    asked: list[str] = []
+
+    def find(request: Request) -> list[DraftText]:
+        assert isinstance(request.source, TextTokens) and request.source.text is not None
+        asked.append(request.source.text)
+        own = alone(request.source.text, options_of(**options, max_tokens=20))
+        return [DraftText(own if len(asked) % 2 else own[::-1], {}, MEMORY), DraftText([], {}, MEMORY)]
+
+    client = Client("auto", slots=4, find_drafts=find, strict=strict, **options)
+    given = DraftText([3, 4], {}, TEXT)
+    requests = [client.submit(prompt, drafter="auto") for prompt in PROMPTS]
+    for request in requests[:3]:
+        request.draft_texts = [given]
+    others = [client.submit("abc", drafter="none"), client.submit("abc", drafter="auto", num_draft_tokens=0)]
+    client.finish()
+    assert sorted(asked) == sorted(PROMPTS)
+    for request in requests:
+        assert client.told[request] == alone(client.prompts[request], request.options)
+        origins = [text.origin for text in request.draft_texts]
+        assert origins == [TEXT] * (request in requests[:3]) + [MEMORY, MEMORY]
+    assert not any(request.draft_texts for request in others)
+
+
+def test_samples_of_a_prompt_share_what_is_found() -> None:
+    asked = []
+
+    def find(request: Request) -> list[DraftText]:
+        asked.append(request)
+        return [DraftText([3, 4, 5], {}, MEMORY)]
+
+    client = Client("auto", slots=2, find_drafts=find)
+    options = options_of(temperature=1.0, num_return_sequences=5, drafter="auto", max_tokens=6)
+    requests = client.engine.submit_samples("abc", options, FixedLength(3))
+    while not all(request.finish_reason for request in requests):
+        client.engine.step()
+    assert len(asked) == 1 and len({id(request.draft_texts[0]) for request in requests}) == 1

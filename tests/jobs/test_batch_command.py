@@ -102,7 +102,10 @@ def test_a_prefix_equals_writing_it_before_each_prompt(prefix: str, batch: Batch
             written = [with_prefix(line, "" if each else prefix) for line in lines]
             (tmp_path / name).write_text("\n".join(written))
             status, out, _ = batch(tmp_path / name, "--prefix", each, "-m", "6", *FIXED)
-            found.append([{**record, "input_sha256": ""} for record in records(out)])
+            found.append([{**record, "input_sha256": "", "prompt": ""} for record in records(out)])
+            given = [line if isinstance(line, str) else line["prompt"] for line in lines]
+            given = [text if each or not text.strip() else prefix + text for text in given]
+            assert [record.get("prompt", "") for record in records(out)] == [text.strip() and text for text in given]
             assert status == 0
         assert found[0] == found[1] and len(found[0]) == 3
 
