@@ -1,0 +1,219 @@
+"""Measures what given texts gain as drafts, and returns rows. Outputs must equal the baseline's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from speculative_decoding import Session
+from speculative_decoding.cli.common import say
+from speculative_decoding.decoding.prompt import encode_output
+from speculative_decoding.decoding.results import GenerationResult, GenerationStats, Round
+from speculative_decoding.drafters.base import TEXT
+from speculative_decoding.drafters.model import num_shared
+from speculative_decoding.errors import InputError
+from speculative_decoding.models.draft_head import DraftHead
+
+from .given_texts import KINDS, Decoded, GivenTexts, Texts
+from .interleave import Contender, Output, take_turns
+from .summary import Spread, grouped
+from .tasks import Task, task_of
+
+NUM_DRAFT = 15
+BASELINE_SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens per target call of a task, over all its prompts.
+
+    Args:
+        given: The given texts.
+        drafts: Where drafts come from.
+        task: The task's name.
+        by_seed: The figure for each seed.
+    """
+
+    given: str
+    drafts: str
+    task: str
+    by_seed: Sequence[float]
+
+    @property
+    def figure(self) -> str:
+        return f"{statistics.mean(self.by_seed):.2f}"
+
+
+@dataclass(frozen=True)
+class WasteRow:
+    """What a text costs a request in a session that has learned nothing.
+
+    Args:
+        given: The given texts.
+        task: The task's name.
+        wasted: For each prompt, the rounds whose text draft was rejected from its first token.
+        more_calls: For each prompt, the target calls with the text minus those without it.
+    """
+
+    given: str
+    task: str
+    wasted: Sequence[int]
+    more_calls: Sequence[int]
+
+    @property
+    def figure(self) -> str:
+        parts = ((statistics.mean(each), max(each)) for each in (self.wasted, self.more_calls))
+        return ", ".join(f"{mean:.2f} ({most})" for mean, most in parts)
+
+
+@dataclass(frozen=True)
+class TimeRow:
+    """The time of a task with given texts, divided by the time without them.
+
+    Args:
+        given: The given texts.
+        task: The task's name.
+        ratios: One for each repeat.
+    """
+
+    given: str
+    task: str
+    ratios: Sequence[float]
+
+    @property
+    def figure(self) -> str:
+        return "{1:.3f} ({0:.3f}-{2:.3f})".format(*Spread.of(self.ratios))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs tasks with the models of a session. Each run has a new session, which has learned nothing."""
+
+    session: Session
+    max_tokens: int
+    slots: int = 1
+
+    @property
+    def draft(self) -> str:
+        """What drafts besides texts and copies, for tables; "" if nothing does."""
+        model = self.session.draft_model
+        return "" if model is None else "head" if isinstance(model, DraftHead) else "draft model"
+
+    def fresh(self) -> Session:
+        return Session(self.session.model, self.session.tokenizer, self.session.draft_model)
+
+    def decoded(self, name: str, prompts: Sequence[str]) -> Decoded:
+        """Decode the prompts without drafts."""
+        task = task_of(name, prompts, self.max_tokens, self.session.model, self.session.tokenizer)
+        results = self._results(task, [()] * len(prompts), drafter="none", slots=BASELINE_SLOTS)
+        return Decoded(task, prompts, results)
+
+    def tokens_per_call(self, decoded: Decoded, texts: Texts, drafter: str) -> float:
+        total = GenerationStats()
+        options = {"drafter": drafter, "num_draft_tokens": NUM_DRAFT, "slots": self.slots}
+        found = self._results(decoded.task, texts, **options)
+        for result, expected in zip(found, decoded.outputs, strict=True):
+            require_same(decoded.task, result.tokens, expected)
+            total.add(result.stats)
+        return total.tokens_per_target_call
+
+    def _results(self, task: Task, texts: Texts, **options: Any) -> list[GenerationResult]:
+        prompts = [
+            {"prompt": source, **({"draft_text": own} if own else {})}
+            for source, own in zip(task.sources, texts, strict=True)
+        ]
+        results = []
+        for each in self.fresh().batch(prompts, max_tokens=task.max_tokens, **options):
+            if each.result is None:
+                raise InputError(f"{task.name}, prompt {each.index + 1}: {each.error}")
+            results.append(each.result)
+        return results
+
+    def best_place(self, decoded: Decoded, texts: Texts) -> float:
+        """Return the tokens per call of drafts from the place in the texts that agrees with most of the next tokens."""
+        tokens = calls = 0
+        for output, own in zip(decoded.outputs, texts, strict=True):
+            encoded = [encode_output(self.session.model, self.session.tokenizer, text, "draft_text") for text in own]
+            places = [ids[i : i + NUM_DRAFT] for ids in encoded for i in range(len(ids))]
+            done = 0
+            while done < len(output.tokens):
+                done += 1 + max((num_shared(ids, output.tokens[done:]) for ids in places), default=0)
+                calls += 1
+            tokens += len(output.tokens)
+        return tokens / calls
+
+    def rounds(self, source: Sequence[int], **options: Any) -> tuple[list[int], list[Round]]:
+        """Decode a single request. Returns the output and the rounds."""
+        rounds: list[Round] = []
+        options = {"num_draft_tokens": NUM_DRAFT, "max_tokens": self.max_tokens, **options}
+        result = self.fresh().generate(source, on_round=rounds.append, **options)
+        return result.tokens, rounds
+
+
+def require_same(task: Task, tokens: Sequence[int], expected: GenerationResult) -> None:
+    if list(tokens) != list(expected.tokens):
+        raise AssertionError(f"{task.name}: an output differs from the baseline's")
+
+
+def token_rows(bench: Bench, given: GivenTexts) -> Iterator[Row]:
+    decoded, name, task = given.decoded, KINDS[given.kind], given.decoded.task.name
+    if given.kind == "none":
+        modes = {"copies": "ngram"}
+        if draft := bench.draft:
+            modes |= {draft: "model", f"{draft} and copies": "auto"}
+    else:
+        modes = {"text": "text", "all": "auto" if bench.draft else "ngram"}
+    for drafts, drafter in modes.items():
+        yield Row(name, drafts, task, [bench.tokens_per_call(decoded, texts, drafter) for texts in given.by_seed])
+    if given.kind != "none":
+        yield Row(name, "text, best place", task, [bench.best_place(decoded, texts) for texts in given.by_seed])
+
+
+def waste_row(bench: Bench, given: GivenTexts) -> WasteRow:
+    wasted, more_calls = [], []
+    decoded = given.decoded
+    for source, texts, expected in zip(decoded.task.sources, given.by_seed[0], decoded.outputs, strict=True):
+        tokens, rounds = bench.rounds(source, draft_text=texts)
+        require_same(decoded.task, tokens, expected)
+        wasted.append(sum(each.kind == TEXT and each.drafted > each.accepted == 0 for each in rounds))
+        more_calls.append(len(rounds) - len(bench.rounds(source)[1]))
+    return WasteRow(KINDS[given.kind], decoded.task.name, wasted, more_calls)
+
+
+@dataclass(frozen=True)
+class WithTexts(Contender):
+    """The default drafter, with given texts or without them. Each run of the task has a new session."""
+
+    bench: Bench
+    texts: Texts
+
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+        session = self.bench.fresh()
+        for number, (source, own) in enumerate(zip(task.sources, self.texts, strict=True)):
+            options: Any = {"draft_text": own} if own else {}
+            started = perf_counter()
+            result = session.generate(source, max_tokens=task.max_tokens, **options)
+            yield number, Output(result.tokens, perf_counter() - started, result.stats)
+
+
+def time_rows(bench: Bench, found: Iterable[GivenTexts], repeats: int) -> Iterator[TimeRow]:
+    """Time the given texts of each task, and the same prompts without a text, in turns."""
+    bench.session.calibrate()
+    expected = {}
+    contenders: list[tuple[Task, list[Contender]]] = []
+    for task, alike in grouped(found, lambda given: given.decoded.task).items():
+        expected[task] = alike[0].decoded.outputs
+        texts = {"none": [()] * len(task.sources)} | {given.kind: given.by_seed[0] for given in alike}
+        contenders.append((task, [WithTexts(kind, "", 0.0, bench, own) for kind, own in texts.items()]))
+    seconds: dict[tuple[Task, str], list[float]] = {}
+    for each in take_turns(contenders, repeats, 1, say):
+        require_same(each.task, each.output.tokens, expected[each.task][each.prompt])
+        totals = seconds.setdefault((each.task, each.contender.label), [0.0] * repeats)
+        totals[each.repeat] += each.output.seconds
+    for (task, kind), totals in seconds.items():
+        if kind != "none":
+            pairs = zip(totals, seconds[task, "none"], strict=True)
+            yield TimeRow(KINDS[kind], task.name, [with_texts / without for with_texts, without in pairs])
