@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
-KEPT_DRAFT_TEXTS = 4  # prepared draft texts that a session keeps for later requests
+KEPT_DRAFT_TEXTS = 16  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
