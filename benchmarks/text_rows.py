@@ -108,27 +108,27 @@ class Bench:
     def decoded(self, name: str, prompts: Sequence[str]) -> Decoded:
         """Decode the prompts without drafts."""
         task = task_of(name, prompts, self.max_tokens, self.session.model, self.session.tokenizer)
-        results = self._results(task, [()] * len(prompts), drafter="none", slots=BASELINE_SLOTS)
+        results = self._results(prompts, [()] * len(prompts), drafter="none", slots=BASELINE_SLOTS)
         return Decoded(task, prompts, results)
 
     def tokens_per_call(self, decoded: Decoded, texts: Texts, drafter: str) -> float:
         total = GenerationStats()
         options = {"drafter": drafter, "num_draft_tokens": NUM_DRAFT, "slots": self.slots}
-        found = self._results(decoded.task, texts, **options)
+        found = self._results(decoded.prompts, texts, **options)
         for result, expected in zip(found, decoded.outputs, strict=True):
             require_same(decoded.task, result.tokens, expected)
             total.add(result.stats)
         return total.tokens_per_target_call
 
-    def _results(self, task: Task, texts: Texts, **options: Any) -> list[GenerationResult]:
-        prompts = [
-            {"prompt": source, **({"draft_text": own} if own else {})}
-            for source, own in zip(task.sources, texts, strict=True)
+    def _results(self, prompts: Sequence[str], texts: Texts, **options: Any) -> list[GenerationResult]:
+        rows = [
+            {"prompt": prompt, **({"draft_text": own} if own else {})}
+            for prompt, own in zip(prompts, texts, strict=True)
         ]
         results = []
-        for each in self.fresh().batch(prompts, max_tokens=task.max_tokens, **options):
+        for each in self.fresh().batch(rows, max_tokens=self.max_tokens, **options):
             if each.result is None:
-                raise InputError(f"{task.name}, prompt {each.index + 1}: {each.error}")
+                raise InputError(f"prompt {prompts[each.index]}: {each.error}")
             results.append(each.result)
         return results
 
@@ -145,11 +145,11 @@ class Bench:
             tokens += len(output.tokens)
         return tokens / calls
 
-    def rounds(self, source: Sequence[int], **options: Any) -> tuple[list[int], list[Round]]:
+    def rounds(self, prompt: str, **options: Any) -> tuple[list[int], list[Round]]:
         """Decode a single request. Returns the output and the rounds."""
         rounds: list[Round] = []
         options = {"num_draft_tokens": NUM_DRAFT, "max_tokens": self.max_tokens, **options}
-        result = self.fresh().generate(source, on_round=rounds.append, **options)
+        result = self.fresh().generate(prompt, on_round=rounds.append, **options)
         return result.tokens, rounds
 
 
@@ -175,11 +175,11 @@ def token_rows(bench: Bench, given: GivenTexts) -> Iterator[Row]:
 def waste_row(bench: Bench, given: GivenTexts) -> WasteRow:
     wasted, more_calls = [], []
     decoded = given.decoded
-    for source, texts, expected in zip(decoded.task.sources, given.by_seed[0], decoded.outputs, strict=True):
-        tokens, rounds = bench.rounds(source, draft_text=texts)
+    for prompt, texts, expected in zip(decoded.prompts, given.by_seed[0], decoded.outputs, strict=True):
+        tokens, rounds = bench.rounds(prompt, draft_text=texts)
         require_same(decoded.task, tokens, expected)
         wasted.append(sum(each.kind == TEXT and each.drafted > each.accepted == 0 for each in rounds))
-        more_calls.append(len(rounds) - len(bench.rounds(source)[1]))
+        more_calls.append(len(rounds) - len(bench.rounds(prompt)[1]))
     return WasteRow(KINDS[given.kind], decoded.task.name, wasted, more_calls)
 
 
@@ -188,14 +188,15 @@ class WithTexts(Contender):
     """The default drafter, with given texts or without them. Each run of the task has a new session."""
 
     bench: Bench
+    prompts: Sequence[str]
     texts: Texts
 
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
         session = self.bench.fresh()
-        for number, (source, own) in enumerate(zip(task.sources, self.texts, strict=True)):
+        for number, (prompt, own) in enumerate(zip(self.prompts, self.texts, strict=True)):
             options: Any = {"draft_text": own} if own else {}
             started = perf_counter()
-            result = session.generate(source, max_tokens=task.max_tokens, **options)
+            result = session.generate(prompt, max_tokens=task.max_tokens, **options)
             yield number, Output(result.tokens, perf_counter() - started, result.stats)
 
 
@@ -205,9 +206,11 @@ def time_rows(bench: Bench, found: Iterable[GivenTexts], repeats: int) -> Iterat
     expected = {}
     contenders: list[tuple[Task, list[Contender]]] = []
     for task, alike in grouped(found, lambda given: given.decoded.task).items():
-        expected[task] = alike[0].decoded.outputs
-        texts = {"none": [()] * len(task.sources)} | {given.kind: given.by_seed[0] for given in alike}
-        contenders.append((task, [WithTexts(kind, "", 0.0, bench, own) for kind, own in texts.items()]))
+        decoded = alike[0].decoded
+        expected[task] = decoded.outputs
+        texts = {"none": [()] * len(decoded.prompts)} | {given.kind: given.by_seed[0] for given in alike}
+        row = [WithTexts(kind, "", 0.0, bench, decoded.prompts, own) for kind, own in texts.items()]
+        contenders.append((task, [*row]))
     seconds: dict[tuple[Task, str], list[float]] = {}
     for each in take_turns(contenders, repeats, 1, say):
         require_same(each.task, each.output.tokens, expected[each.task][each.prompt])
