@@ -111,8 +111,8 @@ drafters/suffix_index.py: a context at the start of the text is extended past it
 - if end > size:
 + if end >= size:
 drafters/ngram.py: copies start one token too late | unit/drafters/test_ngram.py
-- yield COPY, "source", length, self._source[position : position + count]
-+ yield COPY, "source", length, self._source[position + 1 : position + 1 + count]
+- yield COPY, "source", length, self._aligned.text.ids[place.position : place.position + count]
++ yield COPY, "source", length, self._aligned.text.ids[place.position + 1 : place.position + 1 + count]
 drafters/text_store.py: a copy crosses the end of a stored text | unit/drafters/test_text_store.py
 - return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 + return [token for token in continuation if token != BOUNDARY]

@@ -1,7 +1,8 @@
-"""Follows an output through a given text that it may repeat, such as an earlier version of the output.
+"""Follows an output through a text that it may repeat: the source, or a given text such as an earlier version.
 
-OpenAI calls such a text a prediction ("predicted outputs"). The text may differ from the output anywhere. After a
-difference, its words are skipped one by one until the last tokens of the output occur in the text again.
+With the source, this is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al.
+2022, arXiv 2205.10350). OpenAI calls a given text a prediction ("predicted outputs"). The text may differ from the
+output anywhere. After a difference, the place in the text is found by the last tokens of the output.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from .alignment import SPACES
 from .suffix_index import SuffixIndex
 
+SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
 MAX_CONTEXT = 8  # the last tokens of the output that are looked up in the text
 MAX_DIFFERENCE = 3  # tokens that differ, after which nothing is drafted until the place is found again
-NEAR = range(-2, 11)  # distances at which a single token shows the place; farther away, at least two must agree
 MAX_PIECES = 16  # of a word; languages without spaces have longer ones
 CONFIRMED = 3  # tokens in a row that agree, after which the text is taken for a version of the output
 
@@ -35,6 +35,10 @@ class Place(NamedTuple):
     length: int
     status: str
 
+    @property
+    def differs(self) -> bool:
+        return self.status.endswith("difference")
+
 
 class DraftText:
     """A text, prepared for any number of requests.
@@ -42,14 +46,23 @@ class DraftText:
     Args:
         ids: The text as output ids, with an end token.
         pieces: The vocabulary's pieces by id, with which words compare regardless of case and a leading space.
-        kind: The kind of draft: `TEXT` or `MEMORY`.
-        group: Texts of one kind and group are taken to be equally good, until they are known better.
+        kind: The kind of draft: `TEXT` or `MEMORY`; `COPY` for the source.
+        group: Texts of one kind and group are expected to be equally good.
+        max_context: The maximum number of output tokens to look up.
     """
 
-    def __init__(self, ids: Iterable[int], pieces: Mapping[int, str], kind: str, group: str = "") -> None:
+    def __init__(
+        self,
+        ids: Iterable[int],
+        pieces: Mapping[int, str],
+        kind: str,
+        group: str = "",
+        max_context: int = MAX_CONTEXT,
+    ) -> None:
         self.ids = [*ids]
         self.kind = kind
         self.group = group
+        self.max_context = max_context
         self._pieces = pieces
         self._classes: dict[int, int] = {}  # of each token seen
         self._words: dict[str, int] = {}  # the class of each word seen
@@ -58,7 +71,7 @@ class DraftText:
     @cached_property
     def index(self) -> SuffixIndex:
         """Finds classes; needed only after a difference."""
-        return SuffixIndex(MAX_CONTEXT, self.classes)
+        return SuffixIndex(self.max_context, self.classes)
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append to the text."""
@@ -83,8 +96,16 @@ class DraftText:
     def after_word(self, position: int) -> int:
         """Return the position after the word at `position`; without pieces, after the token."""
         last = min(position + MAX_PIECES, len(self.ids))
-        rest = range(position + 1, last)
-        return next((i for i in rest if self._pieces.get(self.ids[i], SPACES[0]).startswith(SPACES)), last)
+        position += 1
+        while position < last and not self._pieces.get(self.ids[position], SPACES[0]).startswith(SPACES):
+            position += 1
+        return position
+
+    @property
+    def start(self) -> int:
+        """The position after a task prefix ("grammar: "), if one of the first tokens ends with a colon."""
+        first = (self._pieces.get(token, "") for token in self.ids[:12])
+        return next((i + 1 for i, piece in enumerate(first) if piece.endswith(":")), 0)
 
 
 class TextFollower:
@@ -93,11 +114,12 @@ class TextFollower:
     Args:
         text: The text. It may grow while it is followed.
         prefix: The tokens of a forced prefix, with which the text may begin.
+        start: The position at which the text begins.
     """
 
-    def __init__(self, text: DraftText, prefix: Iterable[int] = ()) -> None:
+    def __init__(self, text: DraftText, prefix: Iterable[int] = (), start: int = 0) -> None:
         self.text = text
-        self._position = 0  # of the text that comes next
+        self._position = start  # of the text that comes next
         self._agreed = 0  # the last tokens in a row that agree
         self._differing = 0  # tokens since the last one that agreed
         self._is_confirmed = False
@@ -110,18 +132,15 @@ class TextFollower:
         """Add an output token. The start token is not part of the output."""
         text = self.text
         token_class = text.class_of(token)
-        self._output = [*self._output[1 - MAX_CONTEXT :], token_class]
+        self._output = [*self._output[-text.max_context :], token_class]
         if self._position < len(text.classes) and text.classes[self._position] == token_class:
             self._agree(self._position + 1, self._agreed + 1)
             return
         self._agreed = 0
         self._differing += 1
         if found := text.index.find(self._output):
-            ends = found[-1]
-            ahead = bisect_left(ends, self._position)
-            nearest = min(ends[max(ahead - 1, 0) : ahead + 1], key=lambda end: abs(end - self._position))
-            if len(found) > 1 or nearest - self._position in NEAR:
-                self._agree(nearest, len(found))
+            ends = found[-1]  # of the longest match; the next one ahead, else the nearest one behind
+            self._agree(ends[min(bisect_left(ends, self._position), len(ends) - 1)], len(found))
 
     def find(self) -> Place | None:
         """Return the place to continue from: after a few differing tokens, the start of the text's next word."""

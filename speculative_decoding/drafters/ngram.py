@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..sampling.options import option_specs, validate
-from .alignment import Alignment
 from .base import COPY, Drafter
+from .draft_text import DraftText, TextFollower
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
-    from .draft_text import DraftText, TextFollower
     from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
@@ -129,17 +128,14 @@ class NgramDrafter(Drafter):
             prefix: The tokens of a forced prefix, after the start token.
         """
         self._source = list(input_tokens)
-        self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
+        text = DraftText(self._source if self._search_input else [], self._pieces, COPY, max_context=self._max_size)
+        self._aligned = TextFollower(text, prefix, text.start)
         self._output = SuffixIndex(self._max_size)
         self._match: Match | None = None  # for the current tokens; later compared with the next tokens
         self._num_stored = 0  # tokens of the output that the store has learned
         self._draft_texts = draft_texts
         self._prefix = prefix
-        self._followers: list[TextFollower] = []
-        if draft_texts:
-            from .draft_text import TextFollower
-
-            self._followers = [TextFollower(text, prefix) for text in draft_texts]
+        self._followers = [TextFollower(text, prefix) for text in draft_texts]
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
@@ -188,11 +184,8 @@ class NgramDrafter(Drafter):
         if self._match is not None:
             self.chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
             self._match = None
-        if self._search_input:
-            for token in new if seen else new[1:]:  # without the start token
-                self._alignment.append(token)
-        for follower in self._followers:
-            for token in new if seen else new[1 + len(self._prefix) :]:
+        for token in new if seen else new[1 + len(self._prefix) :]:  # without the start token
+            for follower in (self._aligned, *self._followers):
                 follower.append(token)
         self._output.extend(new)
 
@@ -203,9 +196,10 @@ class NgramDrafter(Drafter):
                 text, start = follower.text, place.position
                 origin = " ".join(filter(None, (text.kind, text.group, place.status)))
                 yield text.kind, origin, place.length, text.ids[start : start + count]
-        if self._search_input and (found := self._alignment.find()):
-            position, length = found
-            yield COPY, "source", length, self._source[position : position + count]
+        if (place := self._aligned.find()) and not (place.differs and place.length > 1):
+            # One chance for all statuses: a source is copied by most outputs of a task, or by none
+            length = 0 if place.differs else place.length
+            yield COPY, "source", length, self._aligned.text.ids[place.position : place.position + count]
         if self._search_output and (positions := self._output.find(tokens)):
             earliest = positions[-1][0]
             yield COPY, "output", len(positions), self._output.tokens[earliest : earliest + count]
