@@ -483,7 +483,7 @@ class Session:
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
-        if options.looks_up_ngrams:
+        if options.follows_texts:
             size = options.max_ngram_size
             if ngram is None:
                 ngram = self._ngrams.get(size) or NgramDrafter(pieces=self.model.pieces, max_ngram_size=size)

@@ -93,6 +93,10 @@ class DraftText:
         self._classes[token] = found
         return found
 
+    def follow(self, prefix: Iterable[int] = ()) -> TextFollower:
+        """Return a follower for one output. prefix: see `TextFollower`."""
+        return TextFollower(self, prefix)
+
     def after_word(self, position: int) -> int:
         """Return the position after the word at `position`; without pieces, after the token."""
         last = min(position + MAX_PIECES, len(self.ids))
@@ -150,6 +154,10 @@ class TextFollower:
         if self._differing > MAX_DIFFERENCE:
             return None
         return Place(self.text.after_word(self._position), self._differing, f"{status} difference".lstrip())
+
+    def continuation(self, place: Place, count: int) -> list[int]:
+        """Return up to `count` ids to draft at a place."""
+        return self.text.ids[place.position : place.position + count]
 
     def _agree(self, position: int, length: int) -> None:
         self._position = position

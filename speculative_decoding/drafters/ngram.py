@@ -117,6 +117,14 @@ class NgramDrafter(Drafter):
         other.begin(())
         return other
 
+    def for_given_texts(self) -> NgramDrafter:
+        """Create a drafter that copies only from given texts. It shares the learned chances."""
+        other = copy(self)
+        other._search_input = other._search_output = False
+        other.store = None
+        other.begin(())
+        return other
+
     def begin(
         self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = (), prefix: Sequence[int] = ()
     ) -> None:
@@ -135,7 +143,7 @@ class NgramDrafter(Drafter):
         self._num_stored = 0  # tokens of the output that the store has learned
         self._draft_texts = draft_texts
         self._prefix = prefix
-        self._followers = [TextFollower(text, prefix) for text in draft_texts]
+        self._followers = [text.follow(prefix) for text in draft_texts]
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
@@ -193,9 +201,9 @@ class NgramDrafter(Drafter):
         """Yield (kind, origin, length, continuation) for each text that matches, in order of precedence."""
         for follower in self._followers:
             if place := follower.find():
-                text, start = follower.text, place.position
+                text = follower.text
                 origin = " ".join(filter(None, (text.kind, text.group, place.status)))
-                yield text.kind, origin, place.length, text.ids[start : start + count]
+                yield text.kind, origin, place.length, follower.continuation(place, count)
         if (place := self._aligned.find()) and not (place.differs and place.length > 1):
             # One chance for all statuses: a source is copied by most outputs of a task, or by none
             length = 0 if place.differs else place.length

@@ -117,8 +117,10 @@ def test_the_ngram_store_of_a_session_learns_from_each_request(session: Session,
 
 
 def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Session) -> None:
+    prompt = "grammar: It were like a pantomime, to come sudenly out of beggardom into this orderly comfort."
+
     def calls(ours: Session, **sizes: int) -> int:
-        return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
+        return ours.generate(prompt, drafter="ngram", num_draft_tokens=8, **sizes).stats.drafted_tokens
 
     model, tokenizer = session.model, session.tokenizer
     fresh, used = Session(model, tokenizer), Session(model, tokenizer)
