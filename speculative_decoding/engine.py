@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -35,9 +35,14 @@ from .models.threads import turn, use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
+if TYPE_CHECKING:
+    from .drafters.draft_text import DraftText
+
 DEFAULT_SLOTS = 8  # maximum number of requests in a batch, unless the user sets it
 QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
+# Returns more texts that a request's output may resemble
+FindDrafts = Callable[[Request], Sequence["DraftText"]]
 # Runs one round for all requests of a batch, as `speculate` does. It calls its second argument after drafting and after
 # verification.
 Strategy = Callable[[Batch, Callable[[], None] | None], dict[Request, Round]]
@@ -102,6 +107,8 @@ class Engine:
         widths: The widths that the target's passes may have.
         num_beams: The number of beams of every request.
         encode_draft: Returns the `DraftText` of a text (default: `draft_text_of`).
+        find_drafts: Returns more texts that a request's output may resemble, such as a translation memory's. It is
+            called while the request is encoded.
     """
 
     def __init__(
@@ -114,6 +121,7 @@ class Engine:
         widths: PassWidths = UNPADDED,
         num_beams: int = 1,
         encode_draft: EncodeDraft | None = None,
+        find_drafts: FindDrafts | None = None,
     ) -> None:
         use_mlx()
         self._model = model
@@ -129,6 +137,7 @@ class Engine:
             self._run_round = beam_search_step
         self._runs_ahead = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
         self._encode_draft = encode_draft or partial(draft_text_of, model, tokenizer)
+        self._find_drafts = find_drafts
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # each with its encoder output (1, S, d_model)
@@ -294,6 +303,12 @@ class Engine:
         started = time.perf_counter()
         sources = [request.source for request in group.values()]
         outputs = self._model.encode_rows(sources)  # (1, S, d_model) each
+        found: dict[int, Sequence[DraftText]] = {}  # by source
+        if self._find_drafts is not None:
+            mx.async_eval(outputs)  # type: ignore[no-untyped-call]  # the device encodes meanwhile
+            for source, request in group.items():
+                if request.options.follows_texts and request.options.draft_tokens != 0:
+                    found[source] = self._find_drafts(request)
         if len(sources) > 1:
             outputs = self._finite(sources, outputs)
         mx.eval(outputs)
@@ -306,6 +321,7 @@ class Engine:
                 source = id(request.source)
                 request.started = started
                 request.stats.encode_seconds = seconds if group[source] is request else 0.0
+                request.draft_texts = [*request.draft_texts, *found.get(source, ())]
                 self._encoded.append((request, encoder_outputs[source]))
 
     def _finite(self, sources: Sequence[Source], outputs: list[mx.array]) -> list[mx.array]:

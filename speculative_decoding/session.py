@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
-from .decoding.prompt import draft_text_of, is_token_list
+from .decoding.prompt import TOKEN_CHARACTERS, draft_text_of, first_token, is_token_list
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
@@ -26,6 +27,7 @@ from .drafters import (
     model_drafter,
     with_default_drafter,
 )
+from .drafters.base import MEMORY
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.pair import ModelPair, open_pair, require_same_tokens
@@ -43,6 +45,8 @@ from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .drafters.draft_text import DraftText
+    from .memory import TranslationMemory
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .scoring import Score
@@ -75,6 +79,7 @@ def load(
     adapter: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    memory: str | os.PathLike[str] | TranslationMemory | None = None,
 ) -> Session:
     """Load a target and an optional draft, from converted folders or from unconverted Hugging Face folders.
 
@@ -95,6 +100,8 @@ def load(
         store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
             from each request, and its method `save` writes the file.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        memory: A translation memory, or its file, which must not need languages to be named (see
+            `TranslationMemory.open`). The targets of similar sources are drafts.
 
     Raises:
         InputError: An argument cannot be used.
@@ -112,7 +119,24 @@ def load(
         adapter=adapter,
     )
     check_drafter(options.drafter, pair.draft)
-    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+    if isinstance(memory, str | os.PathLike):
+        memory = open_memory(memory, pair)
+    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary, memory=memory)
+
+
+def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
+    """Read a translation memory for a target without weights. Raises `InputError`. languages: see `open`."""
+    require_room("memory", "memory")
+    require_text(pair.target.model)
+    from .memory import TranslationMemory
+
+    return TranslationMemory.open(path, **languages)
+
+
+def require_text(model: EncoderDecoder) -> None:
+    """Raise `InputError` about a translation memory if the model does not read text."""
+    if model.audio is not None:
+        raise InputError("holds texts, but this model reads speech", "memory", "leave it out")
 
 
 def load_session(
@@ -121,6 +145,7 @@ def load_session(
     *,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    memory: TranslationMemory | None = None,
     given: Collection[str] = (),
 ) -> Session:
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
@@ -130,6 +155,7 @@ def load_session(
         options: Defaults for all requests.
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        memory: A translation memory, whose targets are drafts.
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
     target = pair.target
@@ -147,7 +173,9 @@ def load_session(
         ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
     pair.load_weights(given)
     draft = None if pair.draft is None else pair.draft.model
-    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)
+    return Session(
+        target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary, memory=memory
+    )
 
 
 @dataclass(repr=False)
@@ -164,6 +192,9 @@ class Session:
         ngram: The n-gram drafter, which drafts copies of earlier text (default: a new one).
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        memory: A translation memory. The targets of its most similar sources are drafts.
+        prompt_prefixes: Texts before prompts, such as "translate English to German: ", that are not part of the
+            sources in the memory.
     """
 
     model: EncoderDecoder
@@ -173,6 +204,8 @@ class Session:
     ngram: NgramDrafter | None = None
     slots: int = DEFAULT_SLOTS
     draft_vocabulary: DraftVocabulary | None = None
+    memory: TranslationMemory | None = None
+    prompt_prefixes: Sequence[str] = ()
 
     @turn()
     def __post_init__(self) -> None:
@@ -189,6 +222,10 @@ class Session:
                 raise InputError(
                     f"must be a DraftVocabulary, not {short_repr(self.draft_vocabulary)}", "draft_vocabulary"
                 )
+        if self.memory is not None:
+            if not hasattr(self.memory, "similar"):
+                raise InputError(f"must be a TranslationMemory, not {short_repr(self.memory)}", "memory")
+            require_text(self.model)
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         check_drafter(self.options.drafter, self.draft_model)
@@ -478,7 +515,26 @@ class Session:
             widths=self.planner.widths(options, slots),
             num_beams=options.num_beams,
             encode_draft=self._encode_draft,
+            find_drafts=None if self.memory is None else self._find_drafts,
         )
+
+    def _find_drafts(self, request: Request) -> list[DraftText]:
+        """Return the targets of the sources in the memory that are most similar to a request's prompt."""
+        assert self.memory is not None
+        options = request.options
+        if not self.memory.is_for(options.src_lang, options.tgt_lang):
+            return []
+        prompt = getattr(request.source, "text", None)
+        if prompt is None:
+            prompt = self.tokenizer.decode(request.source_tokens)
+        prefix = max((each for each in self.prompt_prefixes if prompt.startswith(each)), key=len, default="")
+        first = first_token(self.model, self.tokenizer, options.tgt_lang) if request.prefix_length == 1 else None
+        found = []
+        for _, target in self.memory.similar(prompt.removeprefix(prefix)):
+            with suppress(InputError):  # the model lacks some of the tokenizer's ids
+                beginning = target[: options.max_tokens * TOKEN_CHARACTERS]
+                found.append(draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY))
+        return found
 
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:

@@ -88,6 +88,7 @@ def decode_prompt(state: ConsoleState, text: str) -> None:
     """Decode a prompt with the prefix prepended, and print its statistics."""
     prefix = state.flags.prefix
     gap = "" if not prefix or prefix[-1].isspace() else " "
+    state.session.prompt_prefixes = (prefix,)
     state.runner.show_draft, state.runner.is_on = state.flags.show_draft, state.flags.compare
     try:
         with interrupts() as is_stopped:

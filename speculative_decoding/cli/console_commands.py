@@ -103,6 +103,7 @@ class ConsoleState:
         pair: the opened models; None to open them.
         """
         pair = pair or config.open(use_draft=True)
+        config = config.with_memory(pair)
         check_languages(pair.target.tokenizer, config.options)
         self.session = self._opened.enter_context(config.session(pair))
         self.config = config
@@ -121,7 +122,7 @@ class ConsoleState:
             if (value := getattr(self.options, name)) != spec.default
         }
         previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
-        config = make_run_config(paths, changed, self.config.flags)
+        config = replace(make_run_config(paths, changed, self.config.flags), memory=self.config.memory)
         pair = config.open(use_draft=True)
         self._opened.close()
         del self.session  # free the old target before loading the new one

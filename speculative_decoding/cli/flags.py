@@ -34,7 +34,7 @@ def add_decoding_flags(
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
     add_flags(parser, title, GenerationOptions, without=without, lists=lists)
-    add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
+    add_flags(parser, "draft vocabulary, n-gram stores, translation memories, calibration", DraftFlags)
 
 
 def all_but(kind: type, *names: str) -> list[str]:
@@ -42,7 +42,7 @@ def all_but(kind: type, *names: str) -> list[str]:
     return [each.name for each in fields(kind) if each.name not in names]
 
 
-FILES_READ = ("draft_vocab_text",)  # shared flags that name a file to read
+FILES_READ = ("draft_vocab_text", "memory")  # shared flags that name a file to read
 FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
 # The option that names a file, as `Words`, and the file

@@ -78,6 +78,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     first = next(prompts)
     pair = config.open()
     say(config.describe())
+    config = config.with_memory(pair)
     tokens = checked_tokens(pair, config.options, first)
     runner = make_runner(flags, config.options)
     with config.session(pair) as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,17 +21,19 @@ from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
+from ..rooms import require_room
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from ..sampling.options import option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
-from ..session import Session, load_session
-from .common import read_text, say
+from ..session import Session, load_session, open_memory, require_text
+from .common import launched_rank, read_text, say
 from .parser import File, flags_from, given_options, require_writable
 
 if TYPE_CHECKING:
     from ..drafters.draft_model import DraftVocabulary
     from ..drafters.text_store import TextStore
+    from ..memory import TranslationMemory
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
@@ -39,10 +41,12 @@ OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
 MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
 NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
+TEXT_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_texts]
 DRAFTERS_OF_FLAGS = {
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
     "ngram_store": NGRAM_DRAFTERS,
+    "memory": TEXT_DRAFTERS,
 }
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
@@ -53,6 +57,10 @@ DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
 SAVE_SECONDS = 60.0
+MEMORY = (
+    "translation memory: draft from its translations of similar prompts; a TSV or TMX file, or the records of an "
+    "earlier job (.jsonl)"
+)
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
 
 
@@ -104,12 +112,15 @@ class DraftFlags:
     draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
     draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None
+    memory: A[Path | None, File(), MEMORY, BASIC] = None
     recalibrate: A[bool, Bool(), "repeat the calibration for these models on this device"] = False
 
     def __post_init__(self) -> None:
         for name, other in (("draft_vocab", "draft_vocab_text"), ("draft_vocab_text", "draft_vocab")):
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
+        if self.memory is not None:
+            require_room("memory", "memory")
 
 
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
@@ -124,6 +135,8 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
     config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if prefix := getattr(args, "prefix", ""):
+        config = replace(config, prompt_prefixes=(prefix,))
     if processes is None:
         return config
     from ..distributed import shard_model
@@ -165,6 +178,8 @@ class RunConfig:
     options: The options, with the name of the default drafter if the user chose none.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
+    prompt_prefixes: Texts before prompts; see `Session`.
+    memory: The translation memory; see `with_memory`.
     """
 
     models: ModelFlags
@@ -172,6 +187,8 @@ class RunConfig:
     flags: DraftFlags
     given: Collection[str] = ()
     shard: Shard | None = None
+    prompt_prefixes: Sequence[str] = ()
+    memory: TranslationMemory | None = None
 
     def describe(self) -> str:
         """Describe the models and drafts in one line."""
@@ -229,11 +246,33 @@ class RunConfig:
             shard=self.shard,
         )
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
+        if self.flags.memory is not None:
+            require_text(pair.target.model)
         return pair
+
+    def with_memory(self, pair: ModelPair) -> RunConfig:
+        """Return this configuration with the translation memory, which is read unless it was read before.
+
+        The languages of the options choose the languages of a TMX file. For a model without languages, that is all
+        they do.
+        """
+        path, options = self.flags.memory, self.options
+        if path is None:
+            return self
+        languages = {name: getattr(options, name) for name in ("src_lang", "tgt_lang")}
+        memory = self.memory
+        if memory is None:
+            memory = open_memory(path, pair, **languages)
+            if not launched_rank():  # the other ranks read it, too
+                say(memory.describe())
+        if memory.languages is not None and not pair.target.tokenizer.languages:
+            options = options.with_values(src_lang=None, tgt_lang=None)
+        return replace(self, options=options, memory=memory)
 
     @contextmanager
     def session(self, pair: ModelPair) -> Iterator[Session]:
         """Read the weights and yield a session. The n-gram store is saved by `saving`."""
+        assert self.flags.memory is None or self.memory is not None, "call with_memory first"
         path = self.flags.ngram_store
         if path is not None and not path.exists():
             require_writable("ngram_store", path)
@@ -242,7 +281,10 @@ class RunConfig:
             options = options.with_values(drafter=None)
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
-            session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
+            session = load_session(
+                pair, options, store=path, draft_vocabulary=vocabulary, memory=self.memory, given=self.given
+            )
+            session.prompt_prefixes = self.prompt_prefixes
             mx.reset_peak_memory()  # so that the summary does not count weights converted while loading
             if self.flags.recalibrate:
                 session.calibrate(again=True)

@@ -96,6 +96,7 @@ def verify(chosen: argparse.Namespace) -> int:
 
     used_drafters = {mode.drafter for mode in modes}
     pair = config.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
+    config = config.with_memory(pair)
     trials = list(product(modes, slot_counts, seeds))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0

@@ -11,7 +11,7 @@ from ..draft_length.base import DraftLength
 from ..drafters.base import TEXT
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import AudioFrames, Source
+from ..models.audio import AudioFrames, Source, TextTokens
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
@@ -89,12 +89,19 @@ class DecoderPrompt(NamedTuple):
     draft_texts: Sequence[DraftText] = ()
 
 
-def draft_text_of(model: EncoderDecoder, tokenizer: Tokenizer, text: str, first: int | None = None) -> DraftText:
-    """Encode a text that an output may resemble. first: the output's required first token. Raises `InputError`."""
+def draft_text_of(
+    model: EncoderDecoder, tokenizer: Tokenizer, text: str, first: int | None = None, origin: str = TEXT
+) -> DraftText:
+    """Encode a text that an output may resemble. Raises `InputError`.
+
+    Args:
+        first: The output's required first token, if there is one.
+        origin: The kind of draft; see `DraftText`.
+    """
     from ..drafters.draft_text import DraftText
 
     ids = encode_output(model, tokenizer, text, "draft_text") if text else []
-    return DraftText([*([] if first is None else [first]), *ids], model.pieces or {}, TEXT)
+    return DraftText([*([] if first is None else [first]), *ids], model.pieces or {}, origin)
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
@@ -179,8 +186,8 @@ def encode_prompt(
     prompt: str | Sequence[int],
     allow_long: bool = False,
     language: str | None = None,
-) -> list[int]:
-    """Text -> source tokens. Tokens are checked and returned unchanged.
+) -> TextTokens:
+    """Text -> source tokens, which keep the text. Tokens are checked and returned unchanged.
 
     Args:
         model: The model, which determines the limits.
@@ -208,9 +215,9 @@ def encode_prompt(
         if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
             raise too_long(f"{length} characters", why, limit)
         require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-        source = tokenizer.encode(prompt, language)
+        source = TextTokens(tokenizer.encode(prompt, language), prompt)
     else:
-        source = list(prompt)
+        source = TextTokens(prompt, getattr(prompt, "text", None))
     check_token_ids(source, model.config.vocab_size, "prompt", "its tokens ")
     if model.image_token in source:
         raise InputError(

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import open_if_regular
 from ..errors import InputError, writing
 from ..loading.atomic_io import atomic_write
+from ..rooms import require_room
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .suffix_index import BOUNDARY, SuffixIndex
+
+if TYPE_CHECKING:
+    from ..memory import TranslationMemory
 
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
@@ -51,6 +55,20 @@ class TextStore:
             setattr(self, name, validate(name, Int(least), getattr(self, name)))
         self.changes = 0
         self.reset()
+
+    @staticmethod
+    def from_pairs(pairs: Iterable[tuple[str, str]]) -> TranslationMemory:
+        """Return a translation memory of pairs (source, target), for `load(..., memory=)` and `Session(memory=)`.
+
+        Unlike a store, it is found by similar prompts, keeps texts and does not learn.
+
+        Raises:
+            InputError: Something is not a pair of texts.
+        """
+        require_room("memory", "pairs")
+        from ..memory import TranslationMemory
+
+        return TranslationMemory.from_pairs(pairs)
 
     def reset(self) -> None:
         """Remove all texts."""

@@ -147,7 +147,8 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     from ..distributed import serve_rows
 
     config = run_config_from(chosen)
-    with config.session(config.open()) as session:
+    pair = config.open()
+    with config.with_memory(pair).session(pair) as session:
         return serve_rows(row_scheduler(session, flags_from(BatchFlags, chosen)), processes.channel)
 
 
@@ -165,6 +166,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         if pair.target.model.audio is not None:
             require_recordings(config.options, files, processes)
         else:
+            config = config.with_memory(pair)
             check_languages(pair.target.tokenizer, config.options)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek())
@@ -244,7 +246,7 @@ def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> 
 
 
 def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line: InputLine) -> ParsedLine:
-    """Parse a line, and put the prefix before its prompt."""
+    """Parse a line, and put the prefix before its prompt. The record has the prompt without the prefix."""
     parsed = parse_line(line, file_format, options)
     if not prefix or parsed.fields is None or "prompt" not in parsed.fields:
         return parsed
@@ -309,7 +311,8 @@ def open_input(name: str) -> BufferedReader:
 def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_format: str) -> dict[str, Any]:
     """Return every setting that affects the records. Models are identified by content, not by name."""
     options = asdict(config.options) | asdict(config.flags)
-    del options["recalibrate"]
+    memory = config.memory
+    del options["recalibrate"], options["memory"]
     options["acceptance"] = config.options.rule
     strict = options.pop("strict")
     return {
@@ -320,6 +323,8 @@ def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
         "input_format": file_format,
         **({"prompt_prefix": files.prefix} if files.prefix else {}),
+        **({} if memory is None else {"memory_sha256": memory.sha256, "memory_pairs": len(memory)}),
+        **({} if memory is None or memory.languages is None else {"memory_languages": memory.languages}),
     }
 
 

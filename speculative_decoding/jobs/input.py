@@ -43,6 +43,7 @@ class ParsedLine:
 
     line: InputLine
     fields: Mapping[str, Any] | None = None  # the prompt or the recording, and its options
+    prompt: str | None = None  # as the line gives it; None for an error, a blank prompt or a recording
     seed: int | None = None  # set if the line is sampled
     carried: Mapping[str, Any] = field(default_factory=dict)  # the user's own fields, copied to the record
     error: str | None = None
@@ -75,7 +76,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
         return ParsedLine(line, carried=names.carried(given))
     seed = fields.setdefault("seed", line_seed(options.seed, line.number))
     is_sampled = fields.get("temperature", options.temperature) > 0
-    return ParsedLine(line, fields, seed if is_sampled else None, names.carried(given))
+    return ParsedLine(line, fields, fields["prompt"], seed if is_sampled else None, names.carried(given))
 
 
 def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:

@@ -176,7 +176,7 @@ def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
     elif isinstance(result, GenerationResult):
-        fields |= output_fields(result)
+        fields |= {"prompt": parsed.prompt, **output_fields(result)}
         if result.sequences:
             fields["sequences"] = [output_fields(each) for each in result.sequences]
         if parsed.seed is not None:

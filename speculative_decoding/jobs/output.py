@@ -26,7 +26,7 @@ from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
 from .fields import INPUT_HASH, input_hash
 
-VERSION = 3
+VERSION = 4
 MAX_RECORD_BYTES = 2**28  # limits the memory that a damaged file without newlines takes
 WAY_OUT = ("the records written so far are kept; continue with ", Name("resume"))
 

@@ -46,6 +46,17 @@ class AudioFrames:
         return self._encoder_outputs[id(model)][1]
 
 
+class TextTokens(list[int]):
+    """The token ids of a text, and the text, which the ids may not determine: a tokenizer can change or drop parts.
+
+    text: The text; None if only the ids are known.
+    """
+
+    def __init__(self, ids: Sequence[int], text: str | None = None) -> None:
+        super().__init__(ids)
+        self.text = text
+
+
 Source = Sequence[int] | AudioFrames  # the source of a request
 
 

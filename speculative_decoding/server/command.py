@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from typing import Annotated as A
@@ -147,6 +147,7 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
     token = access.token()
     with access.open_socket() as server_socket:
         pair = config.open()
+        config = config.with_memory(pair)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         names = served_names(pair.target.folder, vars(chosen).get("model"))
@@ -184,8 +185,9 @@ async def listen(
     from .translation import translation_prefixes
 
     folder = pair.target.folder
-    service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     prefixes = translation_prefixes(read_config(folder), list(access.translate))
+    config = replace(config, prompt_prefixes=[*prefixes.values()])
+    service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     note = config.demonstration_note() or ""

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from ..decoding.results import Round
-from ..drafters.base import COPY
+from ..drafters.base import COPY, MEMORY
 from ..engine import Event
 from ..errors import InputError, UnknownOption
 from ..loading.tokenizer import continuation_text
@@ -206,11 +206,13 @@ class CompletionResponse:
 def rejected_text(session: Session, tokens: Sequence[int], round: Round) -> str:
     """Return the text of the draft tokens that a round rejected. tokens: the output with this round.
 
-    Text copied from the n-gram store is not shown, because another client may have sent it.
+    Text copied from the n-gram store is not shown, because another client may have sent it. Text of the translation
+    memory is the operator's.
     """
-    may_be_stored = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
+    has_store = session.ngram is not None and session.ngram.store is not None
+    is_private = round.kind == MEMORY or (round.kind == COPY and has_store)
     # If a round ends the text with an accepted token, the tokens after it were not verified
-    if may_be_stored or round.accepted >= len(round.tokens):
+    if is_private or round.accepted >= len(round.tokens):
         return ""
     before = tokens[: len(tokens) - len(round.tokens) + round.accepted]
     return continuation_text(session.tokenizer, before, round.rejected)

@@ -53,6 +53,7 @@ ASKED: dict[str, list[tuple[list[str], dict[str, str], str]]] = {
         (["-m", "speculative_decoding.train"], {}, "speculative-decoding: error: train"),
     ],
     "distributed": [(["main.py", "a"], {"MLX_RANK": "0"}, "main.py: error")],
+    "memory": [(["main.py", "a", "--memory", "a.tsv"], {}, "main.py: error: --memory")],
     "doctor": [(["-m", "speculative_decoding", "doctor"], {}, "speculative-decoding: error: doctor")],
 }
 

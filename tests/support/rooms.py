@@ -23,6 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "training": {"speech"},
     "distributed": set(),
     "doctor": {"speech"},
+    "memory": set(),
     "cpu": set(),
 }
 CORE_TESTS = ("tests/unit", "tests/integration", "tests/parity", "tests/robustness")

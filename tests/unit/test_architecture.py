@@ -42,8 +42,11 @@ SEAMS = {
     ("loading.load", "cpu"),
     ("engine", "beam_search"),
     ("session", "speech"),
+    ("session", "memory"),
+    ("drafters.text_store", "memory"),
     ("cli.common", "distributed"),
     ("cli.run_config", "distributed"),
+    ("cli.run_config", "memory"),
 }
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8

@@ -1,0 +1,253 @@
+"""Finds the most similar of many texts by their words. Knows nothing about pairs, files or translation.
+
+The similarity of two texts of m and n words is the normalized Indel similarity 2 L / (m + n), where L is the length of
+their longest common subsequence of words. A text is similar to a query only if they have enough words in common, and
+therefore at least one of the rarest words of the query (prefix filtering: Chaudhuri et al., "A primitive operator for
+similarity joins in data cleaning", ICDE 2006). So only the lists of texts with these words are read, and only texts
+whose number of common words allows a sufficient similarity are compared.
+
+Long operations of NumPy and rapidfuzz release the GIL or are divided into parts, so that other threads keep running.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+import numpy as np
+from rapidfuzz.distance import Indel
+from rapidfuzz.process import cdist
+
+from .words import words_of
+
+# Limits of a search, in which only a memory of many near-duplicates loses texts
+MAX_ENTRIES = 1_000_000  # entries read from the lists of texts with a word
+MAX_COUNTED = 8192  # texts whose words are counted, ...
+MAX_WORDS = 300_000  # ... and about how many words these have
+MAX_COMPARED = 4096  # texts that are compared
+MAX_QUERY = 100_000  # characters; nothing is similar to a longer query
+PART = 1 << 16  # entries processed by one call that may hold the GIL
+SCANNED = 1 << 18  # the same for a simple scan
+COMPARED_TOGETHER = 128
+LEVELS = 1000  # of similarity bounds, when only the best texts are kept
+MARGIN = np.float32(1e-6)  # for rounding of bounds
+
+Indices = np.ndarray
+
+
+class WordIndex:
+    """The words of texts, in the order of the text and by word.
+
+    `add` texts, then `finish`, then `search`. Searches may run in several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)  # by word, until `finish`
+        self._added = array("i")
+        self._lengths = array("i")
+
+    def add(self, text: str) -> bool:
+        """Add a text, and return whether it has words. A text without words is not added."""
+        words = words_of(text)
+        if words:
+            self._added.extend(map(self._numbers.__getitem__, words))
+            self._lengths.append(len(words))
+        return bool(words)
+
+    def finish(self) -> None:
+        self._words = np.frombuffer(self._added, np.int32)  # numbers of the words of all texts
+        self._lengths_of = np.frombuffer(self._lengths, np.int32) if self._lengths else np.zeros(0, np.int32)
+        self._starts = starts_of(self._lengths_of)
+        hashes = np.fromiter(map(hash, self._numbers), np.int64, len(self._numbers))
+        self._numbers_by_hash = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._hashes = hashes[self._numbers_by_hash]
+        vocabulary = len(self._numbers)
+        del self._numbers, self._added, self._lengths
+
+        order = np.argsort(self._words, kind="stable").astype(np.int32)
+        texts = np.repeat(np.arange(len(self._lengths_of), dtype=np.int32), self._lengths_of)[order]
+        words = self._words[order]
+        is_first = np.ones(len(words), bool)  # of its word in its text
+        is_first[1:] = (words[1:] != words[:-1]) | (texts[1:] != texts[:-1])
+        self._texts = texts[is_first]  # of all words, one after the other; ascending for each word
+        self._lists = starts_of(np.bincount(words[is_first], minlength=vocabulary))
+
+    def __len__(self) -> int:
+        return len(self._lengths_of)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in vars(self).values() if isinstance(each, np.ndarray))
+
+    def search(self, query: str, least: float) -> Iterator[tuple[float, int]]:
+        """Yield the similarity and number of texts with at least this similarity, best first, then latest first."""
+        words = words_of(query) if len(query) <= MAX_QUERY else []
+        if not words:
+            return
+        codes = {word: code for code, word in enumerate(dict.fromkeys(words), 1)}
+        numbers = {word: number for word in codes if (number := self._number(word)) is not None}
+        found, bounds = self._candidates(words, numbers, least)
+        if not len(found):
+            return
+        code_of = np.zeros(len(self._lists) - 1, np.uint32)  # by word number; 0 for words that the query lacks
+        for word, number in numbers.items():
+            code_of[number] = codes[word]
+        found, bounds, texts = self._counted(found, bounds, code_of, len(words), least)
+        as_text = text_type(len(codes))
+        yield from ordered(
+            found, bounds, texts, as_text(np.array([codes[word] for word in words], np.uint32)), least, as_text
+        )
+
+    def _number(self, word: str) -> int | None:
+        """Return the number of a word, or None if no text has it."""
+        position = int(np.searchsorted(self._hashes, hash(word)))
+        if position < len(self._hashes) and self._hashes[position] == hash(word):
+            return int(self._numbers_by_hash[position])
+        return None
+
+    def _list(self, number: int) -> Indices:
+        """Return the texts with a word."""
+        return self._texts[self._lists[number] : self._lists[number + 1]]
+
+    def _candidates(self, words: Sequence[str], numbers: dict[str, int], least: float) -> tuple[Indices, np.ndarray]:
+        """Return the texts that share rare words with the query, and upper bounds of their similarity."""
+        size = len(words)
+        times = Counter(words)
+        by_frequency = sorted(numbers, key=lambda word: len(self._list(numbers[word])))
+        remaining = sum(times[word] for word in numbers)  # words of the query that are not counted yet
+        required = math.ceil(size * least / (2 - least) - 1e-9)  # because L <= n
+        common = np.zeros(len(self), np.int16)
+        entries = 0
+        for word in by_frequency:
+            if remaining < required or entries == MAX_ENTRIES:
+                break
+            texts = self._list(numbers[word])
+            read = texts[-(MAX_ENTRIES - entries) :]  # the latest ones
+            entries += len(read)
+            if len(read) == len(texts):
+                remaining -= times[word]
+            for start in range(0, len(read), PART):
+                common[read[start : start + PART]] += times[word]
+        return self._best(common, remaining, size, least)
+
+    def _best(self, common: np.ndarray, remaining: int, size: int, least: float) -> tuple[Indices, np.ndarray]:
+        """Return the texts with sufficient bounds, and the bounds; of too many texts, the best ones, then the latest.
+
+        Args:
+            common: How many words of the query each text has; 0 for texts that need not be considered.
+            remaining: How many more it may have.
+            size: The number of words of the query.
+            least: The least similarity.
+        """
+        kept: list[tuple[Indices, np.ndarray]] = []
+        at_level = np.zeros(LEVELS + 1, np.int64)  # the number of texts with such a bound
+        for start in range(0, len(common), SCANNED):
+            texts = np.flatnonzero(common[start : start + SCANNED]) + start
+            bounds = self._bound(common[texts] + remaining, texts, size)
+            is_sufficient = bounds >= np.float32(least) - MARGIN
+            kept.append((texts[is_sufficient], bounds[is_sufficient]))
+            at_level += np.bincount(levels(kept[-1][1]), minlength=LEVELS + 1)
+        most = max(1, min(MAX_COUNTED, MAX_WORDS // size))
+        if at_level.sum() > most:
+            from_level = at_level[::-1].cumsum()[::-1]
+            lowest = int(np.argmax(from_level <= most)) if from_level[-1] <= most else LEVELS + 1
+            left = most - (int(from_level[lowest]) if lowest <= LEVELS else 0)
+            for number in reversed(range(len(kept))):  # the latest texts first
+                texts, bounds = kept[number]
+                level = levels(bounds)
+                border = np.flatnonzero(level == lowest - 1)
+                border = border[max(0, len(border) - left) :]
+                left -= len(border)
+                chosen = np.union1d(border, np.flatnonzero(level >= lowest))
+                kept[number] = texts[chosen], bounds[chosen]
+        return concatenated([texts for texts, _ in kept], np.int64), concatenated(
+            [each for _, each in kept], np.float32
+        )
+
+    def _bound(self, common: np.ndarray, texts: Indices, size: int) -> np.ndarray:
+        """Return upper bounds of the similarity of a query of `size` words, given upper bounds of the common words."""
+        lengths = self._lengths_of[texts]
+        return np.minimum(common, np.minimum(lengths, size)) * np.float32(2) / (lengths + np.float32(size))
+
+    def _counted(
+        self, found: Indices, bounds: np.ndarray, code_of: np.ndarray, size: int, least: float
+    ) -> tuple[Indices, np.ndarray, list[np.ndarray]]:
+        """Count all common words. Returns the texts that may still be similar, best bound first, and their codes."""
+        kept: list[tuple[Indices, np.ndarray]] = []
+        codes: list[np.ndarray] = []
+        for part in parts_of(self._lengths_of[found]):
+            texts = found[part]
+            lengths = self._lengths_of[texts]
+            starts = starts_of(lengths)
+            positions = np.repeat(self._starts[texts] - starts[:-1], lengths) + np.arange(starts[-1])
+            own = code_of[self._words[positions]]
+            common = np.add.reduceat(own != 0, starts[:-1], dtype=np.int32)
+            bound = np.minimum(self._bound(common, texts, size), bounds[part])
+            chosen = np.flatnonzero(bound >= np.float32(least) - MARGIN)
+            kept.append((texts[chosen], bound[chosen]))
+            codes += [own[starts[each] : starts[each + 1]] for each in chosen]
+        found = concatenated([texts for texts, _ in kept], np.int32)
+        bounds = concatenated([bound for _, bound in kept], np.float32)
+        order = np.lexsort((-found, -bounds))[:MAX_COMPARED]
+        return found[order], bounds[order], [codes[each] for each in order]
+
+
+def ordered(
+    found: Indices,
+    bounds: np.ndarray,
+    texts: Sequence[np.ndarray],
+    query: str | bytes,
+    least: float,
+    as_text: Callable[[np.ndarray], str | bytes],
+) -> Iterator[tuple[float, int]]:
+    """Compare texts, given in the order of their bounds, and yield each one when no later one can come before it."""
+    waiting: list[tuple[float, int]] = []  # similarity and number, both negative
+    for start in range(0, len(found), COMPARED_TOGETHER):
+        end = start + COMPARED_TOGETHER
+        choices = [as_text(each) for each in texts[start:end]]
+        found_here = cdist([query], choices, scorer=Indel.normalized_similarity, dtype=np.float64)[0]
+        waiting += [
+            (-similarity, -number)
+            for similarity, number in zip(found_here.tolist(), found[start:end].tolist(), strict=True)
+            if similarity >= least
+        ]
+        waiting.sort(reverse=True)  # the best ones last
+        later = float(bounds[end] + MARGIN) if end < len(found) else 0.0
+        while waiting and -waiting[-1][0] > later:
+            similarity, number = waiting.pop()
+            yield -similarity, -number
+
+
+def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
+    """Return a function that turns codes up to `size` into a text, which rapidfuzz compares fastest."""
+    if size < 256:
+        return lambda codes: codes.astype(np.uint8).tobytes()
+    first = 0x10000  # above the surrogates
+    return lambda codes: (codes + np.uint32(first)).astype("<u4").tobytes().decode("utf-32-le")
+
+
+def starts_of(lengths: np.ndarray) -> Indices:
+    """Return where each of several consecutive parts starts, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def concatenated(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def levels(bounds: np.ndarray) -> np.ndarray:
+    return (bounds * np.float32(LEVELS)).astype(np.int16)
+
+
+def parts_of(lengths: np.ndarray) -> Iterator[slice]:
+    """Divide texts into parts of about `PART` words."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + PART)))
+        yield slice(start, end)
+        start = end

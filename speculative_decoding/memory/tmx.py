@@ -1,0 +1,235 @@
+"""Reads TMX files (Translation Memory eXchange, versions 1.1 to 1.4b) as memoQ, Trados, OmegaT and Okapi write them.
+
+The file is parsed in parts. A document type is accepted and never loaded, and any entity declaration is refused, so
+that a small file cannot expand. Of inline elements, the content of codes (bpt, ept, it, ph, ut and what they contain)
+is left out, and the text of all others, such as hi, is kept. White space is collapsed, because programs indent texts.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+from xml.parsers import expat
+
+from ..checkpoints.text import ENCODINGS
+from ..errors import InputError
+from .languages import choose_languages, closeness
+
+CODES = {"bpt", "ept", "it", "ph", "ut"}
+PART_BYTES = 1 << 16
+MAX_TOKEN_BYTES = 1 << 20  # of a tag, a comment or a document type
+MAX_TEXT = 1 << 20  # characters of a segment
+MAX_DEPTH = 100
+MAX_NAMES = 10_000  # different names of elements and attributes
+MAX_DEFAULTS = 20  # default values of attributes, which a document type may declare
+MAX_LANGUAGES = 1000
+
+
+class Tmx:
+    """A TMX file.
+
+    Args:
+        file: The file, which can be read twice.
+        source_language: The wanted language of the sources, if there is one.
+        target_language: The wanted language of the targets, if there is one.
+
+    Attributes:
+        languages: The languages that are read, after `choose`.
+    """
+
+    def __init__(self, file: BinaryIO, source_language: str | None, target_language: str | None) -> None:
+        self._file = file
+        self._wanted = source_language, target_language
+        self.languages: tuple[str, str] | None = None
+
+    def choose(self) -> None:
+        """Read the names of the languages, and choose two of them. Raises `InputError`."""
+        reader = Languages()
+        for _ in reader.read(self._file):
+            pass
+        self.languages = choose_languages(reader.found, *self._wanted, reader.source)
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of each unit. Raises `InputError` for a damaged or hostile file."""
+        assert self.languages is not None
+        reader = Units(*self.languages)
+        for _ in reader.read(self._file):
+            yield from reader.pairs
+            reader.pairs.clear()
+
+
+class Reader:
+    """Parses a file and limits what it may contain. Subclasses override `start`, `end` and `text`."""
+
+    def read(self, file: BinaryIO) -> Iterator[None]:
+        """Parse a file from its start. Yields after each part."""
+        file.seek(0)
+        part = file.read(PART_BYTES)
+        self._depth = 0
+        self._defaults = 0
+        self._is_tmx = False
+        parser = self._parser = expat.ParserCreate(encoding_of(part))
+        parser.buffer_text = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self.text
+        parser.EntityDeclHandler = self._refuse_entity
+        parser.SkippedEntityHandler = self._refuse_unknown_entity
+        parser.AttlistDeclHandler = self._count_default
+        size = 0
+        try:
+            while part:
+                parser.Parse(part, False)
+                size += len(part)
+                if size - parser.CurrentByteIndex > MAX_TOKEN_BYTES:
+                    self._refuse(f"has a tag, comment or document type of over {MAX_TOKEN_BYTES} bytes")
+                if len(parser.intern) > MAX_NAMES:
+                    self._refuse(f"has over {MAX_NAMES} names of elements and attributes")
+                yield
+                part = file.read(PART_BYTES)
+            parser.Parse(b"", True)
+            yield
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise InputError(f"is not XML or is damaged ({reason}, line {error.lineno})", "memory") from error
+        except (LookupError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"has an unsupported encoding ({error})", "memory", "convert it to UTF-8") from error
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """An element begins."""
+
+    def end(self, name: str) -> None:
+        """An element ends."""
+
+    def text(self, text: str) -> None:
+        """Text of an element, or a part of it."""
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        name = local(name)
+        if not self._is_tmx and name != "tmx":
+            self._refuse(f"is XML, but not TMX (its first element is {name[:40]})")
+        self._is_tmx = True
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._refuse(f"has over {MAX_DEPTH} levels of elements")
+        self.start(name, attributes)
+
+    def _end(self, name: str) -> None:
+        self._depth -= 1
+        self.end(local(name))
+
+    def _refuse_entity(self, name: str, *_: Any) -> None:
+        self._refuse(f"declares the entity {name[:40]}, which is not supported")
+
+    def _refuse_unknown_entity(self, name: str, is_parameter: bool) -> None:
+        if not is_parameter:
+            self._refuse(f"has the undeclared entity &{name[:40]};")
+
+    def _count_default(self, element: str, name: str, kind: str, default: str | None, is_required: bool) -> None:
+        self._defaults += default is not None
+        if self._defaults > MAX_DEFAULTS:
+            self._refuse(f"declares over {MAX_DEFAULTS} default values of attributes")
+
+    def _refuse(self, problem: str) -> None:
+        raise InputError(f"{problem} (line {self._parser.CurrentLineNumber})", "memory")
+
+
+class Languages(Reader):
+    """Finds the languages of a file.
+
+    Attributes:
+        found: Their names.
+        source: The language of the sources according to the header, if it names one.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self.source: str | None = None
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if name == "tuv" and (language := language_of_variant(attributes)):
+            self.found.add(language)
+            if len(self.found) > MAX_LANGUAGES:
+                self._refuse(f"has over {MAX_LANGUAGES} languages")
+        elif name == "header" and attributes.get("srclang", "*all*").lower() != "*all*":
+            self.source = attributes["srclang"]
+
+
+class Units(Reader):
+    """Collects a pair from each unit that has texts in both languages.
+
+    Attributes:
+        pairs: The pairs since they were last taken.
+    """
+
+    def __init__(self, source_language: str, target_language: str) -> None:
+        self.pairs: list[tuple[str, str]] = []
+        self._wanted = source_language, target_language
+        self._closeness: dict[str, tuple[int, int]] = {}  # by language of a text
+        self._best: list[tuple[int, str]] = []  # of the unit: the closeness and the text of each language
+        self._language = ""
+        self._text: list[str] | None = None  # of the segment
+        self._characters = 0
+        self._codes = 0  # elements around the text whose content is left out
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if self._text is not None:
+            self._codes += bool(self._codes) or name in CODES
+        elif name == "tu":
+            self._best = [(0, ""), (0, "")]
+        elif name == "tuv":
+            self._language = language_of_variant(attributes)
+        elif name == "seg" and self._best:
+            self._text, self._characters = [], 0
+
+    def text(self, text: str) -> None:
+        if self._text is None or self._codes:
+            return
+        self._characters += len(text)
+        if self._characters > MAX_TEXT:
+            self._refuse(f"has a segment of over {MAX_TEXT} characters")
+        self._text.append(text)
+
+    def end(self, name: str) -> None:
+        if self._codes:
+            self._codes -= 1
+        elif name == "seg" and self._text is not None:
+            text = " ".join("".join(self._text).split())
+            self._text = None
+            for side, closeness in enumerate(self._fits()):
+                if text and closeness > self._best[side][0]:
+                    self._best[side] = closeness, text
+        elif name == "tu" and self._best:
+            (_, source), (_, target) = self._best
+            if source and target:
+                self.pairs.append((source, target))
+            self._best = []
+
+    def _fits(self) -> tuple[int, int]:
+        """Return how well the language of the current text fits the sources and the targets."""
+        language = self._language
+        if language not in self._closeness and len(self._closeness) < MAX_LANGUAGES:
+            source, target = (closeness(each, language) for each in self._wanted)
+            self._closeness[language] = source, target
+        return self._closeness.get(language, (0, 0))
+
+
+def local(name: str) -> str:
+    """Return an element's name without its namespace, in lower case: version 1.1 does not say which case to use."""
+    return name.rpartition(":")[2].lower()
+
+
+def language_of_variant(attributes: Mapping[str, str]) -> str:
+    """Return the language of a text: xml:lang, or lang in version 1.1."""
+    return attributes.get("xml:lang") or attributes.get("lang") or ""
+
+
+def encoding_of(start: bytes) -> str | None:
+    """Return an encoding that overrides what the file declares, or None. Some programs declare a wrong UTF-16."""
+    if start[:2] in ENCODINGS or b"\0" in start[:2]:
+        return "UTF-16"
+    is_wrong = start.startswith(BOM_UTF8) or b"utf-16" in start[:100].lower()
+    return "UTF-8" if is_wrong else None

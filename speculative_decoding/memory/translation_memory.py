@@ -1,0 +1,151 @@
+"""A translation memory: pairs of texts, found by the similarity of their sources."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from ..sampling.options import short_repr
+from .index import WordIndex
+
+LEAST_SIMILARITY = 0.6
+MAX_FOUND = 3
+MAX_SCANNED = 1000  # pairs of equal sources, of which most may have the same target
+
+
+class TranslationMemory:
+    """Pairs of a source and a target, of which `similar` finds those with the most similar sources.
+
+    Two sources are compared by their words and punctuation marks, without case; see `index.py`. The memory keeps the
+    targets, and of the sources the numbers of their words.
+
+    Attributes:
+        languages: The languages of sources and targets, as the file names them, or None if they are unknown.
+        sha256: The hash of the file, or None for pairs that were not read from a file.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.languages: tuple[str, str] | None = None
+        self.sha256: str | None = None
+        self._index = WordIndex()
+        self._targets = bytearray()
+        ends = array("q", [0])
+        hashes = array("q")
+        for source, target in pairs:
+            if target.strip() and self._index.add(source):
+                self._targets += target.strip().encode()
+                ends.append(len(self._targets))
+                hashes.append(hash(source.strip()))
+        self._ends = np.frombuffer(ends, np.int64)
+        self._index.finish()
+        by_hash = np.frombuffer(hashes, np.int64) if hashes else np.zeros(0, np.int64)
+        self._by_hash = np.argsort(by_hash, kind="stable").astype(np.int32)  # equal sources in their order
+        self._hashes = by_hash[self._by_hash]
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> TranslationMemory:
+        """Build a memory of pairs (source, target). Pairs with a blank text are left out.
+
+        Raises:
+            InputError: Something is not a pair of texts.
+        """
+        return cls(map(checked_pair, pairs))
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+    ) -> TranslationMemory:
+        """Read a file: tab-separated columns (.tsv), TMX (.tmx), or the records of an earlier job (.jsonl).
+
+        Args:
+            path: The file.
+            src_lang: The language of the sources in a TMX file, such as en, en-US or eng_Latn. Both languages may be
+                left out if the file has two and says which of them is that of the sources.
+            tgt_lang: The language of the targets in a TMX file.
+
+        Raises:
+            InputError: The file cannot be read, or has no pairs of these languages.
+        """
+        from .pairs import PairFile
+
+        with PairFile(Path(path), src_lang, tgt_lang) as file:
+            memory = cls(file)
+            file.finish(len(memory))
+            memory.languages = file.languages
+            memory.sha256 = file.sha256
+        return memory
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        return len(self._index)
+
+    def __repr__(self) -> str:
+        return f"<TranslationMemory: {self.describe()}>"
+
+    @property
+    def nbytes(self) -> int:
+        """The size in memory, in bytes."""
+        arrays = (self._ends, self._hashes, self._by_hash)
+        return self._index.nbytes + len(self._targets) + sum(each.nbytes for each in arrays)
+
+    def describe(self) -> str:
+        count = len(self)
+        return f"memory of {count:,} {'pair' if count == 1 else 'pairs'}, {self.nbytes / 1e6:,.1f} MB"
+
+    def is_for(self, src_lang: str | None, tgt_lang: str | None) -> bool:
+        """Whether the memory may be used for these languages. Unknown languages may be any."""
+        if self.languages is None:
+            return True
+        from .languages import closeness
+
+        pairs = zip((src_lang, tgt_lang), self.languages, strict=True)
+        return all(wanted is None or closeness(wanted, language) > 0 for wanted, language in pairs)
+
+    def similar(self, source: str) -> list[tuple[float, str]]:
+        """Return the similarities and targets of the most similar sources.
+
+        These are at most `MAX_FOUND` different targets whose similarity is at least `LEAST_SIMILARITY`, best first.
+        Sources that are equal except for white space at their ends come first. Of equally similar sources, the latest
+        comes first.
+        """
+        found: dict[str, float] = {}
+        for number in self._equal(source):
+            found.setdefault(self._target(number), 1.0)
+            if len(found) == MAX_FOUND:
+                break
+        else:
+            for similarity, number in self._index.search(source, LEAST_SIMILARITY):
+                found.setdefault(self._target(number), similarity)
+                if len(found) == MAX_FOUND:
+                    break
+        return [(similarity, target) for target, similarity in found.items()]
+
+    def _equal(self, source: str) -> list[int]:
+        """Return the latest pairs with this source, the last one first."""
+        wanted = hash(source.strip())
+        start, end = (int(np.searchsorted(self._hashes, wanted, side)) for side in ("left", "right"))
+        return [*map(int, self._by_hash[max(start, end - MAX_SCANNED) : end][::-1])]
+
+    def _target(self, number: int) -> str:
+        return self._targets[self._ends[number] : self._ends[number + 1]].decode()
+
+
+def checked_pair(pair: object) -> tuple[str, str]:
+    """Return a pair of texts. Raises `InputError` for anything else."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(text, str) for text in pair):
+        for text in pair:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(f"a text is not valid Unicode ({error.reason})", "pairs", "repair it") from error
+        return pair[0], pair[1]
+    raise InputError(f"must be pairs of a source and a target, not {short_repr(pair)}", "pairs")
