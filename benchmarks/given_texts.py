@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rapidfuzz import fuzz, process
+from typing import TYPE_CHECKING
 
 from speculative_decoding.cli.common import read_text
 from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.errors import InputError
 
 from .tasks import Task
+
+if TYPE_CHECKING:
+    from speculative_decoding.memory import TranslationMemory
 
 NOISE = 0.1  # the probability that a word is replaced
 CHANGED = 10  # one prompt of this many has a changed clause
@@ -53,11 +55,13 @@ class GivenTexts:
         kind: A key of `KINDS`.
         decoded: The task.
         by_seed: The texts, once for each seed.
+        memory: A translation memory, whose texts are used, too.
     """
 
     kind: str
     decoded: Decoded
     by_seed: Sequence[Texts]
+    memory: TranslationMemory | None = None
 
 
 def noisy(texts: Sequence[str], words: Sequence[str], seed: int) -> list[str]:
@@ -95,28 +99,28 @@ def read_references(paths: Sequence[Path]) -> dict[str, str]:
     return found
 
 
+def split_prefix(prompt: str) -> tuple[str, str]:
+    """Return the task prefix of a prompt, which ends at the first colon, and the source."""
+    before, colon, source = prompt.partition(": ")
+    return (before + colon, source) if source else ("", prompt)
+
+
 def reference_of(prompt: str, references: Mapping[str, str]) -> str:
-    """Return the reference of a prompt or, without its task prefix, of a source. Raises `InputError`."""
-    for source in (prompt, prompt.partition(": ")[2]):
+    """Return the reference of a prompt or of its source. Raises `InputError`."""
+    for source in (prompt, split_prefix(prompt)[1]):
         if source in references:
             return references[source]
     raise InputError(f'--references: no line for "{prompt}"; add one, or leave the option out')
 
 
-def similar(memory: Mapping[str, str], prompt: str) -> list[str]:
-    """Return the outputs of the most similar sources."""
-    found = process.extract(prompt, memory.keys(), scorer=fuzz.ratio, limit=3, score_cutoff=60)
-    return [memory[source] for source, *_ in found]
-
-
 def given_texts(
-    decoded: Decoded, changed: Decoded, other: Decoded, references: Mapping[str, str], seeds: int, in_a_row: int
+    decoded: Decoded, changed: Decoded | None, other: Decoded, references: Mapping[str, str], seeds: int, in_a_row: int
 ) -> Iterator[GivenTexts]:
     """Yield all kinds of texts for a task.
 
     Args:
         decoded: The task.
-        changed: The same task `with_changed_clauses`.
+        changed: The same task `with_changed_clauses`; None for no memory.
         other: Another task.
         references: From `read_references`; if empty, there is no text written by a person.
         seeds: The number of seeds of the noise.
@@ -128,8 +132,12 @@ def given_texts(
     yield GivenTexts("noise", decoded, [[[text] for text in noisy(texts, words, seed)] for seed in range(seeds)])
     if references:
         yield GivenTexts("person", decoded, [[[reference_of(prompt, references)] for prompt in decoded.prompts]])
-    memory = dict(zip(decoded.prompts, texts, strict=True))
-    yield GivenTexts("memory", changed, [[similar(memory, prompt) for prompt in changed.prompts]])
+    if changed is not None:
+        from speculative_decoding.memory import TranslationMemory
+
+        sources = [split_prefix(prompt)[1] for prompt in decoded.prompts]
+        memory = TranslationMemory.from_pairs(zip(sources, texts, strict=True))
+        yield GivenTexts("memory", changed, [[()] * len(texts)], memory)
     few = decoded.first(in_a_row)
     yield GivenTexts("prompt", few, [[[text] for text in [*texts[1:], texts[0]][:in_a_row]]])
     others = [result.text for result in other.outputs]

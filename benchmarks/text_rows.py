@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from speculative_decoding.drafters.model import num_shared
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.draft_head import DraftHead
 
-from .given_texts import KINDS, Decoded, GivenTexts, Texts
+from .given_texts import KINDS, Decoded, GivenTexts, Texts, split_prefix
 from .interleave import Contender, Output, take_turns
 from .summary import Spread, grouped
 from .tasks import Task, task_of
@@ -103,7 +103,12 @@ class Bench:
         return "" if model is None else "head" if isinstance(model, DraftHead) else "draft model"
 
     def fresh(self) -> Session:
-        return Session(self.session.model, self.session.tokenizer, self.session.draft_model)
+        return replace(self.session)
+
+    def with_memory(self, given: GivenTexts) -> Bench:
+        """Return a bench whose sessions have the memory of the given texts, if there is one."""
+        prefixes = sorted({split_prefix(prompt)[0] for prompt in given.decoded.prompts})
+        return replace(self, session=replace(self.session, memory=given.memory, prompt_prefixes=prefixes))
 
     def decoded(self, name: str, prompts: Sequence[str]) -> Decoded:
         """Decode the prompts without drafts."""
@@ -135,8 +140,12 @@ class Bench:
     def best_place(self, decoded: Decoded, texts: Texts) -> float:
         """Return the tokens per call of drafts from the place in the texts that agrees with most of the next tokens."""
         tokens = calls = 0
-        for output, own in zip(decoded.outputs, texts, strict=True):
-            encoded = [encode_output(self.session.model, self.session.tokenizer, text, "draft_text") for text in own]
+        model, tokenizer, memory = self.session.model, self.session.tokenizer, self.session.memory
+        for prompt, output, own in zip(decoded.prompts, decoded.outputs, texts, strict=True):
+            similar = () if memory is None else memory.similar(split_prefix(prompt)[1])
+            encoded = [
+                encode_output(model, tokenizer, text, "draft_text") for text in [*own, *(text for _, text in similar)]
+            ]
             places = [ids[i : i + NUM_DRAFT] for ids in encoded for i in range(len(ids))]
             done = 0
             while done < len(output.tokens):
@@ -165,6 +174,7 @@ def token_rows(bench: Bench, given: GivenTexts) -> Iterator[Row]:
         if draft := bench.draft:
             modes |= {draft: "model", f"{draft} and copies": "auto"}
     else:
+        bench = bench.with_memory(given)
         modes = {"text": "text", "all": "auto" if bench.draft else "ngram"}
     for drafts, drafter in modes.items():
         yield Row(name, drafts, task, [bench.tokens_per_call(decoded, texts, drafter) for texts in given.by_seed])
@@ -188,12 +198,11 @@ class WithTexts(Contender):
     """The default drafter, with given texts or without them. Each run of the task has a new session."""
 
     bench: Bench
-    prompts: Sequence[str]
-    texts: Texts
+    given: GivenTexts
 
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
-        session = self.bench.fresh()
-        for number, (prompt, own) in enumerate(zip(self.prompts, self.texts, strict=True)):
+        session = self.bench.with_memory(self.given).fresh()
+        for number, (prompt, own) in enumerate(zip(self.given.decoded.prompts, self.given.by_seed[0], strict=True)):
             options: Any = {"draft_text": own} if own else {}
             started = perf_counter()
             result = session.generate(prompt, max_tokens=task.max_tokens, **options)
@@ -208,8 +217,9 @@ def time_rows(bench: Bench, found: Iterable[GivenTexts], repeats: int) -> Iterat
     for task, alike in grouped(found, lambda given: given.decoded.task).items():
         decoded = alike[0].decoded
         expected[task] = decoded.outputs
-        texts = {"none": [()] * len(decoded.prompts)} | {given.kind: given.by_seed[0] for given in alike}
-        row = [WithTexts(kind, "", 0.0, bench, decoded.prompts, own) for kind, own in texts.items()]
+        without = GivenTexts("none", decoded, [[()] * len(decoded.prompts)])
+        kinds = [given for given in alike if given.kind != "none"]
+        row = [WithTexts(given.kind, "", 0.0, bench, given) for given in (without, *kinds)]
         contenders.append((task, [*row]))
     seconds: dict[tuple[Task, str], list[float]] = {}
     for each in take_turns(contenders, repeats, 1, say):

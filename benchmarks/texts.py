@@ -31,6 +31,7 @@ from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.atomic_io import atomic_write
 from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.rooms import has_room
 
 from .given_texts import KINDS, USELESS, GivenTexts, given_texts, read_references, with_changed_clauses
 from .machine import described, environment, notes, used_by_others
@@ -65,6 +66,8 @@ def check(chosen: argparse.Namespace) -> dict[str, list[str]]:
         impossible["person"] = "needs --references"
     if len(prompts) == 1:
         impossible["task"] = "needs several files of prompts"
+    if not has_room("memory"):
+        impossible["memory"] = "this copy lacks memory/"
     for kind, why in impossible.items():
         if kind in given.get("kinds", ()):
             raise InputError(f"--kinds {kind}: {why}")
@@ -80,7 +83,7 @@ def all_given_texts(
     decoded = {name: bench.decoded(name, own) for name, own in prompts.items()}
     names = [*decoded]
     for number, (name, own) in enumerate(decoded.items()):
-        changed = bench.decoded(name, with_changed_clauses(own.prompts)) if "memory" in chosen.kinds else own
+        changed = bench.decoded(name, with_changed_clauses(own.prompts)) if "memory" in chosen.kinds else None
         other = decoded[names[number - 1]]
         found = given_texts(own, changed, other, references, 1 if chosen.time else chosen.seeds, IN_A_ROW)
         yield from (given for given in found if given.kind in chosen.kinds)

@@ -13,6 +13,7 @@ from benchmarks.given_texts import Decoded, GivenTexts, noisy, read_references, 
 from benchmarks.tasks import prompts_from_files
 from benchmarks.text_rows import Bench, Row, TimeRow, WasteRow, token_rows, waste_row
 from speculative_decoding import InputError, Session
+from tests.support.rooms import needs_room
 
 
 def test_noise_replaces_a_tenth_of_the_words_as_the_seed_determines() -> None:
@@ -109,6 +110,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("one.txt", "two.txt")]
 
 
+@needs_room("memory")
 def test_the_command_counts_tokens_per_call(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +132,7 @@ def test_the_command_counts_tokens_per_call(
     assert out.count("\n| ") == len(lines) + len(useless) + 4
 
 
+@needs_room("memory")
 def test_the_command_times_texts(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
