@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,10 +41,6 @@ class Decoded:
     task: Task
     prompts: Sequence[str]
     outputs: Sequence[GenerationResult]
-
-    def first(self, count: int) -> Decoded:
-        task = replace(self.task, sources=self.task.sources[:count])
-        return Decoded(task, self.prompts[:count], self.outputs[:count])
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ def reference_of(prompt: str, references: Mapping[str, str]) -> str:
 
 
 def given_texts(
-    decoded: Decoded, changed: Decoded | None, other: Decoded, references: Mapping[str, str], seeds: int, in_a_row: int
+    decoded: Decoded, changed: Decoded | None, other: Decoded, references: Mapping[str, str], seeds: int
 ) -> Iterator[GivenTexts]:
     """Yield all kinds of texts for a task.
 
@@ -124,7 +120,6 @@ def given_texts(
         other: Another task.
         references: From `read_references`; if empty, there is no text written by a person.
         seeds: The number of seeds of the noise.
-        in_a_row: The number of prompts with useless texts.
     """
     texts = [result.text for result in decoded.outputs]
     yield GivenTexts("none", decoded, [[()] * len(texts)])
@@ -138,7 +133,6 @@ def given_texts(
         sources = [split_prefix(prompt)[1] for prompt in decoded.prompts]
         memory = TranslationMemory.from_pairs(zip(sources, texts, strict=True))
         yield GivenTexts("memory", changed, [[()] * len(texts)], memory)
-    few = decoded.first(in_a_row)
-    yield GivenTexts("prompt", few, [[[text] for text in [*texts[1:], texts[0]][:in_a_row]]])
+    yield GivenTexts("prompt", decoded, [[[text] for text in [*texts[1:], texts[0]]]])
     others = [result.text for result in other.outputs]
-    yield GivenTexts("task", few, [[[others[i % len(others)]] for i in range(len(few.prompts))]])
+    yield GivenTexts("task", decoded, [[[others[i % len(others)]] for i in range(len(texts))]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -182,10 +183,12 @@ def token_rows(bench: Bench, given: GivenTexts) -> Iterator[Row]:
         yield Row(name, "text, best place", task, [bench.best_place(decoded, texts) for texts in given.by_seed])
 
 
-def waste_row(bench: Bench, given: GivenTexts) -> WasteRow:
+def waste_row(bench: Bench, given: GivenTexts, limit: int) -> WasteRow:
+    """Decode the first `limit` prompts."""
     wasted, more_calls = [], []
     decoded = given.decoded
-    for prompt, texts, expected in zip(decoded.prompts, given.by_seed[0], decoded.outputs, strict=True):
+    requests = zip(decoded.prompts, given.by_seed[0], decoded.outputs, strict=True)
+    for prompt, texts, expected in islice(requests, limit):
         tokens, rounds = bench.rounds(prompt, draft_text=texts)
         require_same(decoded.task, tokens, expected)
         wasted.append(sum(each.kind == TEXT and each.drafted > each.accepted == 0 for each in rounds))

@@ -41,7 +41,7 @@ from .tasks import prompts_from_files
 from .text_rows import NUM_DRAFT, Bench, time_rows, token_rows, waste_row
 
 LIMIT = 200  # prompts per file
-IN_A_ROW = 60  # prompts per file with --time, and of useless texts
+IN_A_ROW = 60  # prompts per file with --time, and of single requests with useless texts
 SEEDS = 5
 REPEATS = 9
 
@@ -85,7 +85,7 @@ def all_given_texts(
     for number, (name, own) in enumerate(decoded.items()):
         changed = bench.decoded(name, with_changed_clauses(own.prompts)) if "memory" in chosen.kinds else None
         other = decoded[names[number - 1]]
-        found = given_texts(own, changed, other, references, 1 if chosen.time else chosen.seeds, IN_A_ROW)
+        found = given_texts(own, changed, other, references, 1 if chosen.time else chosen.seeds)
         yield from (given for given in found if given.kind in chosen.kinds)
 
 
@@ -123,9 +123,9 @@ def measure(chosen: argparse.Namespace) -> int:
             say(f"{given.decoded.task.name}: {KINDS[given.kind]}")
             rows += token_rows(bench, given)
             if given.kind in USELESS:
-                wasted.append(waste_row(bench, given))
+                wasted.append(waste_row(bench, given, IN_A_ROW))
         tables = [table(f"Tokens per target call, drafts of at most {NUM_DRAFT}", rows, ["given", "drafts"])]
-        title = "Single requests in new sessions: wasted passes, more calls than without the text; mean (most)"
+        title = f"The first {IN_A_ROW} prompts, each in a new session: wasted passes, more calls than without the text: mean (most)"
         tables += [table(title, wasted, ["given"])] if wasted else []
     to_stdout = getattr(chosen, "json", None) == "-"
     lines = [described(where), *(f"**Note: {note}.**" for note in warnings), *tables]
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("prompts", nargs="*", type=Path, default=[], help="files with one prompt per line (default: the bundled files)")
     add("--kinds", choices=KINDS, nargs="+", help="kinds of texts to measure (default: all that the other flags allow)")
-    limit = f"prompts per file (default: {LIMIT}, with --time {IN_A_ROW}; at most {IN_A_ROW} for useless texts)"
+    limit = f"prompts per file (default: {LIMIT}, with --time {IN_A_ROW})"
     add("--limit", type=COUNT, metavar="N", help=limit)
     add("--max-tokens", "-m", type=COUNT, default=80, metavar="N", help="maximum tokens per output (default: 80)")
     add("--seeds", type=COUNT, metavar="N", help=f"seeds of the noise, from 0 (default: {SEEDS})")

@@ -78,7 +78,7 @@ def test_no_text_draft_surpasses_the_best_place(bench: Bench, decoded: Decoded) 
 
 
 def test_an_exact_text_wastes_no_pass(bench: Bench, decoded: Decoded) -> None:
-    row = waste_row(bench, GivenTexts("prompt", decoded, [[[result.text] for result in decoded.outputs]]))
+    row = waste_row(bench, GivenTexts("prompt", decoded, [[[result.text] for result in decoded.outputs]]), 2)
     assert row.wasted == [0, 0] and max(row.more_calls) <= 0
 
 
