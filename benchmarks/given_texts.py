@@ -28,6 +28,7 @@ KINDS = {
     "memory": "a memory of similar sources",
     "prompt": "another prompt's output",
     "task": "another task's output",
+    "speech": "",  # several texts; see speech_texts.py
 }
 USELESS = ("prompt", "task")
 

@@ -160,6 +160,9 @@ def test_the_command_times_texts(
         (["--time", "--slots", "2"], "--slots: cannot be combined with --time"),
         (["--kinds", "person"], "--kinds person: needs --references"),
         (["--kinds", "noise", "--references", "pairs.tsv"], "--references: no effect without --kinds person"),
+        (["--kinds", "speech"], "--kinds speech: needs --whisper"),
+        (["--recordings", "a.wav"], "--recordings: no effect without --whisper"),
+        (["--whisper", "a"], "--whisper: needs --transcriber"),
         (["--references", "no-such-file.tsv"], "no-such-file.tsv: not readable"),
     ],
 )
