@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -40,18 +40,27 @@ class Task:
     num_beams: int = 1
 
 
-def tasks_from_files(
-    paths: Sequence[Path], limit: int, max_tokens: int, model: EncoderDecoder, tokenizer: Tokenizer
-) -> list[Task]:
-    """Return a task for each file, with its first `limit` prompts. Without paths, use the bundled files."""
-    tasks = []
+def prompts_from_files(paths: Sequence[Path], limit: int) -> dict[str, list[str]]:
+    """Return the first `limit` prompts of each file, by the task's name. Without paths, use the bundled files."""
+    found = {}
     for path in paths or reversed(bundled_prompts()):
         prompts = read_prompts(path)[:limit]
         if not prompts:
             raise InputError(f"prompts {path}: no prompts found; write one per line")
-        name = str(path) if sum(path.stem == other.stem for other in paths) > 1 else path.stem
-        tasks.append(Task(name, tuple(tuple(encode_prompt(model, tokenizer, p)) for p in prompts), max_tokens))
-    return tasks
+        found[str(path) if sum(path.stem == other.stem for other in paths) > 1 else path.stem] = prompts
+    return found
+
+
+def task_of(name: str, prompts: Iterable[str], max_tokens: int, model: EncoderDecoder, tokenizer: Tokenizer) -> Task:
+    return Task(name, tuple(tuple(encode_prompt(model, tokenizer, prompt)) for prompt in prompts), max_tokens)
+
+
+def tasks_from_files(
+    paths: Sequence[Path], limit: int, max_tokens: int, model: EncoderDecoder, tokenizer: Tokenizer
+) -> list[Task]:
+    """Return a task for each file, with its first `limit` prompts. Without paths, use the bundled files."""
+    found = prompts_from_files(paths, limit)
+    return [task_of(name, prompts, max_tokens, model, tokenizer) for name, prompts in found.items()]
 
 
 def at_slots(tasks: list[Task], slots: Sequence[int]) -> list[Task]:
