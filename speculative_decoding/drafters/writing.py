@@ -19,7 +19,8 @@ import mlx.core as mx
 from .base import MODEL, BatchDrafter, Draft, RequestView
 from .draft_text import DraftText, TextFollower
 
-PATIENCE = 4  # committed tokens without a place in the text, after which the draft model starts again
+PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
+MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
 FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
 
 
@@ -94,6 +95,7 @@ class Row:
         self._num_read = -1  # tokens of `written` that are in the text
         self._text = GrowingText([], self._pieces, MODEL)
         self._follower = TextFollower(self._text)
+        self._limit = 0  # the number of ids that the text may have for the next draft
         self._followed = 1  # decoder tokens that the follower has seen, or need not see, as the start token
         self._lost = 0  # committed tokens in a row for which the text had no place
 
@@ -135,6 +137,14 @@ class Row:
             return 0
         return place[0] + len(self.request.decoder_tokens) - self._followed + count - len(self._text.ids)
 
+    def prepare(self, writer: DraftWriter, count: int) -> None:
+        """Start an output if there is none worth following. count: the number of tokens to draft."""
+        if self.needs_start:
+            self.start(writer)
+        if self.written is not None:
+            lacking = self._lacking(self._read(), count)
+            self._limit = len(self._text.ids) + max(0, lacking) + MAX_SKIPPED
+
     def follow(self, count: int) -> int:
         """Follow the committed tokens as far as the text is written, to draft `count` tokens.
 
@@ -150,7 +160,7 @@ class Row:
             if place is not None and place[0] >= size and not written.is_complete:
                 break
             self._append(tokens[self._followed], place)
-        return max(0, self._lacking(written, count))
+        return max(0, min(self._lacking(written, count), self._limit - size))
 
     def _append(self, token: int, place: tuple[int, int] | None) -> None:
         is_new = self._followed >= self._read_from
@@ -164,7 +174,7 @@ class Row:
 
     def draft(self, count: int) -> Sequence[int]:
         place = self._follower.find()
-        if self.written is None or place is None:
+        if self.written is None or place is None or self._followed < len(self.request.decoder_tokens):
             return ()
         return self._text.ids[place[0] : place[0] + count]
 
@@ -204,9 +214,8 @@ class BatchWritingDrafter(BatchDrafter):
 
     def _write(self, rows: Mapping[Row, int]) -> None:
         """Write until each row has a draft of this many tokens, or no place for one."""
-        for row in rows:
-            if row.needs_start:
-                row.start(self._writer)
+        for row, count in rows.items():
+            row.prepare(self._writer, count)
         while lacking := [lack for row, count in rows.items() if (lack := row.follow(count))]:
             for _ in range(min(lacking)):
                 self._writer.step()
