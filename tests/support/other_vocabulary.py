@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from speculative_decoding.loading import manifest
 from speculative_decoding.loading.tokenizer_base import FastTokenizer, read_backend
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.tiny import save_hugging_face
@@ -71,16 +71,12 @@ def with_other_vocabulary(model: EncoderDecoder, folder: Path) -> tuple[EncoderD
 
 
 def save_with_other_vocabulary(model: EncoderDecoder, folder: Path, output: Path) -> Path:
-    """Write such a model as a Hugging Face folder."""
+    """Write such a model as a folder. Its manifest makes `tokenizers` read the tokenizer, as after a conversion."""
     data, new_ids = permuted_tokenizer(folder)
     other = permuted_model(model, new_ids)
     config = json.loads((folder / "config.json").read_text())
     config |= {name: getattr(other.config, name) for name in ("pad_token_id", "decoder_start_token_id")}
-    config["eos_token_id"] = other.config.eos_token_ids[0]
-    save_hugging_face(other, output, config)
+    save_hugging_face(other, output, config | {"eos_token_id": other.config.eos_token_ids[0]})
     (output / "tokenizer.json").write_bytes(data)
-    names = {"additional_special_tokens": [], "eos_token": "</s_of_another>", "unk_token": "<unk_of_another>"}
-    names["pad_token"] = "<pad_of_another>"
-    (output / "special_tokens_map.json").write_text(json.dumps(names))
-    shutil.rmtree(output / "cache", ignore_errors=True)
+    manifest.write(output, tokenizer=FastTokenizer(read_backend(data, folder)).record())
     return output
