@@ -49,7 +49,7 @@ def doctor_parser(program: str) -> Parser:
     add_flags(parser, "languages", GenerationOptions, without=all_but(GenerationOptions, "src_lang", "tgt_lang"))
     add_flags(
         parser,
-        "prompts of draft models, calibration",
+        "draft models, calibration",
         DraftFlags,
         without=all_but(DraftFlags, "recalibrate", *DRAFT_PROMPT),
     )
