@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from ..draft_length.base import DraftLength, FixedLength
@@ -73,10 +72,10 @@ class PromptReader:
         self._draft = draft
         self._prompt = prompt
 
-    @cached_property
+    @property
     def _tags(self) -> Mapping[str, str]:
         """The draft model's tags for output languages, such as <2de>."""
-        return language_tags(self._draft.tokenizer.vocabulary.pieces)
+        return language_tags(self._draft.tokenizer.vocabulary)
 
     def check(self, options: GenerationOptions) -> None:
         """Raise `InputError` if the draft model needs a language that cannot be derived for these options."""
@@ -88,7 +87,7 @@ class PromptReader:
                 elif name == "src_lang" or matching_language(language, self._tags) is None:
                     raise InputError(f"{language} has no effect: the draft model has no such language", f"draft_{name}")
         target = self._target.tokenizer
-        if options.tgt_lang is not None or not (target.languages or language_tags(target.vocabulary.pieces)):
+        if options.tgt_lang is not None or not (target.languages or language_tags(target.vocabulary)):
             self.languages(options, None)  # requests cannot name another language, or need not
 
     def languages(self, options: GenerationOptions, tag: str | None) -> tuple[str | None, str | None]:
@@ -164,8 +163,8 @@ class TextWriter:
         self._reader = PromptReader(target, draft, prompt)
 
     def start(self, request: RequestView) -> WrittenText | None:
-        before = self.target.tokenizer.decode(request.decoder_tokens[1:]).rstrip(REPLACEMENT)
         try:
+            before = self.target.tokenizer.decode(request.decoder_tokens[1:]).rstrip(REPLACEMENT)
             prompt, source, target = self._reader.read(request)
             options = self._options(before, request.options.max_tokens, source, target)
             draft = self.engine.submit(prompt, options, FixedLength(0))
@@ -239,7 +238,10 @@ class WrittenText:
         model, tokenizer = self._writer.target
         is_finished = self._draft.finish_reason == "stop"
         text = self._before + self._draft.text
-        ids = encode_output(model, tokenizer, text if is_finished else settled(text), "draft_model")
+        try:
+            ids = encode_output(model, tokenizer, text if is_finished else settled(text), "draft_model")
+        except InputError:  # the target has no ids for some of it
+            return []
         ids = ids if is_finished else ids[:-1]
         first = first_token(model, tokenizer, self._language)
         return ids if first is None or ids[:1] == [first] else [first, *ids]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import lru_cache
+
+from .tokenizer_base import Vocabulary
 
 TAG = re.compile(r"<2([A-Za-z]{2,3}(?:_[A-Za-z]+)?)>|>>([A-Za-z]{2,3}(?:_[A-Za-z]+)?)<<")  # MADLAD, multilingual Marian
 # ISO 639-3 -> ISO 639-1. Where a model has only one member of a macrolanguage, the member has the macrolanguage's code.
@@ -45,7 +48,8 @@ def tag_language(piece: str) -> str | None:
     return None if match is None else match[1] or match[2]
 
 
-def language_tags(pieces: Mapping[int, str]) -> dict[str, str]:
+@lru_cache(4)  # a vocabulary may have 250,000 pieces, and a session asks for each request
+def language_tags(vocabulary: Vocabulary) -> dict[str, str]:
     """Return the tags of a vocabulary, by language code."""
-    tags = (piece.lstrip("▁") for piece in pieces.values() if "<" in piece)
+    tags = (piece.lstrip("▁") for piece in vocabulary.pieces.values() if "<" in piece)
     return {code: tag for tag in tags if (code := tag_language(tag)) is not None}

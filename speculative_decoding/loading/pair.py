@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
@@ -32,7 +32,7 @@ class ModelPair:
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
-    @property
+    @cached_property
     def drafts_text(self) -> bool:
         """Whether the draft model has another vocabulary, so that the text of its output is the draft."""
         draft = self.draft

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError, Session, batch_generate, load, stream_generate
+from speculative_decoding.cli.compare import decoding_modes
 from speculative_decoding.cli.main import main
 from speculative_decoding.decoding.draft_writer import TextWriter
 from speculative_decoding.draft_length.probe import Probe
@@ -114,6 +115,12 @@ def test_nothing_is_written_for_requests_that_have_ended(session: Session, write
     assert writers[0].engine.is_idle  # type: ignore[attr-defined]
     for request, tokens in zip(requests, expected, strict=True):
         assert request.finish_reason == "cancelled" or request.tokens == tokens
+
+
+def test_the_draft_model_alone_is_not_compared(session: Session, pair: Session) -> None:
+    """Its tokens are not the target's."""
+    assert decoding_modes(session) == ["speculative", "baseline"]
+    assert decoding_modes(pair) == ["speculative", "baseline", "draft"]
 
 
 def test_a_stream_may_be_abandoned(session: Session) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from speculative_decoding.loading.language_codes import M2M100, MBART50, NLLB
 from speculative_decoding.loading.language_map import SHORT, language_tags, matching_language, tag_language
+from speculative_decoding.loading.tokenizer import Vocabulary
 
 WHISPER = ("en", "de", "no", "nn", "jw", "yue", "zh", "tl", "he")
 
@@ -53,4 +54,9 @@ def test_tags_are_pieces_that_name_an_output_language() -> None:
     assert [tag_language(piece) for piece in pieces.values()] == [
         *(None, "de", "deu", "pt_BR", None, None, "deu_Latn", None)
     ]
-    assert language_tags(pieces) == {"de": "<2de>", "deu": ">>deu<<", "pt_BR": "<2pt_BR>", "deu_Latn": ">>deu_Latn<<"}
+    assert language_tags(Vocabulary({piece: token for token, piece in pieces.items()})) == {
+        "de": "<2de>",
+        "deu": ">>deu<<",
+        "pt_BR": "<2pt_BR>",
+        "deu_Latn": ">>deu_Latn<<",
+    }
