@@ -30,7 +30,7 @@ from .drafters import (
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.load import ModelHandle
-from .loading.pair import ModelPair, open_pair, token_difference
+from .loading.pair import ModelPair, open_pair, require_draft, token_difference
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -44,6 +44,7 @@ from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
+    from .decoding.draft_writer import DraftPrompt
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.writing import DraftWriter
     from .rows import BatchResult, PromptScheduler
@@ -263,23 +264,27 @@ class Session:
                 raise InputError(
                     f"must be a DraftVocabulary, not {short_repr(self.draft_vocabulary)}", "draft_vocabulary"
                 )
-        if not hasattr(self.tokenizer, "encode"):
-            raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
+        for name, given in (("tokenizer", self.tokenizer), ("draft_tokenizer", self.draft_tokenizer or self.tokenizer)):
+            if not hasattr(given, "encode"):
+                raise InputError(f"must be a tokenizer, as load gives, not {short_repr(given)}", name)
         check_drafter(self.options.drafter, self.draft_model)
         draft, tokenizer = self.draft_model, self.draft_tokenizer
         self.drafts_text = shares = False
         if isinstance(draft, EncoderDecoder):
+            require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
             shares = not self.drafts_text and shares_encoder(self.model, draft)
         names = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
         require_draft_effect(self.drafts_text, self.draft_vocabulary, {name: getattr(self, name) for name in names})
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
-        make_timed_drafter = None
+        make_timed_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:
-            self._make_model_drafter, make_timed_drafter = self._writing_drafter, self._timed_drafter
+            assert isinstance(draft, EncoderDecoder) and tokenizer is not None
+            make_timed_drafter = partial(timed_drafter, self.model, self.tokenizer, draft, tokenizer)
         elif draft is not None:
-            self._make_model_drafter = partial(model_drafter, self._checked_draft(), self.model, shares)
-            make_timed_drafter = self._make_model_drafter
+            make_timed_drafter = self._make_model_drafter = partial(
+                model_drafter, self._checked_draft(), self.model, shares
+            )
         elif self.draft_vocabulary is not None:
             raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
         use = "text" if self.drafts_text else "shared" if shares else ""
@@ -287,25 +292,14 @@ class Session:
 
     def _writing_drafter(self) -> BatchDrafter:
         """Return a drafter for a draft model of another vocabulary."""
+        from .decoding.draft_writer import DraftPrompt
         from .drafters.writing import BatchWritingDrafter
-
-        return BatchWritingDrafter(self._draft_writer(), self.model.pieces or {})
-
-    def _timed_drafter(self) -> BatchDrafter:
-        from .drafters.writing import TimedWriting
-
-        return TimedWriting(self._draft_writer())
-
-    def _draft_writer(self) -> DraftWriter:
-        """Return a writer with an engine of its own, for a draft model of another vocabulary."""
-        from .decoding.draft_writer import DraftPrompt, TextModel, TextWriter
-        from .drafters.none import NoDrafter
 
         draft, tokenizer = self.draft_model, self.draft_tokenizer
         assert isinstance(draft, EncoderDecoder) and tokenizer is not None
-        engine = Engine(draft, tokenizer, NoDrafter(), slots=MAX_WRITTEN)
         prompt = DraftPrompt(self.draft_prefix, self.target_prefixes, self.draft_src_lang, self.draft_tgt_lang)
-        return TextWriter(TextModel(self.model, self.tokenizer), TextModel(draft, tokenizer), engine, prompt)
+        writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, prompt)
+        return BatchWritingDrafter(writer, self.model.pieces or {})
 
     def _checked_draft(self) -> DraftModel | DraftHead:
         """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""
@@ -601,7 +595,32 @@ class Session:
                 self._ngrams[size] = ngram
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
-        return choose_drafter(options, self.model, self._make_model_drafter, ngram)
+        make = self._writing_drafter if self.drafts_text else self._make_model_drafter
+        return choose_drafter(options, self.model, make, ngram)
+
+
+def draft_writer(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    draft: EncoderDecoder,
+    draft_tokenizer: Tokenizer,
+    prompt: DraftPrompt | None = None,
+) -> DraftWriter:
+    """Return a writer with an engine of its own, for a draft model of another vocabulary."""
+    from .decoding.draft_writer import DraftPrompt, TextModel, TextWriter
+    from .drafters.none import NoDrafter
+
+    engine = Engine(draft, draft_tokenizer, NoDrafter(), slots=MAX_WRITTEN)
+    return TextWriter(TextModel(model, tokenizer), TextModel(draft, draft_tokenizer), engine, prompt or DraftPrompt())
+
+
+def timed_drafter(
+    model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer
+) -> BatchDrafter:
+    """Return a drafter that calibration times in place of `Session._writing_drafter`."""
+    from .drafters.writing import TimedWriting
+
+    return TimedWriting(draft_writer(model, tokenizer, draft, draft_tokenizer))
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

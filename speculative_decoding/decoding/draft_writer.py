@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from ..draft_length.base import DraftLength, FixedLength
 from ..drafters.base import RequestView
-from ..errors import InputError, note, words
+from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
 from ..models.audio import Source
@@ -169,7 +169,7 @@ class TextWriter:
             options = self._options(before, request.options.max_tokens, source, target)
             draft = self.engine.submit(prompt, options, FixedLength(0))
         except InputError as error:
-            note(("no draft for this prompt: ", *words(error.message())))
+            note(error.at("no draft for this prompt").problem)
             return None
         return WrittenText(self, draft, request, before)
 
@@ -198,16 +198,17 @@ class TextWriter:
         model, tokenizer = self._draft
         size = model.config.vocab_size
         source = [token for i in range(24 + 11 * (slot % 5)) if (token := (7 * i + slot) % size) != model.image_token]
-        length = min(REHEARSED, (model.max_positions or REHEARSED + 2) - 2)
+        length = max(1, min(REHEARSED, (model.max_positions or REHEARSED + 2) - 2))
         options = GenerationOptions(
             drafter="none",
             max_tokens=length,
-            min_tokens=length,
             tgt_lang=next(iter(tokenizer.languages), None),
             allow_long_prompt=True,
         )
-        start = build_decoder_prompt(model, tokenizer, options)
-        return WrittenText(self, self.engine.submit(source, options, FixedLength(0), start), None, "")
+        start = build_decoder_prompt(model, tokenizer, options)._replace(eos_token_ids=set())
+        return WrittenText(
+            self, self.engine.submit(source[: model.max_positions], options, FixedLength(0), start), None, ""
+        )
 
 
 class WrittenText:

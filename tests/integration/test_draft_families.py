@@ -74,7 +74,8 @@ def test_tokens_equal_the_baselines_for_all_pairs(opened: dict[str, Session]) ->
 def test_languages_are_those_of_the_request(target: str, draft: str, opened: dict[str, Session]) -> None:
     own, other = opened[target], opened[draft]
     session = Session(own.model, own.tokenizer, other.model, draft_tokenizer=other.tokenizer)
-    writer: Any = session._draft_writer()
+    drafter: Any = session._writing_drafter()
+    writer = drafter._writer
     request = session.engine(session.options_with({}), 1).submit(
         PROMPTS[0], session.options_with(languages(target)), session.planner.draft_length(session.options_with({}))
     )
