@@ -256,6 +256,9 @@ class Engine:
         stats.drafted_tokens += round.drafted
         stats.accepted_tokens += round.accepted
         stats.accepted_histogram[round.accepted] += 1
+        if round.drafted and round.kind:
+            stats.drafted_by_kind[round.kind] += round.drafted
+            stats.accepted_by_kind[round.kind] += round.accepted
         stats.total_variation += round.total_variation
         stats.decode_seconds += round.seconds
         if round.draft_seconds is not None and round.verify_seconds is not None:

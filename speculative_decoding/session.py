@@ -46,6 +46,7 @@ from .sampling.values import Int, Number
 if TYPE_CHECKING:
     from .decoding.draft_writer import DraftPrompt
     from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .drafters.draft_text import DraftText
     from .drafters.writing import DraftWriter
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
 MAX_WRITTEN = sys.maxsize  # outputs that a draft model writes together: one for each row of the target
-KEPT_DRAFT_TEXTS = 4  # prepared draft texts that a session keeps for later requests
+KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
@@ -252,8 +253,9 @@ class Session:
     @turn()
     def __post_init__(self) -> None:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        # Several requests may give the same text, such as a whole document
-        self._encode_draft = lru_cache(KEPT_DRAFT_TEXTS)(partial(draft_text_of, self.model, self.tokenizer))
+        # Several requests may give the same text, such as a whole document. They never displace the session's own.
+        encode = partial(draft_text_of, self.model, self.tokenizer)
+        self._encode_own, self._encode_given = (lru_cache(KEPT_DRAFT_TEXTS)(encode) for _ in range(2))
         for name, (kind, expected) in ARGUMENTS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"must be {expected}, not {short_repr(value)}", name)
@@ -320,9 +322,11 @@ class Session:
 
     def __repr__(self) -> str:
         specs = option_specs()
-        changed = {name: value for name, value in vars(self.options).items() if value != specs[name].default}
+        values = vars(self.options)
+        changed = [f"{name!r}: {short_repr(values[name])}" for name in values if values[name] != specs[name].default]
+        options = f"{{{', '.join(changed)}}}"
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
-        return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {options}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
         """Support `model, tokenizer = load(...)` for a session without a draft."""
@@ -585,10 +589,13 @@ class Session:
             encode_draft=self._encode_draft,
         )
 
+    def _encode_draft(self, text: str, first: int | None) -> DraftText:
+        return (self._encode_own if text in self.options.draft_text else self._encode_given)(text, first)
+
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram = self.ngram
-        if options.looks_up_ngrams:
+        if options.follows_texts:
             size = options.max_ngram_size
             if ngram is None:
                 ngram = self._ngrams.get(size) or NgramDrafter(pieces=self.model.pieces, max_ngram_size=size)

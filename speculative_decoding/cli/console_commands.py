@@ -25,10 +25,11 @@ from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..session import Session
+from .common import read_text
 from .compare import Comparison, comparison_table, decoding_modes
 from .help import as_typed
 from .main import PromptFlags
-from .parser import argument_type, flag
+from .parser import File, argument_type, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
 NOT_IN_CONSOLE = ("prompt", "verify", "stats_json", "num_return_sequences")  # neither flags nor commands
@@ -294,6 +295,12 @@ def set_model(state: ConsoleState, text: str) -> None:
 @Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
     state.open_other_models(str(state.config.models.model), parse(Text(), text.strip()))
+
+
+@Command("/draft-text-file FILE", "draft from the text of this file; /draft-text without a text stops that")
+def set_draft_text_file(state: ConsoleState, text: str) -> None:
+    path = parse(File(), text.strip())
+    state.change({"draft_text": [read_text(path, Name("draft_text_file"))]})
 
 
 @Command("/stats", "show the statistics of this session")

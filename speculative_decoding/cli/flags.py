@@ -34,7 +34,7 @@ def add_decoding_flags(
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
     add_flags(parser, title, GenerationOptions, without=without, lists=lists)
-    add_flags(parser, "draft models, n-gram stores, calibration", DraftFlags)
+    add_flags(parser, "drafts, n-gram stores, calibration", DraftFlags)
 
 
 def all_but(kind: type, *names: str) -> list[str]:
@@ -42,7 +42,7 @@ def all_but(kind: type, *names: str) -> list[str]:
     return [each.name for each in fields(kind) if each.name not in names]
 
 
-FILES_READ = ("draft_vocab_text",)  # shared flags that name a file to read
+FILES_READ = ("draft_vocab_text", "draft_text_file")  # shared flags that name a file to read, or several
 FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
 # The option that names a file, as `Words`, and the file
@@ -58,7 +58,10 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
     for name, path in by_flag.items():
         require_writable(name, path)
     written = [*written, *(((Name(name),), path) for name, path in by_flag.items())]
-    others = [*read, *(((Name(each),), given[each]) for each in FILES_READ if each in given), *written]
+    others = [*read, *written]
+    for name in FILES_READ:
+        paths = given.get(name, ())
+        others += [((Name(name),), path) for path in ([paths] if isinstance(paths, Path) else paths)]
     for (name, *_), path in written:
         for other, other_path in others:
             if name != other[0] and is_same_file(path, other_path):

@@ -57,4 +57,5 @@ def as_typed(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(as_typed, value))
-    return one_line(str(value))
+    text = str(value)
+    return one_line(text if len(text) <= 60 else f"{text[:57]}...")

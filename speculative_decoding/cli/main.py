@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -90,8 +90,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
         is_same = decode_each(chain([first], prompts), tokens, session, runner, note, verify=flags.verify)
         stats = runner.finish(session)
     if flags.stats_json is not None:
-        settings = asdict(config.options) | {"acceptance": config.options.rule}
-        write_stats(flags.stats_json, pair.folders | settings | stats.as_dict())
+        write_stats(flags.stats_json, pair.folders | config.settings() | stats.as_dict())
     return 0 if is_same else 1
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from ..sampling.options import option_specs
-from ..sampling.values import BASIC, Bool, Flag, Int, Text
+from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
 from ..session import Session, load_session
 from .common import read_text, say
 from .parser import File, flags_from, given_options, require_writable
@@ -40,8 +42,10 @@ OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
 NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
 DRAFT_PROMPT = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
+TEXT_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_texts]
 DRAFTERS_OF_FLAGS = {
     **dict.fromkeys(DRAFT_PROMPT, MODEL_DRAFTERS),
+    "draft_text_file": TEXT_DRAFTERS,
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
     "ngram_store": NGRAM_DRAFTERS,
@@ -62,6 +66,7 @@ DRAFT_PREFIX = (
     *(" (default: ", Name("prefix"), ")"),
 )
 SAVE_SECONDS = 60.0
+DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
 
 
@@ -115,6 +120,7 @@ def language_help(of: str, name: str) -> tuple[str, ...]:
 class DraftFlags:
     """Draft settings that apply to a whole run."""
 
+    draft_text_file: A[Sequence[Path], ListOf(File()), DRAFT_TEXT_FILE, BASIC] = ()
     draft_prefix: A[str | None, Text(may_be_empty=True), DRAFT_PREFIX] = None
     draft_src_lang: A[str | None, Text(), language_help("prompt", "src_lang"), Flag("draft-source-language")] = None
     draft_tgt_lang: A[str | None, Text(), language_help("output", "tgt_lang"), Flag("draft-target-language")] = None
@@ -127,6 +133,15 @@ class DraftFlags:
         for name, other in (("draft_vocab", "draft_vocab_text"), ("draft_vocab_text", "draft_vocab")):
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
+
+    @cached_property
+    def draft_texts(self) -> list[str]:
+        """The texts of `draft_text_file`, each read once, because it may be a pipe. Raises `InputError`."""
+        return [read_text(path, Name("draft_text_file")) for path in self.draft_text_file]
+
+    def add_draft_texts(self, options: GenerationOptions) -> GenerationOptions:
+        """Return the options with the texts of `draft_text_file` after their own draft texts."""
+        return options.override({"draft_text": [*options.draft_text, *self.draft_texts]})
 
 
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
@@ -157,7 +172,7 @@ def make_run_config(
     options = with_default_drafter(GenerationOptions(**given), models.draft_model)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
     changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
-    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
+    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) not in (None, ())}
     drafter = "none" if options.draft_tokens == 0 else options.drafter
     if models.draft_model is None and drafter != "none":
         names = ("drafter",) if drafter == "model" else ("draft_vocab", *DRAFT_PROMPT)
@@ -173,6 +188,9 @@ def make_run_config(
                 ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
             )
     (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
+    if flags.draft_text_file:
+        options = flags.add_draft_texts(options)
+        flags = replace(flags, draft_text_file=())  # so that other models in the console do not add the texts again
     return RunConfig(models, options, flags, frozenset(given))
 
 
@@ -193,6 +211,14 @@ class RunConfig:
     given: Collection[str] = ()
     shard: Shard | None = None
     prefixes: Sequence[str] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options for JSON, with a hash instead of the draft texts, which may be long."""
+        settings = asdict(self.options) | {"acceptance": self.options.rule}
+        texts = settings.pop("draft_text")
+        return settings | {
+            "draft_text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest() if texts else None
+        }
 
     def describe(self, *, drafts_text: bool = False) -> str:
         """Describe the models and drafts in one line. drafts_text: see `ModelPair`."""
@@ -217,6 +243,8 @@ class RunConfig:
                 draft += ", which has another vocabulary: its text is the draft"
             if options.looks_up_ngrams:
                 draft += "; also copies of the text" if drafts_text else " and copies of the text"
+        if options.draft_tokens != 0 and options.follows_texts and (count := len(options.draft_text)):
+            draft += f", {count} draft text{'s' * (count > 1)}"
         if models.draft_model is None and "drafter" not in self.given:
             from ..loading.suggested_drafts import suggested_draft
 

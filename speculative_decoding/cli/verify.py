@@ -89,7 +89,8 @@ def verify(chosen: argparse.Namespace) -> int:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
-    config = RunConfig(paths, with_default_drafter(GenerationOptions(**given), paths.draft_model), flags, given.keys())
+    options = flags.add_draft_texts(with_default_drafter(GenerationOptions(**given), paths.draft_model))
+    config = RunConfig(paths, options, flags, given.keys())
     require_comparable(config.options)
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in read_prompts(path)]

@@ -46,7 +46,9 @@ def make_request(
         start = build_decoder_prompt(model, tokenizer, options)
         if options.draft_text:
             encode = encode_draft or partial(draft_text_of, model, tokenizer)
-            start = start._replace(draft_texts=[encode(text, start.first) for text in options.draft_text])
+            start = start._replace(
+                draft_texts=[encode(text, start.first) for text in dict.fromkeys(options.draft_text)]
+            )
     if isinstance(prompt, AudioFrames):
         require_audio(model, prompt)
         source: Source = prompt
@@ -94,7 +96,9 @@ def draft_text_of(model: EncoderDecoder, tokenizer: Tokenizer, text: str, first:
     from ..drafters.draft_text import DraftText
 
     ids = encode_output(model, tokenizer, text, "draft_text") if text else []
-    return DraftText([*([] if first is None else [first]), *ids], model.pieces or {}, TEXT)
+    if first is not None and ids[:1] != [first]:  # BART's tokenizer writes the required first token itself
+        ids = [first, *ids]
+    return DraftText(ids, model.pieces or {}, TEXT)
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
@@ -257,8 +261,12 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
 
 
 def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: str) -> list[int]:
-    """Text -> the ids that the decoder would generate, with an end token."""
+    """Text -> the ids that the decoder would generate, with an end token. Raises an `InputError` that names `name`."""
     config = model.config
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("contains a lone surrogate, which is not a character", name, "remove it") from None
     ids = tokenizer.encode_output(text)
     check_token_ids(ids, config.vocab_size, name, "its tokens ")
     if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds a start token but no end token

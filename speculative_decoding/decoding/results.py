@@ -60,6 +60,8 @@ class GenerationStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
+    drafted_by_kind: Counter[str] = field(default_factory=Counter)  # for drafters with several kinds of draft
+    accepted_by_kind: Counter[str] = field(default_factory=Counter)
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed
@@ -75,11 +77,12 @@ class GenerationStats:
         """Add another generation. Times and counts are summed, except that the first `time_to_first_token` is kept."""
         if not self.target_calls:
             self.time_to_first_token = other.time_to_first_token
-        not_summed = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
+        not_summed = ("time_to_first_token", "peak_memory_bytes", "lossless")
         for name, value in vars(other).items():
-            if name not in not_summed and value is not None:
+            if isinstance(value, Counter):
+                getattr(self, name).update(value)
+            elif name not in not_summed and value is not None:
                 setattr(self, name, (getattr(self, name) or 0) + value)
-        self.accepted_histogram.update(other.accepted_histogram)
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
         self.lossless = self.lossless and other.lossless
 

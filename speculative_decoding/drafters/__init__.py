@@ -111,10 +111,10 @@ def choose_drafter(
     facts = DRAFTERS[choice]
     model = make_model_drafter() if facts.uses_model and make_model_drafter is not None else None
     copies = None
-    if facts.uses_ngrams:
+    if facts.uses_texts:
         copies = ngram or NgramDrafter(pieces=target.pieces, max_ngram_size=options.max_ngram_size)
-    elif facts.uses_texts:
-        copies = NgramDrafter(search_input=False, search_output=False)
+        if not facts.uses_ngrams:
+            copies = copies.for_given_texts()
     drafter: BatchDrafter = import_module(f".{facts.module}", __name__).build(copies, model, vocab_size)
     return drafter
 

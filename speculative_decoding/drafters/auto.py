@@ -1,4 +1,4 @@
-"""Copies earlier text where it repeats, and uses the draft model, if there is one, elsewhere."""
+"""Copies given or earlier text where it repeats, and uses the draft model, if there is one, elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import takewhile
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from .base import COPY, MEMORY, MODEL, TEXT, BatchDrafter, Draft, RequestView, merged, renumbered
+from .base import MODEL, BatchDrafter, Draft, RequestView, merged, renumbered
 from .ngram import NgramDrafter
 
 
@@ -43,7 +43,7 @@ class AutoDrafter(BatchDrafter):
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         copies = self._copies[request.slot] = self._ngram.fresh()
-        copies.begin(request.source_tokens, request.draft_texts)
+        copies.begin(request.source_tokens, request.draft_texts, request.decoder_tokens[1:])
         if self._model is not None:
             self._model.begin(request, encoder_output)
 
@@ -51,14 +51,14 @@ class AutoDrafter(BatchDrafter):
         slot, tokens = request.slot, request.decoder_tokens
         copies = self._copies[slot]
         if self._model is not None:
-            # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1.
+            # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1. Comparing the
+            # expected tokens per second gives nearly the same choices (docs/decisions/text-drafts.md).
             least = max(self._min_chance, self._ngram.chances.chance(MODEL, 0) - 0.1)
             if copies.match(tokens).chance < least:
                 self._copying.discard(slot)
                 return MODEL, self._model.kind_and_limit(request)[1]
         self._copying.add(slot)
-        origin = copies.match(tokens).origin
-        return origin if origin in (TEXT, MEMORY) else COPY, copies.longest(tokens)
+        return copies.match(tokens).kind, copies.longest(tokens)
 
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots

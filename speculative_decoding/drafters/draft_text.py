@@ -1,20 +1,43 @@
-"""Follows an output through a given text that it may repeat, such as an earlier version of the output.
+"""Follows an output through a text that it may repeat: the source, or a given text such as an earlier version.
 
-OpenAI calls such a text a prediction ("predicted outputs"). The text may differ from the output in any way. After a
-difference, the place in the text is found again by the last words of the output.
+With the source, this is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al.
+2022, arXiv 2205.10350). OpenAI calls a given text a prediction ("predicted outputs"). The text may differ from the
+output anywhere. After a difference, the place in the text is found by the last tokens of the output.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
-from .alignment import SPACES
 from .suffix_index import SuffixIndex
 
-MAX_CONTEXT = 8  # tokens of the output that are looked up in the text
-MAX_SKIPPED = 3  # words of the text that are passed over before a match is required
+SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
+MAX_CONTEXT = 8  # the last tokens of the output that are looked up in the text
+MAX_DIFFERENCE = 3  # tokens that differ, after which nothing is drafted until the place is found again
+MAX_PIECES = 16  # of a word; languages without spaces have longer ones
+CONFIRMED = 4  # tokens in a row that agree, after which the text is taken for a version of the output
+
+
+class Place(NamedTuple):
+    """Where an output is in a text.
+
+    Args:
+        position: The position in the text that comes next.
+        length: How many tokens before it agree with the output; after a difference, how many tokens differ.
+        status: "" if the last token agrees and the text is confirmed, "unconfirmed" if it is not, and the same with
+            "difference" if the last tokens differ.
+    """
+
+    position: int
+    length: int
+    status: str
+
+    @property
+    def differs(self) -> bool:
+        return self.status.endswith("difference")
 
 
 class DraftText:
@@ -23,72 +46,121 @@ class DraftText:
     Args:
         ids: The text as output ids, with an end token.
         pieces: The vocabulary's pieces by id, with which words compare regardless of case and a leading space.
-        origin: `TEXT` for a text that the request gives, or another kind of draft.
+        kind: The kind of draft: `TEXT` or `MEMORY`; `COPY` for the source.
+        group: Texts of one kind and group are expected to be equally good.
+        max_context: The maximum number of output tokens to look up.
     """
 
-    def __init__(self, ids: Sequence[int], pieces: Mapping[int, str], origin: str) -> None:
-        self.ids = list(ids)
-        self.origin = origin
+    def __init__(
+        self,
+        ids: Iterable[int],
+        pieces: Mapping[int, str],
+        kind: str,
+        group: str = "",
+        max_context: int = MAX_CONTEXT,
+    ) -> None:
+        self.ids = [*ids]
+        self.kind = kind
+        self.group = group
+        self.max_context = max_context
         self._pieces = pieces
-        self._classes: dict[str, int] = {}  # the first token seen of each word
+        self._classes: dict[int, int] = {}  # of each token seen
+        self._words: dict[str, int] = {}  # the class of each word seen
+        self.classes = [*map(self.class_of, self.ids)]
 
     @cached_property
     def index(self) -> SuffixIndex:
-        return SuffixIndex(MAX_CONTEXT, [self.class_of(token) for token in self.ids])
+        """Finds classes; needed only after a difference."""
+        return SuffixIndex(self.max_context, self.classes)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append to the text."""
+        classes = [*map(self.class_of, ids)]
+        self.ids += ids
+        self.classes += classes
+        if "index" in vars(self):
+            self.index.extend(classes)
 
     def class_of(self, token: int) -> int:
         """Return the first token seen that is the same word, regardless of case and a leading space."""
+        if (known := self._classes.get(token)) is not None:
+            return known
         piece = self._pieces.get(token)
-        if piece is None:
-            return token
-        bare = piece[1:] if piece[:1] in SPACES else piece
-        return self._classes.setdefault((bare or piece).casefold(), token)
+        found = token
+        if piece is not None:
+            bare = piece[1:] if piece[:1] in SPACES else piece
+            found = self._words.setdefault((bare or piece).casefold(), token)
+        self._classes[token] = found
+        return found
 
-    def next_word(self, position: int) -> int:
+    def follow(self, prefix: Iterable[int] = ()) -> TextFollower:
+        """Return a follower for one output. prefix: see `TextFollower`."""
+        return TextFollower(self, prefix)
+
+    def after_word(self, position: int) -> int:
         """Return the position after the word at `position`; without pieces, after the token."""
+        last = min(position + MAX_PIECES, len(self.ids))
         position += 1
-        while position < len(self.ids) and not self._pieces.get(self.ids[position], SPACES[0]).startswith(SPACES):
+        while position < last and not self._pieces.get(self.ids[position], SPACES[0]).startswith(SPACES):
             position += 1
         return position
 
+    @property
+    def start(self) -> int:
+        """The position after a task prefix ("grammar: "), if one of the first tokens ends with a colon."""
+        first = (self._pieces.get(token, "") for token in self.ids[:12])
+        return next((i + 1 for i, piece in enumerate(first) if piece.endswith(":")), 0)
+
 
 class TextFollower:
-    """Follows one output through a text: `append` each output token, then `find` the place to continue from."""
+    """Follows one output through a text: `append` each output token, then `find` the place to continue from.
 
-    def __init__(self, text: DraftText) -> None:
+    Args:
+        text: The text. It may grow while it is followed.
+        prefix: The tokens of a forced prefix, with which the text may begin.
+        start: The position at which the text begins.
+    """
+
+    def __init__(self, text: DraftText, prefix: Iterable[int] = (), start: int = 0) -> None:
         self.text = text
-        self._expected = 0  # the position in the text that comes next
-        self._agreed = 0  # output tokens in a row that were the expected ones
-        self._missed = 0  # output tokens since the last one that agreed
-        self._output: list[int] = []  # the classes of the last output tokens
+        self._position = start  # of the text that comes next
+        self._agreed = 0  # the last tokens in a row that agree
+        self._differing = 0  # tokens since the last one that agreed
+        self._is_confirmed = False
+        self._output: list[int] = []  # the classes of the last tokens
+        for token in prefix:
+            self.append(token)
+        self._differing = 0
 
     def append(self, token: int) -> None:
         """Add an output token. The start token is not part of the output."""
-        tokens = self.text.index.tokens
-        token_class = self.text.class_of(token)
-        self._output = [*self._output[1 - MAX_CONTEXT :], token_class]
-        if tokens[self._expected : self._expected + 1] == [token_class]:
-            self._expected += 1
-            self._agreed += 1
-            self._missed = 0
+        text = self.text
+        token_class = text.class_of(token)
+        self._output = [*self._output[-text.max_context :], token_class]
+        if self._position < len(text.classes) and text.classes[self._position] == token_class:
+            self._agree(self._position + 1, self._agreed + 1)
             return
         self._agreed = 0
-        self._missed += 1
-        found = self.text.index.find(self._output)
-        if not found:
-            return
-        ends = found[-1]
-        ahead = bisect_left(ends, self._expected)
-        nearest = min(ends[max(ahead - 1, 0) : ahead + 1], key=lambda end: abs(end - self._expected))
-        if len(found) >= 2 or -2 <= nearest - self._expected <= 10:
-            self._expected = nearest
-            self._agreed = len(found)
-            self._missed = 0
+        self._differing += 1
+        if found := text.index.find(self._output):
+            ends = found[-1]  # of the longest match; the next one ahead, else the nearest one behind
+            self._agree(ends[min(bisect_left(ends, self._position), len(ends) - 1)], len(found))
 
-    def find(self) -> tuple[int, int] | None:
-        """Return the position to continue from, and how many output tokens agree with the text before it."""
-        if not self._missed:
-            return self._expected, self._agreed
-        if self._missed > MAX_SKIPPED:
+    def find(self) -> Place | None:
+        """Return the place to continue from: after a few differing tokens, the start of the text's next word."""
+        status = "" if self._is_confirmed else "unconfirmed"
+        if not self._differing:
+            return Place(self._position, self._agreed, status)
+        if self._differing > MAX_DIFFERENCE:
             return None
-        return self.text.next_word(self._expected), -1
+        return Place(self.text.after_word(self._position), self._differing, f"{status} difference".lstrip())
+
+    def continuation(self, place: Place, count: int) -> list[int]:
+        """Return up to `count` ids to draft at a place."""
+        return self.text.ids[place.position : place.position + count]
+
+    def _agree(self, position: int, length: int) -> None:
+        self._position = position
+        self._agreed = length
+        self._differing = 0
+        self._is_confirmed = self._is_confirmed or length >= CONFIRMED

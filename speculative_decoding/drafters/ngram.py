@@ -1,4 +1,6 @@
-"""Drafts copied from text: the source, the output so far, and a store of earlier requests. No model runs.
+"""Drafts copied from text: given texts, the source, the output so far, and a store of earlier requests.
+
+No model runs.
 
 A copy is chosen in three steps:
 
@@ -17,20 +19,28 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..sampling.options import option_specs, validate
-from .alignment import Alignment
 from .base import COPY, Drafter
+from .draft_text import DraftText, TextFollower
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
-    from .draft_text import DraftText, TextFollower
     from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
 PRIOR_WEIGHT = 5.0  # the prior counts as much as this many observed tokens
+PRIORS = {  # by the status of a `Place`; the last one is for other origins
+    "unconfirmed difference": (0.0, 0.3, 0.1, 0.1, 0.1),
+    "difference": (0.0, 0.5, 0.3, 0.3, 0.3),
+    "unconfirmed": (0.8, 0.1, 0.35, 0.5, 0.8),
+    "": (0.5, 0.5, 0.7, 0.8, 0.9),
+}
+LEAST_TEXT_CHANCE = 0.4  # the minimum chance of a token that is drafted from a given text
+MIN_TEXT_CHANCE = 0.05  # the minimum probability that all tokens of such a draft are right
 
 
 @dataclass(frozen=True)
@@ -38,13 +48,16 @@ class Match:
     """The tokens that follow the output's last tokens in one of the texts.
 
     Args:
-        origin: The text: "source", "output", "store", or the origin of a `DraftText`; "" if no text matches.
+        kind: The kind of draft that copies it.
+        origin: The text: "source", "output", "store", or a `DraftText` with the status of its `Place`; "" if no text
+            matches.
         length: How many of the output's last tokens precede `continuation` in the text. With length 0,
-            `continuation` is a guess: the source from the position that the output is expected to have reached.
+            `continuation` is a guess: the text from the position that the output is expected to have reached.
         continuation: Up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
         chance: The estimated probability that a token of `continuation` is right if all tokens before it are.
     """
 
+    kind: str = COPY
     origin: str = ""
     length: int = 0
     continuation: Sequence[int] = field(default_factory=list)
@@ -104,37 +117,58 @@ class NgramDrafter(Drafter):
         other.begin(())
         return other
 
-    def begin(self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = ()) -> None:
+    def for_given_texts(self) -> NgramDrafter:
+        """Create a drafter that copies only from given texts. It shares the learned chances."""
+        other = copy(self)
+        other._search_input = other._search_output = False
+        other.store = None
+        other.begin(())
+        return other
+
+    def begin(
+        self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = (), prefix: Sequence[int] = ()
+    ) -> None:
+        """Start a new request.
+
+        Args:
+            input_tokens: The source tokens.
+            draft_texts: Texts that the output may resemble.
+            prefix: The tokens of a forced prefix, after the start token.
+        """
         self._source = list(input_tokens)
-        self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
+        text = DraftText(self._source if self._search_input else [], self._pieces, COPY, max_context=self._max_size)
+        self._aligned = TextFollower(text, prefix, text.start)
         self._output = SuffixIndex(self._max_size)
         self._match: Match | None = None  # for the current tokens; later compared with the next tokens
         self._num_stored = 0  # tokens of the output that the store has learned
         self._draft_texts = draft_texts
-        self._followers: list[TextFollower] = []
-        if draft_texts:
-            from .draft_text import TextFollower
-
-            self._followers = [TextFollower(text) for text in draft_texts]
+        self._prefix = prefix
+        self._followers = [text.follow(prefix) for text in draft_texts]
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
-        return list(match.continuation[: likely_length(match.chance, self._min_chance, num_draft_tokens)])
+        return list(match.continuation[: self._likely_length(match, num_draft_tokens)])
 
     def longest(self, tokens: Sequence[int]) -> int:
         match = self.match(tokens)
-        count = min(len(match.continuation), likely_length(match.chance, self._min_chance, LOOKAHEAD))
+        count = min(len(match.continuation), self._likely_length(match, LOOKAHEAD))
         return count if count < LOOKAHEAD else sys.maxsize  # the match may continue beyond LOOKAHEAD
+
+    def _likely_length(self, match: Match, max_length: int) -> int:
+        if match.kind == COPY or not self._min_chance:
+            return likely_length(match.chance, self._min_chance, max_length)
+        # A place in a given text is known better than that of a copy, so it is drafted further, or not at all
+        return likely_length(match.chance, MIN_TEXT_CHANCE, max_length) if match.chance >= LEAST_TEXT_CHANCE else 0
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKAHEAD) -> Match:
         """Return the best match for the committed decoder ids, however low its chance."""
         self._synchronize(tokens)
         if self._match is None or num_draft_tokens > LOOKAHEAD:
             best = Match()
-            for origin, length, continuation in self._find(tokens, max(num_draft_tokens, LOOKAHEAD)):
+            for kind, origin, length, continuation in self._find(tokens, max(num_draft_tokens, LOOKAHEAD)):
                 chance = self.chances.chance(origin, length)
                 if continuation and chance > best.chance:
-                    best = Match(origin, length, continuation, chance)
+                    best = Match(kind, origin, length, continuation, chance)
             self._match = best
         return self._match
 
@@ -150,7 +184,7 @@ class NgramDrafter(Drafter):
         """Read the tokens that were committed since the last call, and compare them with the last match."""
         seen = len(self._output.tokens)
         if self._output.tokens != tokens[:seen]:  # another request
-            self.begin(self._source, self._draft_texts)
+            self.begin(self._source, self._draft_texts, self._prefix)
             seen = 0
         new = tokens[seen:]
         if not new:
@@ -158,26 +192,25 @@ class NgramDrafter(Drafter):
         if self._match is not None:
             self.chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
             self._match = None
-        for token in new if seen else new[1:]:  # without the start token
-            if self._search_input:
-                self._alignment.append(token)
-            for follower in self._followers:
+        for token in new if seen else new[1 + len(self._prefix) :]:  # without the start token
+            for follower in (self._aligned, *self._followers):
                 follower.append(token)
         self._output.extend(new)
 
-    def _find(self, tokens: Sequence[int], count: int) -> Iterator[tuple[str, int, list[int]]]:
-        """Yield (origin, length, continuation) for each text that matches, in order of precedence."""
+    def _find(self, tokens: Sequence[int], count: int) -> Iterator[tuple[str, str, int, list[int]]]:
+        """Yield (kind, origin, length, continuation) for each text that matches, in order of precedence."""
         for follower in self._followers:
             if place := follower.find():
-                position, length = place
-                origin = follower.text.origin
-                yield origin, length, follower.text.ids[position : position + count]
-        if self._search_input and (found := self._alignment.find()):
-            position, length = found
-            yield "source", length, self._source[position : position + count]
+                text = follower.text
+                origin = " ".join(filter(None, (text.kind, text.group, place.status)))
+                yield text.kind, origin, place.length, follower.continuation(place, count)
+        if (place := self._aligned.find()) and not (place.differs and place.length > 1):
+            # One chance for all statuses: a source is copied by most outputs of a task, or by none
+            length = 0 if place.differs else place.length
+            yield COPY, "source", length, self._aligned.text.ids[place.position : place.position + count]
         if self._search_output and (positions := self._output.find(tokens)):
             earliest = positions[-1][0]
-            yield "output", len(positions), self._output.tokens[earliest : earliest + count]
+            yield COPY, "output", len(positions), self._output.tokens[earliest : earliest + count]
         if self.store is not None:
             missing = max(self._max_size - len(tokens), 0)
             recent = [*self._source[len(self._source) - missing :], *tokens[-self._max_size :]]
@@ -185,22 +218,22 @@ class NgramDrafter(Drafter):
             if length >= len(tokens):  # the source's end token and the start token occur in every request
                 length = max(length - 2, 0)
             if length:
-                yield "store", length, continuation
+                yield COPY, "store", length, continuation
 
 
 class CopyChances:
     """The chance that a copied token is right if all copied tokens before it are, by origin and length of the match.
 
-    Lengths are grouped as in `prior`. A match is observed even if it was not drafted, so a text whose copies became
-    reliable again is copied again. `AutoDrafter` also counts the draft model's tokens here, under a separate origin.
+    A match is observed even if it was not drafted, so a text whose copies became reliable again is copied again.
+    `AutoDrafter` also counts the draft model's tokens here, under a separate origin.
 
     Args:
-        prior: Initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
-            The default covers matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
+        priors: Initial chances by the end of the origin's name, indexed by the bit length of the match length; the last
+            one covers all longer matches. The default covers matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
     """
 
-    def __init__(self, prior: Sequence[float] = (0.5, 0.5, 0.7, 0.8, 0.9)) -> None:
-        self._prior = prior
+    def __init__(self, priors: Mapping[str, Sequence[float]] = MappingProxyType(PRIORS)) -> None:
+        self._priors = priors
         self._counts: dict[tuple[str, int], list[float]] = {}  # [right tokens, observed tokens]
 
     def chance(self, origin: str, length: int) -> float:
@@ -219,8 +252,11 @@ class CopyChances:
             counts[:] = [value / 2 for value in counts]
 
     def _counts_of(self, origin: str, length: int) -> list[float]:
-        group = min(length.bit_length(), len(self._prior) - 1)
-        return self._counts.setdefault((origin, group), [self._prior[group] * PRIOR_WEIGHT, PRIOR_WEIGHT])
+        group = min(length.bit_length(), len(self._priors[""]) - 1)
+        if (origin, group) not in self._counts:
+            prior = next(chances for status, chances in self._priors.items() if origin.endswith(status))[group]
+            self._counts[origin, group] = [prior * PRIOR_WEIGHT, PRIOR_WEIGHT]
+        return self._counts[origin, group]
 
 
 def likely_length(chance: float, min_chance: float, max_length: int) -> int:

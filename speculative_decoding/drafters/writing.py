@@ -17,7 +17,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .base import MODEL, BatchDrafter, Draft, RequestView
-from .draft_text import DraftText, TextFollower
+from .draft_text import DraftText, Place, TextFollower
 
 PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
 MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
@@ -70,12 +70,11 @@ class GrowingText(DraftText):
         """Replace the ids. Usually `ids` begins with the present ones."""
         held = len(self.ids)
         if list(ids[:held]) == self.ids:
-            self.ids += ids[held:]
-            if "index" in self.__dict__:
-                self.index.extend([self.class_of(token) for token in ids[held:]])
+            self.extend(ids[held:])
         else:
             self.ids = list(ids)
-            self.__dict__.pop("index", None)
+            self.classes = [*map(self.class_of, self.ids)]
+            vars(self).pop("index", None)
 
 
 class Row:
@@ -135,7 +134,7 @@ class Row:
         place = self._follower.find()
         if place is None or written.is_complete:
             return 0
-        return place[0] + len(self.request.decoder_tokens) - self._followed + count - len(self._text.ids)
+        return place.position + len(self.request.decoder_tokens) - self._followed + count - len(self._text.ids)
 
     def prepare(self, writer: DraftWriter, count: int) -> None:
         """Start an output if there is none worth following. count: the number of tokens to draft."""
@@ -157,26 +156,26 @@ class Row:
         tokens, size = self.request.decoder_tokens, len(self._text.ids)
         while self._followed < len(tokens):
             place = self._follower.find()
-            if place is not None and place[0] >= size and not written.is_complete:
+            if place is not None and place.position >= size and not written.is_complete:
                 break
             self._append(tokens[self._followed], place)
         return max(0, min(self._lacking(written, count), self._limit - size))
 
-    def _append(self, token: int, place: tuple[int, int] | None) -> None:
+    def _append(self, token: int, place: Place | None) -> None:
         is_new = self._followed >= self._read_from
         self._followed += 1
         self._follower.append(token)
         if not is_new:
             return
         self._lost = 0 if self._follower.find() is not None else self._lost + 1
-        if place is not None and self._text.ids[place[0] : place[0] + 1] == [token]:
+        if place is not None and self._follower.continuation(place, 1) == [token]:
             self._is_useful = True
 
     def draft(self, count: int) -> Sequence[int]:
         place = self._follower.find()
         if self.written is None or place is None or self._followed < len(self.request.decoder_tokens):
             return ()
-        return self._text.ids[place[0] : place[0] + count]
+        return self._follower.continuation(place, count)
 
 
 class BatchWritingDrafter(BatchDrafter):

@@ -206,7 +206,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             write_to_stdout if output is None else output.write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.looks_up_ngrams,
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.follows_texts,
             totals=totals,
         )
         try:
@@ -308,9 +308,8 @@ def open_input(name: str) -> BufferedReader:
 
 def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_format: str) -> dict[str, Any]:
     """Return every setting that affects the records. Models are identified by content, not by name."""
-    options = asdict(config.options) | asdict(config.flags)
-    del options["recalibrate"]
-    options["acceptance"] = config.options.rule
+    options = config.settings() | asdict(config.flags)
+    del options["recalibrate"], options["draft_text_file"]  # the hash of the texts is among the settings
     strict = options.pop("strict")
     return {
         **({} if strict is None else {"exact": strict}),  # if not set, the first run decides

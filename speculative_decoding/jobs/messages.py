@@ -20,5 +20,6 @@ def parse_result(fields: Mapping[str, Any]) -> GenerationResult:
     """Create a `GenerationResult` from its fields."""
     stats = GenerationStats(**fields["stats"])
     stats.accepted_histogram = Counter({int(length): count for length, count in stats.accepted_histogram.items()})
+    stats.drafted_by_kind, stats.accepted_by_kind = Counter(stats.drafted_by_kind), Counter(stats.accepted_by_kind)
     sequences = tuple(parse_result(each) for each in fields["sequences"])
     return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})

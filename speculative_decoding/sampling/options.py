@@ -408,7 +408,9 @@ class GenerationOptions:
         if name == "draft_text":
             if self.num_draft_tokens == 0:
                 return ("with ", Name("num_draft_tokens"), " 0")
-            if isinstance(self.drafter, str) and not self.follows_texts:
+            if not isinstance(self.drafter, str):  # a `BatchDrafter` may read `RequestView.draft_texts`
+                return () if hasattr(self.drafter, "kind_and_limit") else ("with a ", Name("drafter"), " of your own")
+            if not self.follows_texts:
                 others = ", ".join(name for name, facts in DRAFTERS.items() if facts.uses_texts)
                 return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:

@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import Any
 
 from ..decoding.results import Round
-from ..drafters.base import COPY
+from ..drafters.base import COPY, MEMORY, TEXT
 from ..engine import Event
 from ..errors import InputError, UnknownOption
 from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, validate
+from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, short_repr, validate
 from ..sampling.values import Bool, Int, ListOf, Text, Union
 from ..session import Session
 from .errors import ServerError
@@ -50,7 +50,7 @@ IGNORED = (
 
 EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # an empty string counts as a missing field
 FIELDS = (
-    *("prompt", "model", "n", "stream", "stream_options", "rounds"),
+    *("prompt", "model", "n", "stream", "stream_options", "rounds", "prediction"),
     *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
 )
 
@@ -77,6 +77,12 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
             raise ServerError(400, f"{name}: must be {json.dumps(neutral)}: {reason}", name, "unsupported_value")
 
     stream_options = fields.pop("stream_options", {})
+    draft_field = "draft_text"
+    if "prediction" in fields:
+        if "draft_text" in fields:
+            raise ServerError(400, "prediction: cannot be combined with draft_text; leave one out", "prediction")
+        draft_field = "prediction"
+        fields["draft_text"] = parse_prediction(fields.pop("prediction"))
     try:
         stream = validate("stream", Bool(), fields.pop("stream", False))
         rounds = validate("rounds", Bool(), fields.pop("rounds", False))
@@ -86,13 +92,15 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
         if "max_tokens" in fields:
             validate("max_tokens", Int(1, service.limits.max_output_tokens), fields["max_tokens"])
         options = parse_options(fields, service.options)
+        if "draft_text" in fields:
+            service.limits.check_draft_texts(draft_field, options.draft_text)
     except UnknownOption as error:
         name = str(error.field)
         if name in OTHER_NAMES:
             raise ServerError.of(error) from None
         raise ServerError.unknown_field(name, FIELDS) from None
     except InputError as error:
-        raise ServerError.of(error) from None
+        raise ServerError.of(error, lambda name: draft_field if name == "draft_text" else name) from None
 
     if isinstance(prompt, str) and not prompt.strip():
         raise ServerError(400, "prompt: is empty; give it some text", "prompt", "invalid_value")
@@ -109,6 +117,24 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
     include_usage = parse_include_usage(stream_options, stream)
     options = options.with_values(num_return_sequences=n)
     return CompletionRequest([(text, options) for text in texts], n, stream, include_usage, rounds)
+
+
+def parse_prediction(value: Any) -> str:
+    """Return the text of OpenAI's `prediction`. Its parts follow each other. Raises a `ServerError`."""
+    if not isinstance(value, dict) or value.keys() != {"type", "content"} or value["type"] != "content":
+        problem = f'must be {{"type": "content", "content": ...}}, not {short_repr(value)}'
+        raise ServerError(400, f"prediction: {problem}", "prediction", "invalid_value")
+    content = value["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not all(map(is_text_part, parts)):
+        problem = f'must be a text, or a list of {{"type": "text", "text": ...}}, not {short_repr(content)}'
+        raise ServerError(400, f"prediction.content: {problem}", "prediction", "invalid_value")
+    return "".join(part["text"] for part in parts)
+
+
+def is_text_part(part: Any) -> bool:
+    is_part = isinstance(part, dict) and part.keys() == {"type", "text"}
+    return is_part and part["type"] == "text" and isinstance(part["text"], str)
 
 
 def parse_include_usage(stream_options: Any, stream: bool) -> bool:
@@ -174,7 +200,7 @@ class CompletionResponse:
         first_token = len(prompt.token_texts) - len(texts)
         fields = choice(prompt, text, finish_reason, first_token)
         if self._request.rounds:
-            rejected = rejected_text(self._session, prompt.tokens, round)
+            rejected = rejected_text(self._session, prompt, round)
             fields["round"] = {"texts": texts, "accepted": round.accepted, "rejected": rejected}
         usage = {"usage": None} if self._request.include_usage else {}
         return {**self._base, "choices": [fields], **usage}
@@ -185,34 +211,50 @@ class CompletionResponse:
         return [last] if self._request.include_usage else []
 
     def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
-        """Add up the counts. `target_calls`, the passes of the target's decoder, is not an OpenAI field."""
+        """Add up the counts. The prediction tokens are those of the request's own draft texts, as in OpenAI's API.
+
+        OpenAI has no fields for all drafts (`drafted_tokens`, `accepted_tokens`) and the target's passes.
+        """
         stats = [prompt.stats for prompt in prompts if prompt.stats is not None]
         prompt_tokens = sum(each.prompt_tokens for each in stats[:: self._request.n])
         completion_tokens = sum(each.generated_tokens for each in stats)
-        drafted = sum(each.drafted_tokens for each in stats)
-        accepted = sum(each.accepted_tokens for each in stats)
+        own = [each.stats for each in prompts if each.stats is not None and has_own_texts(each, self._session)]
+        predicted = sum(each.drafted_by_kind[TEXT] for each in own)
+        accepted = sum(each.accepted_by_kind[TEXT] for each in own)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": drafted - accepted,
+                "rejected_prediction_tokens": predicted - accepted,
             },
+            "drafted_tokens": sum(each.drafted_tokens for each in stats),
+            "accepted_tokens": sum(each.accepted_tokens for each in stats),
             "target_calls": sum(each.target_calls for each in stats),
         }
 
 
-def rejected_text(session: Session, tokens: Sequence[int], round: Round) -> str:
-    """Return the text of the draft tokens that a round rejected. tokens: the output with this round.
+def has_own_texts(prompt: ClientPrompt, session: Session) -> bool:
+    """Whether the draft texts of a prompt, if there are any, are its client's and not the server's default."""
+    return prompt.options.draft_text != session.options.draft_text
 
-    Text copied from the n-gram store is not shown, because another client may have sent it.
+
+def rejected_text(session: Session, prompt: ClientPrompt, round: Round) -> str:
+    """Return the text of the draft tokens that the last round of a prompt rejected.
+
+    Text that is not the client's own is not shown: copies from the n-gram store, which another client may have sent,
+    and the texts and the translation memory that the server was started with.
     """
-    may_be_stored = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
+    is_hidden = {
+        COPY: session.ngram is not None and session.ngram.store is not None,
+        TEXT: not has_own_texts(prompt, session),
+        MEMORY: True,
+    }
     # If a round ends the text with an accepted token, the tokens after it were not verified
-    if may_be_stored or round.accepted >= len(round.tokens):
+    if is_hidden.get(round.kind) or round.accepted >= len(round.tokens):
         return ""
-    before = tokens[: len(tokens) - len(round.tokens) + round.accepted]
+    before = prompt.tokens[: len(prompt.tokens) - len(round.tokens) + round.accepted]
     return continuation_text(session.tokenizer, before, round.rejected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated as A
 
@@ -14,6 +15,7 @@ from .errors import ServerError
 
 EXTRA_SLOTS = 1  # for the first outputs of recordings; see `RecordingQueue`
 MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
+MAX_DRAFT_TEXTS = 4  # each token is looked up in every draft text; fewer than a session keeps prepared
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Limits:
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
     max_output_tokens: A[int, Int(1), "largest max_tokens of a request"] = 1024
     max_stops: A[int, Int(0), "stop strings and end-of-sequence ids of a request"] = 16
+    max_draft_text: A[int, Int(0), "characters of a request's prediction or draft texts together"] = 1 << 15
     max_seconds: A[float, Number(0, exclusive=True), "time to finish a request, which then ends with an error"] = 300.0
     grace: A[float, Number(0), "seconds to finish running requests when the server stops"] = 30.0
 
@@ -56,6 +59,14 @@ class Limits:
                 raise ServerError(400, f"{name}: must have at most {self.max_stops} entries here", name)
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in options.stop):
             raise ServerError(400, f"stop: strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
+
+    def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
+        """Refuse a client's draft texts that would take too long to prepare, which the decoding thread does."""
+        if len(texts) > MAX_DRAFT_TEXTS:
+            raise ServerError(400, f"{name}: must have at most {MAX_DRAFT_TEXTS} texts here", name)
+        if (count := sum(map(len, texts))) > self.max_draft_text:
+            message = f"{name}: has {count} characters (at most {self.max_draft_text} here); shorten it"
+            raise ServerError(400, message, name)
 
     def check_length(self, name: str, text: str) -> None:
         """Refuse texts that certainly exceed the token limit, because tokenizing them would take too long."""

@@ -68,9 +68,9 @@ async function generate(fields, parent) {
 }
 
 function summary({ usage, milliseconds }) {
-  const { accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected } = usage.completion_tokens_details;
+  const { accepted_tokens: accepted, drafted_tokens: drafted } = usage;
   const perCall = (usage.completion_tokens / usage.target_calls).toFixed(2);
-  const draft = accepted + rejected ? `; accepted ${accepted} of ${accepted + rejected} draft tokens` : "";
+  const draft = drafted ? `; accepted ${accepted} of ${drafted} draft tokens` : "";
   return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${draft}`;
 }
 

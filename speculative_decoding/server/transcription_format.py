@@ -100,6 +100,7 @@ def parse_transcription_request(
         own, given = split_options(options, audio)
         language_code(audio, own)
         decoding = defaults.override_for_row(given)
+        decoding.with_values(temperature=1.0).require_effect(given)  # the temperature may rise
     except InputError as error:
         raise ServerError.of(error, field_name) from None
     return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream)

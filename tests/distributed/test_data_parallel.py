@@ -92,6 +92,14 @@ def test_a_rank_decodes_what_it_has_while_rows_arrive_and_ends_when_rank_0_leave
 def test_a_result_survives_its_message() -> None:
     stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
     stats.accepted_histogram.update({0: 1, 2: 4})
+    stats.drafted_by_kind.update({"text": 9, "copy": 2})
+    stats.accepted_by_kind.update({"text": 8, "copy": 0})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
     for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
+        found = parse_batch_result(json.loads(json.dumps(answer, default=vars)))
+        assert found == answer
+        if found.result is not None:
+            total = GenerationStats()
+            total.add(found.result.stats)
+            total.add(found.result.stats)
+            assert total.drafted_by_kind == {"text": 18, "copy": 4} and total.accepted_by_kind["text"] == 16

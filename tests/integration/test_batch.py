@@ -34,6 +34,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "default, without a draft model": {},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
     "auto": {"draft_model": DRAFT, "drafter": "auto", "ngram": NgramDrafter(min_chance=0.0)},
+    "text": {"drafter": "text", "draft_text": ["kkbekjkkkhkk", "hijab"]},
+    "auto with a text": {"draft_model": DRAFT, "drafter": "auto", "draft_text": "kkbekjkkkhkk"},
 }
 
 

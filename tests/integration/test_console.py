@@ -100,7 +100,7 @@ def in_process(
 
 SPECS = {**specs_of(PromptFlags), **option_specs()}
 SETTINGS = [name for name in SPECS if command_name(name) in COMMANDS]
-OTHERS = ["/help", "/model", "/draft-model", "/stats", "/quit"]
+OTHERS = ["/help", "/model", "/draft-model", "/draft-text-file", "/stats", "/quit"]
 TEXTS = ["x", "0", "1", "-1", "2.5", "1e9", "9999", "1 2", "none", "auto", "coupled", "true", "text", ""]
 
 
@@ -275,6 +275,37 @@ def test_settings_change_the_text(talk: Talk) -> None:
     texts = [talk(f"/seed {seed}", GERMAN)[0] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert talk("/top-k 1", GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_draft_texts_are_set_cleared_and_kept_for_other_models(tmp_path: Path) -> None:
+    (tmp_path / "draft.txt").write_text(f"{TEXT}\nDie Methode gibt nichts zurück." + " und" * 40)
+    with open_console("--draft-text", "a", "--drafter", "text") as state:
+        for line, texts in [
+            ("/draft-text-file " + str(tmp_path / "draft.txt"), 1),
+            ("/model t5-web-docs t5-web-docs-draft", 1),
+            ("/draft-text", 0),
+            (f"/draft-text {TEXT}", 1),
+        ]:
+            answer(state, line)
+            assert len(state.options.draft_text) == texts, line
+        stats = state.runner.run(state.session, GERMAN).stats  # type: ignore[union-attr]
+        assert stats.target_calls < 4 and stats.drafted_by_kind.keys() == {"text"}
+        for wrong, words in [
+            ("/draft-text-file nosuch", r"^/draft-text-file: nosuch: not readable .*; usage: /draft-text-file FILE"),
+            ("/draft-text-file", "^/draft-text-file: must be the path of a file"),
+        ]:
+            with pytest.raises(InputError, match=words):
+                answer(state, wrong)
+        answer(state, "/baseline")
+        with pytest.raises(InputError, match="^/draft-text: has no effect with /drafter none"):
+            answer(state, "/draft-text b")
+
+
+def test_a_long_draft_text_is_shown_in_one_short_line(talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "draft.txt").write_text("line\n" * 10_000)
+    talk("/drafter ngram", f"/draft-text-file {tmp_path / 'draft.txt'}")
+    now = talk("/help draft-text")[1].splitlines()[-1]
+    assert now.startswith("now: line\\nline") and now.endswith("...") and len(now) < 100
 
 
 def test_options_that_conflict_are_refused(talk: Talk) -> None:

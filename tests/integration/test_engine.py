@@ -30,6 +30,7 @@ PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abc
 BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
     "model": lambda: model_drafter(TARGET, DRAFT),
     "ngram": lambda: SeparateDrafters(NgramDrafter(min_chance=0.0).fresh, VOCAB),
+    "text": lambda: AutoDrafter(NgramDrafter(search_input=False, search_output=False, min_chance=0.0), None, VOCAB),
     "auto": lambda: AutoDrafter(NgramDrafter(min_chance=0.0), model_drafter(TARGET, DRAFT), VOCAB),
 }
 COUPLED = {"temperature": 1.0}
@@ -40,6 +41,11 @@ def alone(prompt: str, options: GenerationOptions) -> list[int]:
     """Decode without an engine and without a draft."""
     chosen = {name: getattr(options, name) for name in ("temperature", "acceptance", "seed", "max_tokens")}
     return tokens_of(run(TARGET, Letters().encode(prompt), **chosen))
+
+
+def text_of_output(prompt: str) -> str:
+    """Return the greedy output of a prompt, as a text that the same or another prompt may give."""
+    return Letters().decode(alone(prompt, options_of(max_tokens=20)))
 
 
 class Client:
@@ -252,7 +258,9 @@ def test_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
             own: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "num_draft_tokens": rng.randint(0, 6)}
             if rng.random() < 0.4:
                 own |= COUPLED | {"seed": rng.randint(0, 5)}
-            client.submit(rng.choice(PROMPTS), **own)
+            prompt = rng.choice(PROMPTS)
+            texts = [*map(text_of_output, rng.sample(PROMPTS, 2)), text_of_output(prompt)]
+            client.submit(prompt, draft_text=texts[rng.randint(0, 3) :], **own)
             waiting -= 1
         alive = [request for request in client.prompts if not request.finish_reason]
         if alive and rng.random() < 0.2:
@@ -276,6 +284,23 @@ def test_invalid_prompt_is_refused_and_others_continue() -> None:
     client.submit("cab")
     client.finish()
     assert len(client.prompts) == 2
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_a_draft_text_is_followed_by_its_own_request_only(slots: int) -> None:
+    """Requests with a text, with no text and with an empty one share the batch, and take each other's slots."""
+    client = Client("text", slots=slots)
+    given = {}
+    for number, prompt in enumerate(PROMPTS * 2):
+        texts = ([text_of_output(prompt)], [], [""])[number % 3]
+        given[client.submit(prompt, draft_text=texts)] = texts
+    drafted = dict.fromkeys(given, 0)
+    while not client.engine.is_idle:
+        for event in client.step():
+            drafted[event.request] += event.round.drafted
+    client.check()
+    for request, texts in given.items():
+        assert bool(drafted[request]) == (texts not in ([], [""])), (request.text, texts)
 
 
 class Recording(type(TARGET)):  # type: ignore[misc]

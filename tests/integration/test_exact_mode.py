@@ -38,7 +38,7 @@ KERNELS = {  # the first width of each class
     "4 bits, M1 and M2": (1, 7),
 }
 SOURCE = [(28 + j * j) % 120 + 3 for j in range(10)]
-DRAFTS = [("ngram", "auto"), ("auto", "auto"), ("model", 1), ("model", 3), ("auto", 4)]
+DRAFTS = [("ngram", "auto"), ("auto", "auto"), ("model", 1), ("model", 3), ("auto", 4), ("text", "auto"), ("text", 5)]
 
 
 class CountedProbe(Probe):
@@ -72,10 +72,16 @@ def session_with_kernels(first: Sequence[int]) -> Session:
 
 
 def outputs(session: Session, *, strict: bool) -> list[list[int]]:
-    """Return the output without a draft, and with each of `DRAFTS`."""
-    modes = [("none", 0), *DRAFTS]
-    options: list[Any] = [{"drafter": drafter, "num_draft_tokens": length} for drafter, length in modes]
-    return [session.generate("0", strict=strict, max_tokens=64, **each).tokens for each in options]
+    """Return the output without a draft, and with each of `DRAFTS`. Given texts are that output."""
+    shared: dict[str, Any] = {"strict": strict, "max_tokens": 64}
+    plain = session.generate("0", drafter="none", **shared).tokens
+    texts = session.tokenizer.sources  # type: ignore[attr-defined]
+    texts.append(plain)
+    found = [plain]
+    for drafter, length in DRAFTS:
+        own = {"draft_text": str(len(texts) - 1)} if drafter == "text" else {}
+        found.append(session.generate("0", drafter=drafter, num_draft_tokens=length, **own, **shared).tokens)  # type: ignore[arg-type]
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:measuring this device")

@@ -12,6 +12,7 @@ import pytest
 
 from speculative_decoding import InputError, generate, stream_generate
 from speculative_decoding.drafters import Drafter, NoDrafter, RequestView
+from speculative_decoding.drafters.base import TEXT
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.tiny import (
     DRAFTERS,
@@ -43,6 +44,23 @@ def test_tiny_models_accept_some_draft_tokens() -> None:
     rounds = [event for source in SOURCES for event in run(TARGET, source, model_drafter(TARGET, DRAFT))]
     accepted = {event.accepted for event in rounds}
     assert {0, 4} < accepted  # none, all and some of the draft tokens
+
+
+def test_a_text_that_equals_the_output_is_accepted_whole_and_a_revised_one_in_part() -> None:
+    requests = [(source, options_of()) for source in SOURCES]
+    whole, revised = (
+        [
+            event
+            for told in together(TARGET, requests, drafter_of_rows(name, TARGET, DRAFT, baseline_of))
+            for event in told.rounds
+        ]
+        for name in ("text of the output", "text")
+    )
+    assert all(
+        event.accepted == event.drafted == min(4, len(event.tokens)) for event in whole if not event.finish_reason
+    )
+    assert all(event.kind == TEXT for event in whole if event.drafted)
+    assert {0, 1} < {event.accepted for event in revised} and len(whole) < len(revised)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

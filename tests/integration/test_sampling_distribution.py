@@ -28,8 +28,9 @@ from speculative_decoding.drafters import (
     choose_drafter,
     model_drafter,
 )
-from speculative_decoding.drafters.base import RequestView
+from speculative_decoding.drafters.base import TEXT, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import ACCEPTANCE, Constraints, GenerationOptions
 from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
@@ -134,14 +135,21 @@ def outcomes(
     options: Sequence[GenerationOptions],
     lengths: Sequence[int],
     constraints: Constraints = Constraints(),  # noqa: B008
+    texts: Sequence[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
-    """Return the outputs of a batch whose rows have these draft lengths. options: made by `seeded`."""
+    """Return the outputs of a batch whose rows have these draft lengths.
+
+    Args:
+        options: Made by `seeded`.
+        texts: The ids of texts that each row may follow.
+    """
+    draft_texts = [DraftText(ids, {}, TEXT) for ids in texts]
     decoder_cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
     fixed = {length: FixedLength(length) for length in lengths}
     rows: list[Request | None] = []
     for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
         ends = NoText({EOS}.__contains__)
-        row = Request(own, SOURCE, [0], slot, constraints, draft_length=fixed[length], streamer=ends)
+        row = Request(own, SOURCE, [0], slot, constraints, draft_texts, draft_length=fixed[length], streamer=ends)
         rows.append(row)
         drafter.begin(row)
     batch = Batch(TARGET, drafter, decoder_cache, rows)
@@ -215,8 +223,16 @@ def test_draft_without_allowed_tokens_keeps_the_target_distribution(rule: str) -
     check_distribution(OPTIONS[0] | {"acceptance": rule, "constraints": banned}, draft=only)
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
-def test_ragged_batches_of_all_rules_follow_the_target_distribution(drafter: str) -> None:
+TEXTS = ((3, 2, 6, EOS), (), (6, 6, 3, 0, 5, EOS))  # a text is a draft whose tokens have probability 1
+
+
+@pytest.mark.parametrize(
+    ("drafter", "texts"),
+    [("model", ()), ("ngram", ()), ("auto", ()), ("text", TEXTS), ("text", TEXTS[:1]), ("auto", TEXTS)],
+)
+def test_ragged_batches_of_all_rules_follow_the_target_distribution(
+    drafter: str, texts: Sequence[Sequence[int]]
+) -> None:
     """Rows have different seeds, rules and draft lengths (0 to 2), so offsets differ."""
     names, counts = [*RULES, "coupled"], Counter[tuple[int, ...]]()
     for start in range(0, 450, 150):
@@ -225,7 +241,7 @@ def test_ragged_batches_of_all_rules_follow_the_target_distribution(drafter: str
             for seed in range(start, start + 150)
         ]
         source = choose_drafter(batch[0], TARGET, lambda: model_drafter(DRAFT, TARGET), NgramDrafter(min_chance=0.0))
-        counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
+        counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch], texts=texts))
     check_counts(counts, exact_distribution(OPTIONS[0]), 450)
 
 

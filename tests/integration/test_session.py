@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
+from speculative_decoding.decoding.prompt import draft_text_of
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.passes import RoundCosts
 from speculative_decoding.drafters import NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.session import KEPT_DRAFT_TEXTS
 from tests.support.tiny import tiny_model
 
 TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
@@ -117,8 +121,10 @@ def test_the_ngram_store_of_a_session_learns_from_each_request(session: Session,
 
 
 def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Session) -> None:
+    prompt = "grammar: It were like a pantomime, to come sudenly out of beggardom into this orderly comfort."
+
     def calls(ours: Session, **sizes: int) -> int:
-        return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
+        return ours.generate(prompt, drafter="ngram", num_draft_tokens=8, **sizes).stats.drafted_tokens
 
     model, tokenizer = session.model, session.tokenizer
     fresh, used = Session(model, tokenizer), Session(model, tokenizer)
@@ -127,6 +133,43 @@ def test_max_ngram_size_of_a_call_does_not_depend_on_earlier_calls(session: Sess
     assert calls(used, max_ngram_size=1) == expected
     with pytest.raises(InputError, match="no effect with an ngram"):
         calls(Session(model, tokenizer, ngram=NgramDrafter()), max_ngram_size=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "num_return_sequences": 3}])
+def test_draft_tokens_are_counted_by_kind(options: dict[str, Any], session: Session) -> None:
+    prompt = "translate English to German: The method returns the value of the `index` property."
+    texts = ["x", session.generate(prompt, drafter="none").text]
+    rounds: list[Round] = []
+    options = options | {"draft_text": texts, "drafter": "ngram"}
+    stats = session.generate(prompt, on_round=rounds.append, **options).stats
+    for found, counts in (
+        (stats.drafted_by_kind, [each.drafted for each in rounds]),
+        (stats.accepted_by_kind, [each.accepted for each in rounds]),
+    ):
+        pairs = [(each.kind, count) for each, count in zip(rounds, counts, strict=True) if each.drafted]
+        assert found == {kind: sum(n for other, n in pairs if other == kind) for kind, _ in pairs}
+    assert sum(stats.drafted_by_kind.values()) == stats.drafted_tokens
+    assert sum(stats.accepted_by_kind.values()) == stats.accepted_tokens
+    assert "text" in stats.drafted_by_kind and stats.as_dict()["accepted_by_kind"] == stats.accepted_by_kind
+
+
+def test_a_draft_text_is_prepared_once_and_never_displaces_the_sessions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+
+    def noted(model: Any, tokenizer: Any, text: str, first: int | None = None) -> Any:
+        prepared.append(text)
+        return draft_text_of(model, tokenizer, text, first)
+
+    monkeypatch.setattr("speculative_decoding.session.draft_text_of", noted)
+    session = load("t5-web-docs-draft", num_draft_tokens=3)
+    session.options = replace(session.options, draft_text=("own",), max_tokens=3)
+    given = [f"given {number}" for number in range(KEPT_DRAFT_TEXTS)]
+    list(session.batch([{"prompt": prompt, "draft_text": given} for prompt in (PROMPT, "a", "b")]))
+    assert prepared == given
+    for text in ("own", *map(str, range(9)), "own"):
+        session.generate("a", draft_text=text)
+    session.generate("a")
+    assert prepared.count("own") == 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ USES: dict[str, Callable[[Session], Any]] = {
     "generate": lambda session: session.generate("deadbeef").tokens,
     "stream": lambda session: [each.token for each in session.stream("cabbage", temperature=1.0)],
     "batch": lambda session: [each.result.tokens for each in session.batch(["abc", "fed", "hij"], slots=2)],  # type: ignore[union-attr]
+    "text": lambda session: session.generate("deadbeef", draft_text=["kkbekjkkkhkk", "fed"]).tokens,
     "score": lambda session: session.score("abc", "fed").logprobs,
 }
 

@@ -120,6 +120,75 @@ def test_a_job_is_not_resumed_with_another_prefix(batch: Batch, tmp_path: Path) 
         assert batch(*arguments, "--prefix", prefix)[0] == status
 
 
+OLD = "It was a cold business, and I had neither coat nor hat."
+
+
+def test_draft_texts_change_no_record(batch: Batch, tmp_path: Path) -> None:
+    """Draft counts are left out even for drafts of a fixed length, because learned chances shorten them."""
+    plain = [{"prompt": prompt} for prompt in PROMPTS[:3]]
+    own = [{"draft_text": OLD}, {"draft_text": [OLD, "x", ""]}, {"draft_text": [], "num_draft_tokens": 3}]
+    (tmp_path / "draft.txt").write_text(OLD * 9)
+    found = []
+    for lines, *flags in (
+        [plain, "--num-draft", "0"],
+        [[each | texts for each, texts in zip(plain, own, strict=True)]],
+        [plain, "--draft-text-file", tmp_path / "draft.txt", "--drafter", "text", "--num-draft", "5"],
+    ):
+        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        status, out, err = batch(tmp_path / "in.jsonl", "-m", "12", *flags)
+        assert status == 0
+        names = {"target_calls", "drafted_tokens", "accepted_tokens", "input_sha256"}
+        assert all(("drafted_tokens" in each) == ("0" in flags) for each in records(out))
+        found.append([{name: value for name, value in each.items() if name not in names} for each in records(out)])
+    assert found[0] == found[1] == found[2] and "draft tokens" in err and ": text " in err
+
+
+def test_wrong_draft_texts_of_lines_are_error_records(batch: Batch, tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"draft_text": 5},
+        {"draft_text": [OLD, 5]},
+        {"draft_text": {"type": "content"}},
+        {"draft_text": OLD, "num_draft_tokens": 0},
+        {"draft_texts": [OLD]},
+        {"draft_text": OLD},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"prompt": PROMPT, **each}) for each in lines))
+    status, out, _ = batch(tmp_path / "in.jsonl", "-m", "2")
+    *wrong, right = records(out)
+    assert status == 1 and right["text"]
+    for each, words in zip(
+        wrong,
+        [
+            *["draft_text: must be text, or a list of such, not "] * 3,
+            "no effect with num_draft_tokens 0",
+            "use draft_text",
+        ],
+        strict=True,
+    ):
+        assert words in each["error"] and "\n" not in each["error"]
+    _, out, _ = batch(tmp_path / "in.jsonl", "-m", "2", "--baseline")
+    assert "has no effect with drafter none" in records(out)[-1]["error"]
+
+
+def test_a_job_records_a_hash_of_its_draft_texts_and_is_resumed_with_the_same_texts(
+    batch: Batch, tmp_path: Path
+) -> None:
+    """As for other settings of drafts, which may decide near-ties in 16 bits, and samples with some rules."""
+    (tmp_path / "in.txt").write_text("\n".join(PROMPTS[:3]))
+    (tmp_path / "draft.txt").write_text(OLD * 1000)
+    output, stats = tmp_path / "out", tmp_path / "stats.json"
+    arguments = [tmp_path / "in.txt", "--output", output, "-m", "6", "--stats-json", stats]
+    assert batch(*arguments, "--draft-text-file", tmp_path / "draft.txt")[0] == 0
+    written = output.read_bytes()
+    for content in (settings_path(output).read_text(), stats.read_text()):
+        assert OLD not in content and len(content) < 4000 and '"draft_text_sha256": "' in content
+    output.write_bytes(written[: len(written) // 2])
+    status, _, err = batch(*arguments, "--resume", "--draft-text", OLD)
+    assert status == 2 and "draft_text_sha256 was " in err and "give the same settings" in err
+    assert batch(*arguments, "--resume")[0] == 2
+    assert batch(*arguments, "--resume", "--draft-text", OLD * 1000)[0] == 0 and output.read_bytes() == written
+
+
 LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
 
 
@@ -154,6 +223,7 @@ def test_long_prompts_are_refused_before_tokenization(
 
 def test_each_record_equals_generate(tmp_path: Path, batch: Batch) -> None:
     options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
+    options += [{"draft_text": "He goes to school."}, SAMPLE | {"draft_text": ["", *PROMPTS]}]
     content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
     arguments = [tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
@@ -168,10 +238,10 @@ def test_each_record_equals_generate(tmp_path: Path, batch: Batch) -> None:
         assert fields["text"] == result.text and fields["generated_tokens"] == len(result.tokens)
         assert ("seed" in fields) == ("temperature" in given) and fields.get("id") == given.get("id")
     assert records(tmp_path / "out")[3]["seed"] == 9
-    for words in ("5 lines; ", "first token after", "decoding", "end to end", "iterations", "decode"):
+    for words in ("7 lines; ", "first token after", "decoding", "end to end", "iterations", "decode"):
         assert words in err
     stats = json.loads((tmp_path / "stats").read_text())
-    assert stats["rows"] == 5 and stats["generated_tokens"] == sum(
+    assert stats["rows"] == 7 and stats["generated_tokens"] == sum(
         each["generated_tokens"] for each in records(tmp_path / "out")
     )
     assert stats["temperature"] == 0.0 and stats["slots"] == 8 and stats["model"].endswith("t5-web-docs")

@@ -14,7 +14,7 @@ from tests.parity.test_gemma import NAMES as GEMMA_LIKE
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import GOLDENS, load_golden, sources_of
 from tests.support.operations import uncompiled
-from tests.support.tiny import noisy_copy, run, tokens_of
+from tests.support.tiny import noisy_copy, revised, run, tokens_of
 
 WHISPERS = ("whisper", "whisper-en", "whisper-v3", "whisper-distilled")
 FOLDERS = {folder.name: folder for folder in GOLDENS}
@@ -40,6 +40,10 @@ def test_batch_rows_match_hugging_face_with_drafts(name: str) -> None:
     prompts = [source if isinstance(source, AudioFrames) else text_of(source) for source in sources]
     lengths = [min(length, 24) for length in golden["greedy_lengths"].tolist()]
     greedy = [ids[:length].tolist() for ids, length in zip(golden["greedy_ids"], lengths, strict=True)]
+    with_texts: list[Any] = [
+        {"prompt": prompt, "draft_text": ["", text_of(revised(ids))]}
+        for prompt, ids in zip(prompts, greedy, strict=True)
+    ]
     noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 12}
     complete: dict[str, Any] = {"max_tokens": max(lengths)}
     shared: dict[str, Any] = {"allow_long_prompt": True}
@@ -47,9 +51,11 @@ def test_batch_rows_match_hugging_face_with_drafts(name: str) -> None:
     copies = {"ngram": NgramDrafter(min_chance=0.0)}
     with uncompiled():
         sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **shared).tokens for prompt in prompts]
-        for drafts, expected, options in (
-            ({"drafter": "model"} | draft, greedy, complete),
-            ({"drafter": "auto"} | draft | copies, sampled, noisy),
+        for given, drafts, expected, options in (
+            (prompts, {"drafter": "model"} | draft, greedy, complete),
+            (prompts, {"drafter": "auto"} | draft | copies, sampled, noisy),
+            (with_texts, {"drafter": "text", "num_draft_tokens": 4}, greedy, complete),
+            (with_texts, {"drafter": "auto"} | draft, sampled, noisy),
         ):
-            found = batch_generate(model, Numbers(), prompts, slots=2, **drafts, **shared, **options)
+            found = batch_generate(model, Numbers(), given, slots=2, **drafts, **shared, **options)
             assert {each.index: each.result and each.result.tokens for each in found} == dict(enumerate(expected))

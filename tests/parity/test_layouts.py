@@ -21,7 +21,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import Session, load
+from speculative_decoding import Session, load, score
+from speculative_decoding.decoding.prompt import draft_text_of, first_token
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 from speculative_decoding.models.audio import AudioFrames
@@ -89,6 +90,19 @@ def check(session: Session, golden: Mapping[str, Any]) -> None:
     results = [session.generate(prompt, **options) for prompt in prompts]
     assert [result.tokens for result in results] == golden["tokens"]
     assert [result.text for result in results] == golden["outputs"]
+
+    # A text draft begins with the forced token, once, and ends with the end token, as the output does.
+    shared = {"drafter": "text", "num_draft_tokens": 5}
+    for prompt, result in zip(prompts, results, strict=True):
+        texts = [f"{SOURCES[0]} {result.text}", result.text]
+        drafted = session.generate(prompt, **options | shared | {"draft_text": texts})
+        assert drafted.tokens == result.tokens
+        if audio is None and result.text:
+            languages = {name: options[name] for name in ("src_lang", "tgt_lang") if name in options}
+            first = first_token(session.model, tokenizer, options.get("tgt_lang"))
+            text = draft_text_of(session.model, tokenizer, result.text, first)
+            assert text.ids == score(session.model, tokenizer, prompt, result.text, **languages).tokens
+            assert first is None or drafted.stats.accepted_tokens
 
 
 @pytest.mark.parametrize("name", RECORDS)

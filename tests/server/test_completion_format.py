@@ -9,6 +9,7 @@ import pytest
 
 from speculative_decoding import Event, GenerationOptions
 from speculative_decoding.decoding.results import GenerationStats, Round
+from speculative_decoding.drafters.base import COPY, MEMORY, MODEL, TEXT
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.client_request import ClientRequest
@@ -18,15 +19,31 @@ from speculative_decoding.server.completion_format import (
     CompletionRequest,
     CompletionResponse,
     parse_completion_request,
+    rejected_text,
 )
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import MAX_STOP_CHARACTERS, Limits
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.prompts import client_prompts
+from tests.support.rooms import needs_room
+from tests.support.together import Letters
 
-LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3)
-SERVICE: Any = SimpleNamespace(limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5))
+LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3, max_draft_text=1000)
+SERVICE: Any = SimpleNamespace(
+    limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5, drafter="ngram")
+)
 NAMES = ModelNames("org/tiny", ["tiny"])
+
+
+OWN: Any = SimpleNamespace(options=SERVICE.options)  # the part of a session that a response reads
+
+
+def content(text: Any) -> dict[str, Any]:
+    return {"type": "content", "content": text}
+
+
+def part(text: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
 
 
 def parse(**fields: Any) -> CompletionRequest:
@@ -67,6 +84,21 @@ REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
     ({"stream_options": {"x": 1}, "stream": True}, "stream_options", 400, None, "include_usage"),
     ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options", 400, None, "true or false"),
     ({"stream_options": 3, "stream": True}, "stream_options", 400, None, "must be an object"),
+    ({"draft_text": 5}, "draft_text", 400, "invalid_value", "draft_text: must be text, or a list of such, not 5"),
+    ({"draft_text": ["a" * 500, "b" * 501]}, "draft_text", 400, None, "has 1001 characters (at most 1000 here)"),
+    ({"draft_text": ["a"] * 5}, "draft_text", 400, None, "at most 4 texts here"),
+    ({"draft_text": "a", "num_draft_tokens": 0}, "draft_text", 400, "invalid_value", "with num_draft_tokens 0"),
+    ({"prediction": content("a" * 1001)}, "prediction", 400, None, "prediction: has 1001 characters"),
+    ({"prediction": content("a"), "num_draft_tokens": 0}, "prediction", 400, "invalid_value", "prediction: has no"),
+    ({"prediction": content("a"), "draft_text": "a"}, "prediction", 400, None, "cannot be combined with draft_text"),
+    *(
+        ({"prediction": wrong}, "prediction", 400, "invalid_value", 'prediction: must be {"type": "content", ')
+        for wrong in ("a", 5, [], {}, {"content": "a"}, {"type": "text", "content": "a"}, content("a") | {"x": 1})
+    ),
+    *(
+        ({"prediction": content(wrong)}, "prediction", 400, "invalid_value", "prediction.content: must be a text, or")
+        for wrong in (None, 5, {}, ["a"], [part(5)], [part("a", x=1)], [{"type": "image_url", "text": "a"}], [part([])])
+    ),
     ({"promt": "a"}, "promt", 400, "unknown_field", "promt: unknown field; did you mean prompt?"),
     ({"max_new_tokens": 4}, "max_new_tokens", 400, "unknown_field", "did you mean max_tokens"),
     ({"users": "me"}, "users", 400, "unknown_field", "users: unknown field; there are prompt, model"),
@@ -127,6 +159,30 @@ def test_a_request_overrides_the_servers_options() -> None:
     assert [options(logprobs=value).logprobs for value in (True, False)] == [True, False]
 
 
+def test_a_prediction_is_one_draft_text_of_each_prompt() -> None:
+    for value in ("", "ab", [part("a"), part(""), part("b")], []):
+        text = value if isinstance(value, str) else "".join(each["text"] for each in value)
+        assert options(prediction=content(value), seed=0) == options(draft_text=text, seed=0)
+    found = parse(prompt=["a", "b"], prediction=content("c" * 1000))
+    assert [own.draft_text for _, own in found.prompts] == [("c" * 1000,)] * 2
+    assert options(draft_text=["a", "b"]).draft_text == ("a", "b") and options(draft_text=[]).draft_text == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"drafter": "none"}, "prediction: has no effect with drafter none"),
+        ({"drafter": "model"}, "prediction: has no effect with drafter model, only with text, ngram, auto"),
+        pytest.param({"num_beams": 4}, "cannot be combined with num_beams 4", marks=needs_room("beam_search")),
+    ],
+)
+def test_a_server_that_would_ignore_a_prediction_refuses_it(own: dict[str, Any], words: str) -> None:
+    service: Any = SimpleNamespace(limits=LIMITS, options=GenerationOptions(**own))
+    with pytest.raises(ServerError) as error:
+        parse_completion_request({"prompt": "abc", "prediction": content("abc")}, service, NAMES)
+    assert (error.value.status, error.value.param) == (400, "prediction") and words in error.value.message
+
+
 def test_n_samples_have_the_seeds_of_num_return_sequences() -> None:
     request = parse(prompt=["a", "b"], n=3, temperature=1, seed=5)
     items = client_prompts(request.prompts)
@@ -149,11 +205,46 @@ def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
         item.stats = GenerationStats(
             prompt_tokens=10, generated_tokens=number, drafted_tokens=9, accepted_tokens=4, target_calls=5
         )
-    response = CompletionResponse("tiny", request, None)  # type: ignore[arg-type]
+    response = CompletionResponse("tiny", request, OWN)
     assert response.complete(items)["usage"] == {
         "prompt_tokens": 20,
         "completion_tokens": 6,
         "total_tokens": 26,
-        "completion_tokens_details": {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 20},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+        "drafted_tokens": 36,
+        "accepted_tokens": 16,
         "target_calls": 20,
     }
+
+
+@pytest.mark.parametrize(("default", "counts"), [((), (8, 6)), (("ab",), (0, 0))])
+def test_prediction_tokens_are_those_of_the_requests_own_texts(
+    default: tuple[str, ...], counts: tuple[int, int]
+) -> None:
+    """Other kinds of draft, and the text that the server was started with, do not count."""
+    request = parse(prompt=["a", "b"], prediction=content("ab"))
+    items = ClientRequest(client_prompts(request.prompts)).items
+    for item in items:
+        item.finish_reason = "stop"
+        item.stats = GenerationStats(drafted_tokens=19, accepted_tokens=9)
+        item.stats.drafted_by_kind.update(text=7, copy=12)
+        item.stats.accepted_by_kind.update(text=4, copy=5)
+    session: Any = SimpleNamespace(options=GenerationOptions(draft_text=default))
+    usage = CompletionResponse("tiny", request, session).complete(items)["usage"]
+    details = usage["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == counts
+    assert (usage["drafted_tokens"], usage["accepted_tokens"]) == (38, 18)
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_rejected_text_is_shown_only_if_it_is_the_clients(is_own: bool, has_store: bool) -> None:
+    store = object() if has_store else None
+    default = GenerationOptions(draft_text="abc")
+    session: Any = SimpleNamespace(options=default, ngram=SimpleNamespace(store=store), tokenizer=Letters())
+    (item,) = client_prompts([("a", default.override({"draft_text": "abcd"}) if is_own else default)])
+    shown = {}
+    for kind in (MODEL, COPY, TEXT, MEMORY):
+        item.tokens = [5, 6]
+        shown[kind] = bool(rejected_text(session, item, Round([5, 6], [5, 7], 1, kind=kind)))
+    assert shown == {MODEL: True, COPY: not has_store, TEXT: is_own, MEMORY: False}

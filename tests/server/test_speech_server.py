@@ -35,7 +35,15 @@ TARGET = speech_model()
 DRAFT = noisy_copy(TARGET)
 DRAFT.audio = TARGET.audio
 RECORDINGS = [noise(seed, seconds) for seed, seconds in enumerate((1.6, 0.55, 0.9, 0.2))]
-LIMITS = Limits(slots=2, queue=14, max_audio=60_000, max_audio_seconds=1.7, max_body=20_000, max_prompt_tokens=50)
+LIMITS = Limits(
+    slots=2,
+    queue=14,
+    max_audio=60_000,
+    max_audio_seconds=1.7,
+    max_body=20_000,
+    max_prompt_tokens=50,
+    max_draft_text=500,
+)
 PATH = "/v1/audio/transcriptions"
 FIRST: dict[str, Any] = {  # keep the first text of each window
     "no_speech_threshold": None,
@@ -167,6 +175,14 @@ def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
         post(server, 0)
         generated, accepted = (server.metric(name) - old for name, old in zip(names, before, strict=True))
     assert generated == before[0] > 10 and accepted < generated / 4
+
+
+def test_a_draft_text_of_a_client_is_limited(server: Serving) -> None:
+    answer = post(server, draft_text="a" * (LIMITS.max_draft_text + 1))
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "draft_text"
+    with serving(session("ngram"), LIMITS, model=MODEL) as other:
+        answer = post(other, draft_text="a" * LIMITS.max_draft_text)
+        assert answer.json()["text"] == alone(0).text.strip()
 
 
 def test_whisper_1_names_the_model_that_is_served(server: Serving, client: openai.OpenAI) -> None:

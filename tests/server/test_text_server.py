@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,9 @@ def test_completion_equals_the_sessions_text(client: openai.OpenAI, session: Ses
     stats = alone.stats
     assert (usage.prompt_tokens, usage.completion_tokens) == (stats.prompt_tokens, stats.generated_tokens)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert usage.completion_tokens_details.accepted_prediction_tokens > 0 and usage.target_calls < len(alone.tokens)
+    assert 0 < usage.accepted_tokens <= usage.drafted_tokens and usage.target_calls < len(alone.tokens)
+    details = usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0  # nothing was predicted
     assert create(client, max_tokens=3).choices[0].finish_reason == "length"
 
 
@@ -119,14 +122,99 @@ def test_drafts_never_show_the_text_of_another_client(shares_texts: bool) -> Non
         session = Session(own.model, own.tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
         with serving(session, LIMITS) as server:
             if sends_secret:
-                server.post(prompt=SECRET, max_tokens=30)
+                server.post(prompt=SECRET, draft_text=[SECRET, SECRET.partition(" ")[2]], max_tokens=30)
             fields = {**FOLLOWER, "stream_options": {"include_usage": True}}
             with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
                 *chunks, last = events(response)
         rejected = "".join(chunk["choices"][0]["round"]["rejected"] for chunk in chunks)
         assert "violet" not in rejected
-        counts.append(last["usage"]["completion_tokens_details"]["rejected_prediction_tokens"])
+        counts.append(last["usage"]["drafted_tokens"] - last["usage"]["accepted_tokens"])
     assert (counts[0] != counts[1]) == shares_texts
+
+
+def content(text: Any) -> dict[str, Any]:
+    return {"type": "content", "content": text}
+
+
+USELESS = "violet umbrella Rotterdam nineteen " * 9
+
+
+def test_a_prediction_changes_no_text_and_its_tokens_are_counted(session: Session) -> None:
+    import openai
+
+    text = session.generate(GERMAN).text
+    calls = []
+    only_texts = Session(session.model, session.tokenizer, options=GenerationOptions(drafter="text"))
+    with (
+        serving(only_texts, LIMITS) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for predicted in (text, [{"type": "text", "text": each} for each in (text[:9], text[9:])], USELESS):
+            extra = {"prediction": content(predicted), "num_draft_tokens": 8}
+            found = create(client, extra_body=extra)
+            *_, streamed = create(client, extra_body=extra, stream=True, stream_options={"include_usage": True})
+            assert found.choices[0].text == text
+            for usage in (found.usage, streamed.usage):
+                details = usage.completion_tokens_details
+                accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+                assert (accepted, accepted + rejected) == (usage.accepted_tokens, usage.drafted_tokens)
+                assert accepted > 3 if predicted != USELESS else accepted == 0 < rejected
+                calls.append(usage.target_calls)
+    assert max(calls[:4]) < min(calls[4:])
+
+
+def streamed_rejected(server: Serving, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """Return the rejected text of a stream's rounds, and its usage."""
+    given = {"stream": True, "rounds": True, "num_draft_tokens": 8, "stream_options": {"include_usage": True}}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=given | fields) as response:
+        *chunks, last = events(response)
+    return "".join(chunk["choices"][0]["round"]["rejected"] for chunk in chunks), last["usage"]
+
+
+@pytest.mark.parametrize("shares_texts", [False, True])
+def test_a_prediction_reaches_no_other_client_and_no_log(shares_texts: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that clients share learns their prompts and outputs, and not their predictions."""
+    caplog.set_level(logging.DEBUG)
+    own = bundled()
+    store = TextStore() if shares_texts else None
+    options = GenerationOptions(drafter="ngram")
+    session = Session(own.model, own.tokenizer, options=options, ngram=NgramDrafter(store=store))
+    with serving(session, LIMITS, log_prompts=True) as server:
+        first, usage = streamed_rejected(server, prompt=GRAMMAR, prediction=content(USELESS))
+        assert "umbrella" in first and usage["completion_tokens_details"]["rejected_prediction_tokens"] > 0
+        with server.client() as client:
+            wrong = client.post("/v1/completions", json={"prompt": "a", "prediction": content([USELESS])})
+        second, usage = streamed_rejected(server, prompt=GRAMMAR)
+    assert wrong.status_code == 400 and "umbrella" not in second + caplog.text and GRAMMAR in caplog.text
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    if store is not None:
+        output = session.generate(GRAMMAR).tokens
+        known = {*session.tokenizer.encode(GRAMMAR, None), *output, session.model.config.decoder_start_token_id}
+        assert {*store._index.tokens} - {-1} == known
+
+
+def test_the_servers_own_draft_text_is_a_default_that_clients_cannot_read() -> None:
+    own = bundled()
+    text = own.generate(GERMAN).text.replace("Wert", "Violet")
+    options = GenerationOptions(drafter="text", draft_text=[text])
+    session = Session(own.model, own.tokenizer, options=options)
+    with serving(session, LIMITS) as server:
+        rejected, usage = streamed_rejected(server, prompt=GERMAN)
+        assert rejected == "" and usage["drafted_tokens"] > usage["accepted_tokens"] > 3
+        assert not any(usage["completion_tokens_details"].values())
+        assert server.post("/translate", q="The method returns the value.", source="en", target="de").is_success
+        rejected, usage = streamed_rejected(server, prompt=GERMAN, draft_text=[text + " Ende"])
+        assert " Viol" in rejected and usage["completion_tokens_details"]["accepted_prediction_tokens"] > 3
+        assert streamed_rejected(server, prompt=GERMAN, draft_text=[])[1]["drafted_tokens"] == 0
+
+
+def test_a_prediction_counts_in_the_size_of_the_body(server: Serving) -> None:
+    answer = server.post(prompt=GERMAN, prediction=content("a" * LIMITS.max_body))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    limits = Limits(max_draft_text=8)
+    with serving(bundled(), limits) as small:
+        for length, status in ((8, 200), (9, 400)):
+            assert small.post(prompt=GERMAN, max_tokens=2, prediction=content("a" * length)).status_code == status
 
 
 def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) -> None:

@@ -32,9 +32,9 @@ NAMES = ModelNames("tiny-whisper", [WHISPER])
 FILE = Part("file", True, b"RIFF")
 
 
-def parse(*parts: Part, path: str = "transcribe", **fields: Any) -> TranscriptionRequest:
+def parse(*parts: Part, path: str = "transcribe", drafter: str = "ngram", **fields: Any) -> TranscriptionRequest:
     given = [Part(name, False, str(value).encode()) for name, value in fields.items()]
-    defaults = GenerationOptions(temperature=1, num_draft_tokens=3)
+    defaults = GenerationOptions(temperature=1, num_draft_tokens=3, drafter=drafter)
     assert AUDIO is not None
     found = parse_transcription_request([*(parts or [FILE]), *given], path, NAMES, AUDIO, defaults)
     ClientRecording(None, found.options, found.decoding).check(Limits(max_prompt_tokens=50))  # type: ignore[arg-type]
@@ -62,6 +62,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, str]] = [
         "without timestamp_granularities[]",
     ),
     ({"prompt": "x" * 4000}, "prompt", None, "4000 characters"),
+    ({"draft_text": "a", "num_draft_tokens": "0"}, "draft_text", "invalid_value", "with num_draft_tokens 0"),
+    ({"draft_text": "a", "drafter": "none"}, "draft_text", "invalid_value", "has no effect with drafter none"),
     ({"langage": "en"}, "langage", "unknown_field", "langage: unknown field; did you mean language?"),
     ({"colour": ""}, "colour", "unknown_field", "unknown field"),
 ]
@@ -105,6 +107,7 @@ def test_fields_set_the_options_of_transcribe() -> None:
         temperature="0.5",
         seed="7",
         sample_len="9",
+        draft_text="und so",
         logprob_threshold="none",
         response_format="verbose_json",
         model=WHISPER,
@@ -114,6 +117,7 @@ def test_fields_set_the_options_of_transcribe() -> None:
     assert (own.initial_prompt, own.language, own.temperatures) == ("ab", "German", [0.5])
     assert (own.sample_len, own.logprob_threshold, own.word_timestamps, own.task) == (9, None, True, "transcribe")
     assert (found.decoding.seed, found.granularities, found.content) == (7, ["word"], b"RIFF")
+    assert found.decoding.draft_text == ("und so",)
     assert parse().granularities == ["segment"] and parse(path="translate").is_translation
     assert not parse().is_translation and parse().response_format == "json" == FORMATS[0]
 

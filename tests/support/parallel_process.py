@@ -45,6 +45,8 @@ MODES: list[tuple[str, dict[str, Any], int]] = [
     ("model", {}, 1),
     ("auto", {}, 8),
     ("n-grams", COUPLED, 8),
+    ("text", {}, 8),
+    ("auto with texts", COUPLED, 8),
     ("head", COUPLED, 1),
     ("model", REJECTION, 8),
     ("head", REJECTION, 8),
@@ -139,22 +141,23 @@ def sums_of_a_pass(model: EncoderDecoder) -> int:
 def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
     """Return the entries of `MODES` whose tokens differ from those of one process."""
     head, found = tiny_head(alone), []
+    greedy: dict[tuple[int, ...], list[int]] = {}
     assert isinstance(model, ShardedModel)
     model.keep_full_cross_attention()
 
+    def text_of(row: Any) -> list[int]:
+        return greedy[tuple(row.source_tokens)]
+
     def outputs(target: EncoderDecoder, name: str, given: Mapping[str, Any], slots: int) -> list[list[int]]:
-        drafter = BatchHeadDrafter(head, target) if name == "head" else drafter_of_rows(name, target, draft, ids)
+        drafter = BatchHeadDrafter(head, target) if name == "head" else drafter_of_rows(name, target, draft, text_of)
         requests = [(source, options_of(max_tokens=8, **given)) for source in SOURCES]
         return [told.tokens for told in together(target, requests, drafter, slots)]
 
+    greedy |= zip(map(tuple, SOURCES), outputs(alone, "none", {}, 1), strict=True)
     for mode in MODES if model.config.d_model == draft.config.d_model else [("head", {}, 8)]:
         if outputs(alone, *mode) != outputs(model, *mode):
             found.append(mode)
     return found
-
-
-def ids(row: Any) -> list[int]:
-    return []
 
 
 def bytes_of(model: EncoderDecoder) -> int:

@@ -30,7 +30,9 @@ from speculative_decoding.drafters import (
     SeparateDrafters,
     TextStore,
 )
+from speculative_decoding.drafters.base import TEXT, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.drafters.writing import BatchWritingDrafter
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
@@ -199,6 +201,43 @@ def taught(store: TextStore, baseline: Sequence[int]) -> TextStore:
     return store
 
 
+class GivesTexts(AutoDrafter):
+    """Follows texts that it makes from the baseline output of each request.
+
+    Args:
+        texts_of: Returns the ids of the texts for a baseline output.
+        model: Drafts elsewhere. With None, all drafts come from the texts.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        baseline: Sequence[int],
+        texts_of: Callable[[Sequence[int]], Sequence[Sequence[int]]],
+        model: BatchDrafter | None = None,
+    ) -> None:
+        copies = NgramDrafter(search_input=False, search_output=False, min_chance=0.0)
+        super().__init__(copies, model, vocab_size, 0.0)
+        self.baseline_of: Callable[[RequestView], Sequence[int]] = lambda request: baseline
+        self._texts_of = texts_of
+
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        texts = self._texts_of(self.baseline_of(request))
+        request.draft_texts = [DraftText(ids, {}, TEXT) for ids in texts]
+        super().begin(request, encoder_output)
+
+
+def revised(baseline: Sequence[int]) -> list[int]:
+    """Replace, drop and insert tokens of an output, and end it early."""
+    text = []
+    for i, token in enumerate(baseline):
+        if i % 9 != 6:
+            text.append((token + 3) % VOCAB if i % 5 == 2 else token)
+        if i % 7 == 4:
+            text += [EOS, token][i % 2 :]
+    return text
+
+
 def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) -> BatchModelDrafter:
     return BatchModelDrafter(draft if isinstance(draft, DraftModel) else DraftModel(draft), target.config.vocab_size)
 
@@ -230,6 +269,18 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "auto": lambda target, draft, baseline: AutoDrafter(
         NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size
     ),
+    "text": lambda target, draft, baseline: GivesTexts(
+        target.config.vocab_size, baseline, lambda output: [revised(output)]
+    ),
+    "text of the output": lambda target, draft, baseline: GivesTexts(
+        target.config.vocab_size, baseline, lambda output: [output]
+    ),
+    "auto with texts": lambda target, draft, baseline: GivesTexts(
+        target.config.vocab_size,
+        baseline,
+        lambda output: [[], output[::-1], revised(output), [VOCAB + 7, *output]],
+        model_drafter(target, draft),
+    ),
     "texts of another model": lambda target, draft, baseline: BatchWritingDrafter(
         ScriptedWriter(lambda _: [(token + 1) % VOCAB if i % 5 == 3 else token for i, token in enumerate(baseline)]), {}
     ),
@@ -242,7 +293,7 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "stops after two": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=2),
 }
 # One drafter for each way to make a draft, for laws that do not depend on which tokens a drafter proposes.
-KINDS = ("none", "model", "head", "auto", "every third wrong")
+KINDS = ("none", "model", "head", "auto", "text", "every third wrong")
 
 
 TOKENIZER: dict[str, Any] = {

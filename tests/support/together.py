@@ -16,7 +16,7 @@ from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import Constraints, GenerationOptions
-from tests.support.tiny import DRAFTERS, EOS, VOCAB, OneLanguage
+from tests.support.tiny import DRAFTERS, EOS, VOCAB, GivesTexts, OneLanguage
 
 
 class Letters(OneLanguage):
@@ -67,9 +67,11 @@ def drafter_of_rows(
 ) -> BatchDrafter:
     """Return one of `tiny.DRAFTERS` for a batch.
 
-    baseline_of: returns the baseline output of a row, which scripted drafters need.
+    baseline_of: returns the baseline output of a row, which scripted drafters and texts need.
     """
     made = DRAFTERS[name](target, draft, [])
+    if isinstance(made, GivesTexts):
+        made.baseline_of = baseline_of
     if isinstance(made, BatchDrafter):
         return made
 

@@ -24,6 +24,7 @@ LIMITS = Limits(slots=4, queue=12, max_output_tokens=100, max_seconds=120.0)
 NAMES = [
     *option_specs(),
     *("prompt", "model", "n", "stream", "stream_options", "rounds", "echo", "best_of", "suffix", "user", "logit_bias"),
+    *("prediction", "type", "content", "text"),
     *("presence_penalty", "q", "source", "target", "format", "api_key", "", "\u0000", "__class__", "max-tokens"),
 ]
 VALUES: list[Callable[[random.Random], Any]] = [
@@ -69,6 +70,11 @@ def valid_fields(rng: random.Random) -> dict[str, Any]:
         "acceptance": rng.choice(["rejection", "block", "coupled"]),
         "num_draft_tokens": rng.choice([0, 1, 64, "auto"]),
         "decoder_prefix": rng.choice(["", "It", [5, 8], " "]),
+        "draft_text": rng.choice(["", "It was a cold business.", ["a" * 20_000, " "], "\U0001f600 \u4e2d" * 99]),
+        "prediction": {
+            "type": "content",
+            "content": rng.choice(["It was", [{"type": "text", "text": "He"}], value(rng)]),
+        },
         "logprobs": rng.choice([0, True, False]),
         "stream": rng.choice([True, False]),
         "n": rng.choice([1, 1, 2]),

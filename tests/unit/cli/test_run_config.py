@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
 from speculative_decoding.sampling.values import specs_of
+from tests.support.rooms import needs_room
 from tests.support.waiting import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
@@ -75,21 +77,88 @@ def flag_of(name: str) -> str:
     return flag(name, specs_of(DraftFlags).get(name))
 
 
-OF_DRAFTERS = {**DRAFTERS_OF_FLAGS, "max_ngram_size": ("ngram", "auto")}
+OF_DRAFTERS = {
+    **DRAFTERS_OF_FLAGS,
+    "max_ngram_size": ("ngram", "auto"),
+    "draft_text": DRAFTERS_OF_FLAGS["draft_text_file"],
+}
 
 
 def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders: ModelFlags) -> None:
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
-    values = {"ngram_store": "s"}
+    values = {"ngram_store": "s", "draft_text": "t", "draft_text_file": __file__}
     for option, drafters in OF_DRAFTERS.items():
         own = vocabulary if option.startswith("draft_vocab") else [flag_of(option), values.get(option, "4")]
-        for drafter in ("model", "ngram", "auto", "none"):
+        for drafter in ("model", "text", "ngram", "auto", "none"):
             if drafter in drafters:
                 assert drafting_of(folders, "--drafter", drafter, *own)[0] == drafter
             else:
                 with pytest.raises(InputError, match="(only applies to|has no effect with)") as error:
                     drafting_of(folders, "--drafter", drafter, *own)
                 assert error.value.message(flag_of).startswith(f"{own[0]}: ")
+
+
+def file_of(folder: Path, content: bytes) -> str:
+    path = folder / "draft.txt"
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_a_file_is_one_draft_text_in_any_encoding_of_text_files(folders: ModelFlags, tmp_path: Path) -> None:
+    text = "Grüße\n\nvom Land\n"
+    expected = run_config(folders, "--draft-text", "a", "--draft-text", text).options
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        name = file_of(tmp_path, text.replace("\n", "\r\n").encode(encoding))
+        made = run_config(folders, "--draft-text-file", name, "--draft-text", "a")
+        assert made.options == expected and expected.draft_text == ("a", text)
+    twice = run_config(folders, "--draft-text-file", name, "--draft-text-file", name)
+    assert twice.options.draft_text == (text, text)
+    given = {"draft_text": twice.options.draft_text}
+    assert make_run_config(folders, given, twice.flags).options.draft_text == (text, text)  # not added again
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "not readable"),
+        (b"\xff", "not readable as UTF-8 text"),
+        (b"PK\0\1", "contains a NUL character"),
+    ],
+)
+def test_an_unreadable_draft_text_is_refused_before_a_model_is_opened(
+    content: bytes | None, problem: str, folders: ModelFlags, tmp_path: Path
+) -> None:
+    name = str(tmp_path / "nosuch") if content is None else file_of(tmp_path, content)
+    with pytest.raises(InputError) as error:
+        run_config(folders, "--draft-text-file", name)
+    message = error.value.message(flag)
+    assert message.startswith(f"--draft-text-file: {name}: {problem}") and "\n" not in message
+
+
+@pytest.mark.parametrize("option", ["--draft-text", "--draft-text-file"])
+@pytest.mark.parametrize(
+    "other",
+    [["--baseline"], ["--num-draft", "0"], pytest.param(["--num-beams", "2"], marks=needs_room("beam_search"))],
+)
+def test_a_draft_text_is_refused_without_drafts(
+    option: str, other: list[str], folders: ModelFlags, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="(has no effect with|only applies to|cannot be combined with)") as error:
+        run_config(alone(folders), option, file_of(tmp_path, b"a b"), *other)
+    assert error.value.message(flag).startswith(f"{option}: ")
+
+
+def test_the_settings_have_a_hash_of_the_draft_texts(folders: ModelFlags, tmp_path: Path) -> None:
+    def hash_of(*arguments: str) -> str | None:
+        settings = run_config(folders, *arguments).settings()
+        assert "draft_text" not in settings and len(json.dumps(settings)) < 2000
+        found: str | None = settings["draft_text_sha256"]
+        return found
+
+    text = "word " * 10_000
+    assert hash_of("--draft-text", text) == hash_of("--draft-text-file", file_of(tmp_path, text.encode()))
+    hashes = [hash_of(*arguments) for arguments in ([], ["--draft-text", "a"], ["--draft-text", "b"])]
+    assert hashes[0] is None and len({*hashes}) == 3
 
 
 def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
@@ -108,6 +177,9 @@ def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
         copies
     )
     assert description(folders, "--baseline").endswith("no draft: baseline decoding")
+    assert description(alone(folders), "--draft-text", "a").endswith(f"{copies}, 1 draft text")
+    texts = ["--draft-text", "a", "--draft-text", "b"]
+    assert description(folders, "--drafter", "text", *texts).endswith("drafter text, 2 draft texts")
 
 
 def open_pair(*arguments: str) -> tuple[RunConfig, ModelPair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,26 @@ STATS = GenerationStats(generated_tokens=30, target_calls=10, encode_seconds=0.5
 DRAFTED = replace(STATS, drafted_tokens=40, accepted_tokens=20)
 
 
+def of_kinds(**counts: tuple[int, int]) -> GenerationStats:
+    """Return statistics with (accepted, drafted) tokens by kind."""
+    accepted, drafted = (Counter({kind: each[i] for kind, each in counts.items()}) for i in range(2))
+    return replace(DRAFTED, drafted_by_kind=drafted, accepted_by_kind=accepted)
+
+
 @pytest.mark.parametrize(
     ("stats", "options", "num_texts", "num_cut", "notes"),
     [
         (STATS, {}, 1, 0, []),
         (DRAFTED, {}, 2, 0, ["accepted 20 of 40 draft tokens (50.0%)"]),
+        (of_kinds(copy=(20, 40)), {}, 2, 0, ["accepted 20 of 40 draft tokens (50.0%)"]),
+        (of_kinds(text=(20, 40)), {}, 2, 0, ["accepted 20 of 40 draft tokens (50.0%): text 20 of 40"]),
+        (
+            of_kinds(copy=(0, 2), model=(15, 28), memory=(5, 10)),
+            {},
+            2,
+            0,
+            ["accepted 20 of 40 draft tokens (50.0%): copy 0 of 2, model 15 of 28, memory 5 of 10"],
+        ),
         (STATS, {"max_tokens": 3}, 1, 1, ["stopped at --max-tokens 3"]),
         (STATS, {}, 4, 2, ["stopped at --max-tokens: 2 of 4 texts"]),
         (

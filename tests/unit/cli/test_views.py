@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from speculative_decoding import Session
+from speculative_decoding import Event, Session
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.runner import watch
 from speculative_decoding.cli.views import DraftView, has_color, visible
 from speculative_decoding.decoding.results import Round
+from speculative_decoding.drafters import base
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from tests.integration.test_streaming import TEXT, Cuts, Writer, bundled
@@ -171,14 +172,27 @@ def test_text_is_not_interpreted_as_markup() -> None:
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
 
 
+@pytest.mark.parametrize("kind", [base.MODEL, base.COPY, base.TEXT, base.MEMORY, ""])
+def test_a_line_of_a_round_names_the_source_of_its_draft(kind: str) -> None:
+    console = screen(color=False)
+    view = DraftView(console, Letters(), rounds=True)
+    view(Event(None, Round([5, 6], [5, 7], 1, seconds=0.002, kind=kind), ["c", "d"]))  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    source = f", {kind}" if kind else ""
+    assert console.file.getvalue().startswith(f"round 1: 1 of 2 accepted{source}, 2.0 ms: c[-")
+
+
 # Traces.
+
+
+GERMAN = "translate English to German: The method returns the value of the property."
+OLD = "Die Methode gibt den Inhalt der Eigenschaft zurück."
 
 
 def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, stats_file = tmp_path / "run.jsonl", tmp_path / "stats.json"
-    prompt = "translate English to German: The method returns the value of the property."
     files = ["--trace", str(trace), "--stats-json", str(stats_file)]
-    assert main_command.main(["--prompt", prompt, "--drafter", "model", "--num-draft", "5", *files]) == 0
+    assert main_command.main(["--prompt", GERMAN, "--drafter", "model", "--num-draft", "5", *files]) == 0
     out, _ = capsys.readouterr()
     lines = [json.loads(each) for each in trace.read_text().splitlines()]
     stats = json.loads(stats_file.read_text())
@@ -196,3 +210,28 @@ def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.Captur
         position += len(each["tokens"])
     assert lines[0]["encode_seconds"] == stats["encode_seconds"] and "encode_seconds" not in lines[1]
     assert lines[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("drafter", ["text", "ngram", "auto"])
+def test_drafts_of_a_given_text_are_named_in_each_round_and_counted_by_kind(
+    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, stats_file, draft = tmp_path / "run.jsonl", tmp_path / "stats.json", tmp_path / "draft.txt"
+    draft.write_text(OLD)
+    files = ["--trace", str(trace), "--stats-json", str(stats_file), "--draft-text-file", str(draft)]
+    shown = ["--show-draft", "rounds", "--verify"]
+    assert main_command.main(["--prompt", GERMAN, "--drafter", drafter, *files, *shown]) == 0
+    _, err = capsys.readouterr()
+    lines = [json.loads(each) for each in trace.read_text().splitlines()]
+    stats = json.loads(stats_file.read_text())
+    assert "verify: identical" in err and OLD not in stats_file.read_text()
+    for number, each in enumerate(lines, 1):
+        expected = (
+            f"{each['accepted']} of {each['drafted']} accepted, {each['kind']}" if each["drafted"] else "no draft"
+        )
+        assert f"\nround {number}: {expected}, " in err
+    for name in ("drafted", "accepted"):
+        found = {kind: sum(each[name] for each in lines if each["kind"] == kind) for kind in stats["drafted_by_kind"]}
+        assert found == stats[f"{name}_by_kind"] and sum(found.values()) == stats[f"{name}_tokens"]
+    accepted, drafted = stats["accepted_by_kind"]["text"], stats["drafted_by_kind"]["text"]
+    assert accepted > 3 and f"text {accepted} of {drafted}" in err

@@ -38,6 +38,7 @@ DRAFTS: dict[str, Mapping[str, Any]] = {
     "none": {"drafter": "none"},
     "model": {"drafter": "model", "num_draft_tokens": 4},
     "ngram": {"drafter": "ngram", "num_draft_tokens": 4, "ngram": NgramDrafter(min_chance=0.0)},
+    "text": {"drafter": "text", "num_draft_tokens": 4, "draft_text": ["abcdef", "nlnlnl"]},  # "l" is BAD
     "auto": {},
 }
 
@@ -62,7 +63,7 @@ def alone(prompt: str = "abc", **options: Any) -> list[int]:
     ("value", "draft", "rule"),
     [
         *product([mx.nan], ["model"], RULES),
-        *product([mx.nan], ["none", "ngram", "auto"], ["greedy"]),
+        *product([mx.nan], ["none", "ngram", "text", "auto"], ["greedy"]),
         (mx.inf, "model", "coupled"),
     ],
     ids=str,
@@ -145,7 +146,7 @@ def test_drafters_observe_only_finite_states() -> None:
     assert found.tokens == baseline and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
-@pytest.mark.parametrize("draft", ["none", "model"])
+@pytest.mark.parametrize("draft", ["none", "model", "text"])
 def test_other_rows_of_the_batch_continue(draft: str) -> None:
     """This includes requests that later take the slot of a failed one."""
     bad = Letters().decode([3, BAD, 4])
@@ -159,7 +160,7 @@ def test_other_rows_of_the_batch_continue(draft: str) -> None:
             assert found.result is not None and found.result.tokens == alone(prompts[found.index], max_tokens=8)
 
 
-@pytest.mark.parametrize("draft", ["none", "model"])
+@pytest.mark.parametrize("draft", ["none", "model", "text"])
 def test_non_finite_padding_changes_nothing(draft: str) -> None:
     """Padding follows shorter sources, and drafts that are shorter than the pass."""
     prompts = ["abc", "hgfedcba", "b", "cabbage", "ee"]
@@ -204,6 +205,6 @@ def test_overflowing_weights_give_the_same_text_or_error_with_any_draft() -> Non
         model.load_weights([(name, large)], strict=False)
         expected = outcome(model, **DRAFTS["none"])
         seen[type(expected).__name__] += 1
-        for draft in ("model", "ngram"):
+        for draft in ("model", "ngram", "text"):
             assert outcome(model, draft_model=DRAFT, **DRAFTS[draft]) == expected, name
     assert min(seen["list"], seen["str"]) > 3, seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,8 @@ from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.prompt import DecoderPrompt
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, NoDrafter, SeparateDrafters
+from speculative_decoding.drafters.base import TEXT
+from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.engine import Engine
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import Constraints, History, scores
@@ -38,16 +41,24 @@ BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
     "model": lambda: model_drafter(TARGET, DRAFT),
     "head": lambda: head_drafter(TARGET, range(12)),
     "ngram": lambda: SeparateDrafters(COPIES.fresh, VOCAB),
+    "text": lambda: AutoDrafter(NgramDrafter(search_input=False, search_output=False, min_chance=0.0), None, VOCAB),
     "auto": lambda: AutoDrafter(COPIES, model_drafter(TARGET, DRAFT), VOCAB),
 }
+
+
+@cache
+def output_of(prompt: str) -> str:
+    return generate(TARGET, Letters(), prompt, drafter="none", max_tokens=100).text
 
 
 def running(drafter: str, rows: int, **options: Any) -> Engine:
     """Return an engine after three rounds, with rows at different positions."""
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
-        chosen = options_of(max_tokens=100, **options)
-        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, FixedLength(int(chosen.num_draft_tokens)))
+        prompt = "abcdefgh"[number % 8 :] + "ab"
+        texts = [output_of(prompt)] if drafter == "text" else []
+        chosen = options_of(max_tokens=100, draft_text=texts, **options)
+        engine.submit(prompt, chosen, FixedLength(int(chosen.num_draft_tokens)))
     for _ in range(3):
         engine.step()
     return engine
@@ -89,13 +100,13 @@ def operations_of_rounds(drafter: str, rows: int, **options: Any) -> list[Counte
 RAGGED = {"Arange", "Less", "AsType", "Multiply"}  # mask the positions after the end of a shorter draft
 
 
-@pytest.mark.parametrize("drafter", ["model", "head", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "head", "ngram", "text"])
 def test_a_greedy_round_runs_as_many_operations_for_one_row_as_for_many(drafter: str) -> None:
     """Copies of different lengths add the four operations of `RAGGED`, for any number of rows."""
     one, eight, many = (operations_of_rounds(drafter, rows) for rows in (1, 8, 32))
     most = max(one, key=Counter.total)
     for found in (*eight, *many):
-        more = RAGGED if drafter == "ngram" and "Less" in found else ()
+        more = RAGGED if drafter in ("ngram", "text") and "Less" in found else ()
         assert total_without_masks(found) == total_without_masks(most) + len(more), (found - most, most - found)
     if drafter == "model":
         assert len({found.total() for found in one}) == 1
@@ -132,19 +143,31 @@ class Watching:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rule"), [("none", "greedy"), ("model", "greedy"), ("model", "rejection"), ("ngram", "coupled")]
+    ("drafter", "rule"),
+    [
+        ("none", "greedy"),
+        ("model", "greedy"),
+        ("model", "rejection"),
+        ("ngram", "coupled"),
+        ("text", "greedy"),
+        ("text", "rejection"),
+    ],
 )
 def test_an_observer_sees_the_scores_of_committed_tokens_only(drafter: str, rule: str) -> None:
     """The batch also decodes a request without an observer, and for a while one by another rule."""
-    drafts = {"none": NoDrafter, "model": lambda: model_drafter(MODEL, noisy_copy(MODEL))} | {"ngram": BY_NAME["ngram"]}
+    drafts = BY_NAME | {"none": NoDrafter, "model": lambda: model_drafter(MODEL, noisy_copy(MODEL))}
     engine = Engine(MODEL, Letters(), drafts[drafter](), slots=3)
     options, observer = options_of(max_tokens=15, **RULES[rule]), Watching()
-    start = DecoderPrompt(options, [*PREFIX], {1}, CONSTRAINTS, observer)
+    likely = generate(MODEL, Letters(), "abcabc", drafter="none", decoder_prefix=PREFIX[1:], max_tokens=15).tokens
+    texts = [DraftText([*PREFIX[1:], *likely], {}, TEXT)] if drafter == "text" else []
+    start = DecoderPrompt(options, [*PREFIX], {1}, CONSTRAINTS, observer, draft_texts=texts)
     request = engine.submit("abcabc", options, FixedLength(4), start)
     engine.submit("cab", options, FixedLength(2))
     engine.submit("bad", options_of(max_tokens=5, temperature=1.0, acceptance="block"), FixedLength(2))
+    drafted = 0
     while not engine.is_idle:
-        engine.step()
+        drafted += sum(event.round.drafted for event in engine.step() if event.request is request)
+    assert bool(drafted) == (drafter != "none")
 
     read = mx.array([request.decoder_tokens[:-1]])
     logits = MODEL.logits(MODEL.teacher_forced(read, MODEL.encode(mx.array([request.source]))))

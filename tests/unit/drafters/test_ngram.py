@@ -209,7 +209,7 @@ MATCH = ("source", 1)  # origin, length
 
 
 def chances_of(chance: float) -> CopyChances:
-    return CopyChances([chance])
+    return CopyChances({"": [chance]})
 
 
 def test_likely_length_is_the_longest_draft_with_the_required_probability() -> None:

@@ -65,7 +65,7 @@ def test_drafts_follow_the_text_as_if_it_were_given(seed: int) -> None:
         if len(writer.started) > 1:
             break
         if place is not None and found:
-            assert found == text[place[0] : place[0] + 4][: len(found)]
+            assert found == text[place.position : place.position + 4][: len(found)]
             compared += len(found)
         follower.append(token)
         grow(drafter, request, [token])
@@ -180,8 +180,8 @@ def test_a_text_may_grow_and_change_while_it_is_followed() -> None:
     for token in (5, 6):
         follower.append(token)
     text.update([5, 6, 7, 8])
-    assert follower.find() == (2, 2) and text.index.tokens == [5, 6, 7, 8]
+    assert follower.find() == (2, 2, "unconfirmed") and text.index.tokens == [5, 6, 7, 8]
     text.update([5, 6, 9])
     assert text.ids == text.index.tokens == [5, 6, 9]
     follower.append(9)
-    assert follower.find() == (3, 3)
+    assert follower.find() == (3, 3, "unconfirmed")

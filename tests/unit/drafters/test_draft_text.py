@@ -1,4 +1,4 @@
-"""The source position that alignment finds after copies and after each kind of edit."""
+"""The place in a text that an output has reached, after copies and after each kind of edit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from speculative_decoding.drafters.alignment import Alignment
+from speculative_decoding.drafters.base import COPY
+from speculative_decoding.drafters.draft_text import DraftText, TextFollower
 
 WORDS = re.findall(r"\S+", "</s> : , ▁grammar ▁the ▁The The ▁cat s ▁sat ▁on ▁a ▁mat ▁dog ▁ran ▁to ▁red ▁big ed x y z")
 IDS = {piece: index for index, piece in enumerate(WORDS)}
@@ -20,12 +21,15 @@ def ids(text: str) -> list[int]:
 
 
 def aligned(source: str, output: str, pieces: Mapping[int, str] = PIECES) -> tuple[list[int], int | None]:
-    """Return the ids that would be copied, and the length of the match."""
-    alignment = Alignment(ids(source), pieces, 8)
+    """Return the ids that would be copied, and the length of the match; if tokens differ, minus their number."""
+    text = DraftText(ids(source), pieces, COPY)
+    follower = TextFollower(text, start=text.start)
     for token in ids(output):
-        alignment.append(token)
-    start, length = alignment.find() or (len(ids(source)), None)
-    return ids(source)[start:], length
+        follower.append(token)
+    place = follower.find()
+    if place is None:
+        return [], None
+    return ids(source)[place.position :], -place.length if place.differs else place.length
 
 
 @pytest.mark.parametrize(
@@ -33,8 +37,8 @@ def aligned(source: str, output: str, pieces: Mapping[int, str] = PIECES) -> tup
     [({7: "Ġa", 8: "A"}, True), ({7: "▁", 8: "Ġ"}, False), ({7: "", 8: ""}, True), ({7: "▁▁", 8: "▁"}, True)],
 )
 def test_classes_of_unusual_pieces(pieces: dict[int, str], are_same: bool) -> None:
-    alignment = Alignment([], pieces, 8)
-    assert (alignment._class_of(7) == alignment._class_of(8)) == are_same
+    text = DraftText([], pieces, COPY)
+    assert (text.class_of(7) == text.class_of(8)) == are_same
 
 
 SOURCE = "▁grammar : ▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>"
@@ -48,9 +52,9 @@ SOURCE = "▁grammar : ▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>"
         ("▁The ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 2),  # in another case
         ("The", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # without its leading space
         ("▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat", "</s>", 8),
-        ("▁the ▁cat ▁ran", "▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # replaces "s"
-        ("▁the ▁cat s ▁ran", "▁on ▁the ▁big ▁mat </s>", 0),  # replaces "▁sat"
-        ("▁the ▁cat s ▁sat ▁red", "▁the ▁big ▁mat </s>", 0),
+        ("▁the ▁cat ▁ran", "▁sat ▁on ▁the ▁big ▁mat </s>", -1),  # replaces "s"
+        ("▁the ▁cat s ▁ran", "▁on ▁the ▁big ▁mat </s>", -1),  # replaces "▁sat"
+        ("▁the ▁cat s ▁sat ▁red", "▁the ▁big ▁mat </s>", -1),
         ("▁the ▁cat s ▁sat ed ▁on", "▁the ▁big ▁mat </s>", 1),  # extends a word
         ("▁the ▁cat s ▁sat , ▁on", "▁the ▁big ▁mat </s>", 1),  # inserts a token
         ("▁the ▁cat s ▁on", "▁the ▁big ▁mat </s>", 1),  # drops a token
@@ -58,8 +62,9 @@ SOURCE = "▁grammar : ▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>"
         ("▁the ▁cat s ▁sat ▁on ▁the", "▁big ▁mat </s>", 6),  # the second "▁the"
         ("▁the ▁cat s ▁ran ▁the", "▁big ▁mat </s>", 1),  # the next "▁the"
         ("▁big ▁mat ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # every occurrence has been passed
-        ("▁red", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # replaces the first word
-        ("▁red ▁dog", "", None),  # two mismatches
+        ("▁red", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", -1),  # replaces the first word
+        ("▁red ▁dog", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", -2),
+        ("▁red ▁dog ▁ran ▁to", "", None),  # too many tokens differ
         ("▁red ▁dog ▁big ▁mat", "</s>", 2),
     ],
 )
@@ -70,12 +75,12 @@ def test_copying_resumes_after_every_kind_of_edit(output: str, copied: str, leng
 @pytest.mark.parametrize("replaced", ["▁dog x y z", "x y z"])
 def test_all_pieces_of_a_replaced_word_are_skipped(replaced: str) -> None:
     found = aligned(f"▁grammar : ▁on ▁the {replaced} ▁cat ▁sat </s>", "▁on ▁the ▁big")
-    assert found == (ids("▁cat ▁sat </s>"), 0)
+    assert found == (ids("▁cat ▁sat </s>"), -1)
 
 
 def test_without_pieces_ids_are_compared_and_one_token_is_skipped() -> None:
-    assert aligned("▁on ▁the ▁dog x y ▁cat ▁sat </s>", "▁on ▁the ▁big", {}) == (ids("x y ▁cat ▁sat </s>"), 0)
-    assert aligned("▁the ▁dog x y ▁cat", "▁The", {}) == (ids("▁dog x y ▁cat"), 0)
+    assert aligned("▁on ▁the ▁dog x y ▁cat ▁sat </s>", "▁on ▁the ▁big", {}) == (ids("x y ▁cat ▁sat </s>"), -1)
+    assert aligned("▁the ▁dog x y ▁cat", "▁The", {}) == (ids("▁dog x y ▁cat"), -1)
 
 
 def longest_suffix(source: Sequence[int], output: Sequence[int], max_size: int) -> int:
@@ -86,29 +91,30 @@ def longest_suffix(source: Sequence[int], output: Sequence[int], max_size: int) 
     )
 
 
-def test_the_longest_match_that_the_output_has_not_passed_wins() -> None:
-    """Compares with naive search. A repeated search gives the same result."""
+def test_after_a_difference_the_longest_match_wins_and_the_next_one_ahead_among_equals() -> None:
+    """Compares with naive search."""
     generator = random.Random(0)
     lengths = set()
     for _ in range(150):
         source = generator.choices(range(6), k=30)
-        alignment = Alignment(source, {}, 5)
+        follower = TextFollower(DraftText(source, {}, COPY, max_context=5))
         output: list[int] = []
+        position = 0
         for _ in range(15):
             copy = generator.random() < 0.7 and output
             at = generator.randrange(len(source))
-            new = source[at : at + 3] if copy else [generator.randrange(7)]
-            output += new
-            for token in new:
-                alignment.append(token)
-            expected = alignment._expected
-            found, longest = alignment.find(), longest_suffix(source, output, 5)
-            lengths.add(found[1] if found else None)
-            if longest:
-                suffix = output[-longest:]
-                ends = [end for end in range(longest, len(source)) if source[end - longest : end] == suffix]
-                assert found == (min([end for end in ends if end >= expected] or ends[-1:]), longest)
-            else:
-                assert found is None or found[1] == 0
-            assert alignment.find() == found
-    assert lengths == {None, 0, 1, 2, 3, 4, 5}
+            for token in source[at : at + 3] if copy else [generator.randrange(7)]:
+                output.append(token)
+                follower.append(token)
+                longest = longest_suffix(source, output, 5)
+                if source[position : position + 1] == [token]:
+                    position += 1
+                elif longest:
+                    suffix = output[-longest:]
+                    ends = [end for end in range(longest, len(source)) if source[end - longest : end] == suffix]
+                    position = min([end for end in ends if end >= position] or ends[-1:])
+                    lengths.add(longest)
+                place = follower.find()
+                assert place is None or place.differs or place.position == position
+                assert follower.find() == place
+    assert lengths == {1, 2, 3, 4, 5}
