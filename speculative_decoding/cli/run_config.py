@@ -52,10 +52,7 @@ DRAFTERS_OF_FLAGS = {
 }
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
-DRAFT_MODEL = (
-    f"draft model of any vocabulary, or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits "
-    "(default: none)"
-)
+DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = (
