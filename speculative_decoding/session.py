@@ -160,7 +160,8 @@ def load_session(
     """
     target, draft = pair.target, pair.draft
     prompt = {"draft_prefix": draft_prefix, "draft_src_lang": draft_src_lang, "draft_tgt_lang": draft_tgt_lang}
-    require_draft_effect(pair.drafts_text, draft_vocabulary, prompt)
+    if pair.drafts_text or any(value is not None for value in prompt.values()):
+        require_draft_effect(pair.drafts_text, draft_vocabulary, prompt)
     draft_tokenizer = None
     if pair.drafts_text:
         assert isinstance(draft, ModelHandle)
@@ -276,8 +277,9 @@ class Session:
             require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
             shares = not self.drafts_text and shares_encoder(self.model, draft)
-        names = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
-        require_draft_effect(self.drafts_text, self.draft_vocabulary, {name: getattr(self, name) for name in names})
+        prompt = {name: getattr(self, name) for name in ("draft_prefix", "draft_src_lang", "draft_tgt_lang")}
+        if self.drafts_text or any(value is not None for value in prompt.values()):
+            require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt)
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
         make_timed_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:

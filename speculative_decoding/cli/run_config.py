@@ -62,6 +62,9 @@ DRAFT_PREFIX = (
     *("text to put before every prompt for a draft model of another vocabulary, in place of ", Name("prefix")),
     *(" (default: ", Name("prefix"), ")"),
 )
+NAMED = "as the tokenizer of such a draft model names it (default: "
+DRAFT_SRC_LANG = (f"language of the prompt, {NAMED}", Name("src_lang"), ")")
+DRAFT_TGT_LANG = (f"language of the output, {NAMED}", Name("tgt_lang"), ")")
 SAVE_SECONDS = 60.0
 DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
@@ -108,19 +111,14 @@ def find_default_pair() -> tuple[Path, Path]:
     )
 
 
-def language_help(of: str, name: str) -> tuple[str, ...]:
-    """Return the help of a draft model's language. name: the target's option for the same text."""
-    return f"language of the {of}, as the tokenizer of such a draft model names it (default: ", Name(name), ")"
-
-
 @dataclass(frozen=True)
 class DraftFlags:
     """Draft settings that apply to a whole run."""
 
     draft_text_file: A[Sequence[Path], ListOf(File()), DRAFT_TEXT_FILE, BASIC] = ()
     draft_prefix: A[str | None, Text(may_be_empty=True), DRAFT_PREFIX] = None
-    draft_src_lang: A[str | None, Text(), language_help("prompt", "src_lang"), Flag("draft-source-language")] = None
-    draft_tgt_lang: A[str | None, Text(), language_help("output", "tgt_lang"), Flag("draft-target-language")] = None
+    draft_src_lang: A[str | None, Text(), DRAFT_SRC_LANG, Flag("draft-source-language")] = None
+    draft_tgt_lang: A[str | None, Text(), DRAFT_TGT_LANG, Flag("draft-target-language")] = None
     draft_vocab: A[int | None, Int(1), DRAFT_VOCAB, Flag(parameter="draft_vocabulary")] = None
     draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None

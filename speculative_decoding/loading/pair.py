@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
@@ -20,10 +20,14 @@ SELF_DRAFT_BITS = 8
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use."""
+    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use.
+
+    drafts_text: whether the draft model has another vocabulary, so that the text of its output is the draft.
+    """
 
     target: ModelHandle
     draft: ModelHandle | DraftHeadHandle | None = None
+    drafts_text: bool = False
 
     @property
     def folders(self) -> dict[str, str | None]:
@@ -31,12 +35,6 @@ class ModelPair:
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
-
-    @cached_property
-    def drafts_text(self) -> bool:
-        """Whether the draft model has another vocabulary, so that the text of its output is the draft."""
-        draft = self.draft
-        return isinstance(draft, ModelHandle) and token_difference(self.target.model, draft.model) is not None
 
     def load_weights(self, given: Collection[str] = ()) -> None:
         """Read all weights. A draft model whose encoder equals the target's shares that encoder.
@@ -108,9 +106,11 @@ def open_pair(
     if draft == SELF_DRAFT:
         return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS, beside=opened.nbytes))
     opened_draft = open_draft(draft, opened, dtype=dtype)
+    drafts_text = False
     if isinstance(opened_draft, ModelHandle):
         require_draft(opened.model, opened_draft.model)
-    return ModelPair(opened, opened_draft)
+        drafts_text = token_difference(opened.model, opened_draft.model) is not None
+    return ModelPair(opened, opened_draft, drafts_text)
 
 
 def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
