@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
-from .decoding.prompt import TOKEN_CHARACTERS, draft_text_of, first_token, is_token_list
+from .decoding.prompt import TOKEN_CHARACTERS, draft_text_of, first_token, is_token_list, prompt_text, without_prefix
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
@@ -30,7 +31,8 @@ from .drafters import (
 from .drafters.base import MEMORY
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
-from .loading.pair import ModelPair, open_pair, require_same_tokens
+from .loading.load import ModelHandle
+from .loading.pair import ModelPair, open_pair, require_draft, token_difference
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -44,8 +46,10 @@ from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
+    from .decoding.draft_writer import DraftPrompt
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText
+    from .drafters.writing import DraftWriter
     from .memory import TranslationMemory
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
+MAX_WRITTEN = sys.maxsize  # outputs that a draft model writes together: one for each row of the target
 KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
@@ -80,13 +85,17 @@ def load(
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: str | os.PathLike[str] | TranslationMemory | None = None,
+    draft_prefix: str | None = None,
+    draft_src_lang: str | None = None,
+    draft_tgt_lang: str | None = None,
 ) -> Session:
     """Load a target and an optional draft, from converted folders or from unconverted Hugging Face folders.
 
     Args:
         path_or_name: A folder, the name of a folder in models/, or a model on the Hub, which is downloaded if needed.
         draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
-            smaller model.
+            smaller model. A draft model may have any vocabulary: if it is not the target's, the text that the model
+            writes is the draft.
         drafter: The drafter for all requests; see `GenerationOptions`.
         num_draft_tokens: The number of draft tokens for all requests; see `GenerationOptions`.
         dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
@@ -102,6 +111,10 @@ def load(
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory, or its file, which must not need languages to be named (see
             `TranslationMemory.open`). The targets of similar sources are drafts.
+        draft_prefix: Text to put before each prompt for a draft model of another vocabulary, in place of those in
+            `session.prompt_prefixes`.
+        draft_src_lang: The prompt's language, as the tokenizer of such a draft model names it (default: the target's).
+        draft_tgt_lang: The output's language, as that tokenizer names it (default: the target's).
 
     Raises:
         InputError: An argument cannot be used.
@@ -119,9 +132,16 @@ def load(
         adapter=adapter,
     )
     check_drafter(options.drafter, pair.draft)
-    if isinstance(memory, str | os.PathLike):
-        memory = open_memory(memory, pair)
-    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary, memory=memory)
+    return load_session(
+        pair,
+        options,
+        store=store,
+        draft_vocabulary=draft_vocabulary,
+        memory=open_memory(memory, pair) if isinstance(memory, str | os.PathLike) else memory,
+        draft_prefix=draft_prefix,
+        draft_src_lang=draft_src_lang,
+        draft_tgt_lang=draft_tgt_lang,
+    )
 
 
 def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
@@ -146,6 +166,9 @@ def load_session(
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: TranslationMemory | None = None,
+    draft_prefix: str | None = None,
+    draft_src_lang: str | None = None,
+    draft_tgt_lang: str | None = None,
     given: Collection[str] = (),
 ) -> Session:
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
@@ -156,9 +179,21 @@ def load_session(
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory, whose targets are drafts.
+        draft_prefix, draft_src_lang, draft_tgt_lang: See `load`.
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
-    target = pair.target
+    target, draft = pair.target, pair.draft
+    prompt = {"draft_prefix": draft_prefix, "draft_src_lang": draft_src_lang, "draft_tgt_lang": draft_tgt_lang}
+    if pair.drafts_text or any(value is not None for value in prompt.values()):
+        require_draft_effect(pair.drafts_text, draft_vocabulary, prompt)
+    draft_tokenizer = None
+    if pair.drafts_text:
+        assert isinstance(draft, ModelHandle)
+        draft_tokenizer = draft.tokenizer
+        from .decoding.draft_writer import DraftPrompt, PromptReader, TextModel
+
+        read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
+        PromptReader(read, drafting, DraftPrompt(draft_prefix, (), draft_src_lang, draft_tgt_lang)).check(options)
     ngram = None
     if store is not None:
         from .drafters.text_store import TextStore
@@ -172,10 +207,38 @@ def load_session(
         )
         ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
     pair.load_weights(given)
-    draft = None if pair.draft is None else pair.draft.model
     return Session(
-        target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary, memory=memory
+        target.model,
+        target.tokenizer,
+        None if draft is None else draft.model,
+        options,
+        ngram,
+        draft_vocabulary=draft_vocabulary,
+        memory=memory,
+        draft_tokenizer=draft_tokenizer,
+        draft_prefix=draft_prefix,
+        draft_src_lang=draft_src_lang,
+        draft_tgt_lang=draft_tgt_lang,
     )
+
+
+def require_draft_effect(
+    drafts_text: bool, draft_vocabulary: DraftVocabulary | None, prompt: Mapping[str, str | None]
+) -> None:
+    """Raise `InputError` for settings of a draft that have no effect on a draft of this kind.
+
+    Args:
+        drafts_text: Whether the draft is the text that a model of another vocabulary writes.
+        draft_vocabulary: The tokens that the draft may propose.
+        prompt: The settings of such a model's prompt, by name.
+    """
+    if drafts_text and draft_vocabulary is not None:
+        raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
+    for name, value in prompt.items():
+        if value is not None and not drafts_text:
+            raise InputError(
+                f"{short_repr(value)} has no effect without a draft model of another vocabulary", name, "leave it out"
+            )
 
 
 @dataclass(repr=False)
@@ -187,14 +250,19 @@ class Session:
     Args:
         model: The target.
         tokenizer: The target's tokenizer.
-        draft_model: A draft model of the same family, or a draft head of the target.
+        draft_model: A draft model, or a draft head of the target.
         options: Defaults for all requests.
         ngram: The n-gram drafter, which drafts copies of earlier text (default: a new one).
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory. The targets of its most similar sources are drafts.
-        prompt_prefixes: Texts before prompts, such as "translate English to German: ", that are not part of the
-            sources in the memory.
+        prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ". They are not part
+            of the sources in the memory, and `draft_prefix` replaces them.
+        draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
+        draft_prefix, draft_src_lang, draft_tgt_lang: What such a draft model reads; see `load`.
+
+    Attributes:
+        drafts_text: Whether the draft model has another vocabulary, so that the text of its output is the draft.
     """
 
     model: EncoderDecoder
@@ -206,6 +274,10 @@ class Session:
     draft_vocabulary: DraftVocabulary | None = None
     memory: TranslationMemory | None = None
     prompt_prefixes: Sequence[str] = ()
+    draft_tokenizer: Tokenizer | None = None
+    draft_prefix: str | None = None
+    draft_src_lang: str | None = None
+    draft_tgt_lang: str | None = None
 
     @turn()
     def __post_init__(self) -> None:
@@ -227,16 +299,43 @@ class Session:
             if not hasattr(self.memory, "similar"):
                 raise InputError(f"must be a TranslationMemory, not {short_repr(self.memory)}", "memory")
             require_text(self.model)
-        if not hasattr(self.tokenizer, "encode"):
-            raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
+        for name, given in (("tokenizer", self.tokenizer), ("draft_tokenizer", self.draft_tokenizer or self.tokenizer)):
+            if not hasattr(given, "encode"):
+                raise InputError(f"must be a tokenizer, as load gives, not {short_repr(given)}", name)
         check_drafter(self.options.drafter, self.draft_model)
-        shares = isinstance(self.draft_model, EncoderDecoder) and shares_encoder(self.model, self.draft_model)
+        draft, tokenizer = self.draft_model, self.draft_tokenizer
+        self.drafts_text = shares = False
+        if isinstance(draft, EncoderDecoder):
+            require_draft(self.model, draft)
+            self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
+            shares = not self.drafts_text and shares_encoder(self.model, draft)
+        prompt = {name: getattr(self, name) for name in ("draft_prefix", "draft_src_lang", "draft_tgt_lang")}
+        if self.drafts_text or any(value is not None for value in prompt.values()):
+            require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt)
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
-        if self.draft_model is not None:
-            self._make_model_drafter = partial(model_drafter, self._checked_draft(), self.model, shares)
+        make_timed_drafter: Callable[[], BatchDrafter] | None = None
+        if self.drafts_text:
+            assert isinstance(draft, EncoderDecoder) and tokenizer is not None
+            make_timed_drafter = partial(timed_drafter, self.model, self.tokenizer, draft, tokenizer)
+        elif draft is not None:
+            make_timed_drafter = self._make_model_drafter = partial(
+                model_drafter, self._checked_draft(), self.model, shares
+            )
         elif self.draft_vocabulary is not None:
             raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
-        self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
+        use = "text" if self.drafts_text else "shared" if shares else ""
+        self.planner = PassPlanner(self.model, draft, make_timed_drafter, use=use)
+
+    def _writing_drafter(self) -> BatchDrafter:
+        """Return a drafter for a draft model of another vocabulary."""
+        from .decoding.draft_writer import DraftPrompt
+        from .drafters.writing import BatchWritingDrafter
+
+        draft, tokenizer = self.draft_model, self.draft_tokenizer
+        assert isinstance(draft, EncoderDecoder) and tokenizer is not None
+        prompt = DraftPrompt(self.draft_prefix, self.prompt_prefixes, self.draft_src_lang, self.draft_tgt_lang)
+        writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, prompt)
+        return BatchWritingDrafter(writer, self.model.pieces or {})
 
     def _checked_draft(self) -> DraftModel | DraftHead:
         """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""
@@ -244,7 +343,11 @@ class Session:
         if isinstance(draft, EncoderDecoder):
             from .drafters.draft_model import DraftModel
 
-            require_same_tokens(self.model, draft)
+            if (difference := token_difference(self.model, draft)) is not None:
+                raise InputError(
+                    f"draft model: {difference}",
+                    way_out=("give its ", Name("draft_tokenizer"), " to draft its text, or choose another draft"),
+                )
             return DraftModel(draft, vocabulary)
         assert draft is not None
         if vocabulary is not None:
@@ -530,13 +633,10 @@ class Session:
         options = request.options
         if not self.memory.is_for(options.src_lang, options.tgt_lang):
             return []
-        prompt = getattr(request.source, "text", None)
-        if prompt is None:
-            prompt = self.tokenizer.decode(request.source_tokens)
-        prefix = max((each for each in self.prompt_prefixes if prompt.startswith(each)), key=len, default="")
+        prompt = without_prefix(prompt_text(request, self.tokenizer), self.prompt_prefixes)
         first = first_token(self.model, self.tokenizer, options.tgt_lang) if request.prefix_length == 1 else None
         found = []
-        for similarity, target in self.memory.similar(prompt.removeprefix(prefix)):
+        for similarity, target in self.memory.similar(prompt):
             with suppress(InputError):  # the model lacks some of the tokenizer's ids
                 beginning = target[: options.max_tokens * TOKEN_CHARACTERS]
                 text = draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY)
@@ -554,7 +654,32 @@ class Session:
                 self._ngrams[size] = ngram
             elif size != self.options.max_ngram_size:
                 raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
-        return choose_drafter(options, self.model, self._make_model_drafter, ngram)
+        make = self._writing_drafter if self.drafts_text else self._make_model_drafter
+        return choose_drafter(options, self.model, make, ngram)
+
+
+def draft_writer(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    draft: EncoderDecoder,
+    draft_tokenizer: Tokenizer,
+    prompt: DraftPrompt | None = None,
+) -> DraftWriter:
+    """Return a writer with an engine of its own, for a draft model of another vocabulary."""
+    from .decoding.draft_writer import DraftPrompt, TextModel, TextWriter
+    from .drafters.none import NoDrafter
+
+    engine = Engine(draft, draft_tokenizer, NoDrafter(), slots=MAX_WRITTEN)
+    return TextWriter(TextModel(model, tokenizer), TextModel(draft, draft_tokenizer), engine, prompt or DraftPrompt())
+
+
+def timed_drafter(
+    model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer
+) -> BatchDrafter:
+    """Return a drafter that calibration times in place of `Session._writing_drafter`."""
+    from .drafters.writing import TimedWriting
+
+    return TimedWriting(draft_writer(model, tokenizer, draft, draft_tokenizer))
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

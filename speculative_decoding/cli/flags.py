@@ -34,7 +34,7 @@ def add_decoding_flags(
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
     add_flags(parser, title, GenerationOptions, without=without, lists=lists)
-    add_flags(parser, "draft texts, vocabulary, stores, calibration", DraftFlags)
+    add_flags(parser, "drafts, stores, memories, calibration", DraftFlags)
 
 
 def all_but(kind: type, *names: str) -> list[str]:

@@ -43,8 +43,10 @@ OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
 MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
 NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
+DRAFT_PROMPT = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
 TEXT_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_texts]
 DRAFTERS_OF_FLAGS = {
+    **dict.fromkeys(DRAFT_PROMPT, MODEL_DRAFTERS),
     "draft_text_file": TEXT_DRAFTERS,
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
@@ -59,6 +61,13 @@ DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 a
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
+DRAFT_PREFIX = (
+    *("text to put before every prompt for a draft model of another vocabulary, in place of ", Name("prefix")),
+    *(" (default: ", Name("prefix"), ")"),
+)
+NAMED = "as the tokenizer of such a draft model names it (default: "
+DRAFT_SRC_LANG = (f"language of the prompt, {NAMED}", Name("src_lang"), ")")
+DRAFT_TGT_LANG = (f"language of the output, {NAMED}", Name("tgt_lang"), ")")
 SAVE_SECONDS = 60.0
 DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 MEMORY = (
@@ -114,7 +123,10 @@ class DraftFlags:
     """Draft settings that apply to a whole run."""
 
     draft_text_file: A[Sequence[Path], ListOf(File()), DRAFT_TEXT_FILE, BASIC] = ()
-    draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
+    draft_prefix: A[str | None, Text(may_be_empty=True), DRAFT_PREFIX] = None
+    draft_src_lang: A[str | None, Text(), DRAFT_SRC_LANG, Flag("draft-source-language")] = None
+    draft_tgt_lang: A[str | None, Text(), DRAFT_TGT_LANG, Flag("draft-target-language")] = None
+    draft_vocab: A[int | None, Int(1), DRAFT_VOCAB, Flag(parameter="draft_vocabulary")] = None
     draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None
     memory: A[Path | None, File(), MEMORY] = None
@@ -165,11 +177,11 @@ def make_run_config(
     options = with_default_drafter(GenerationOptions(**given), models.draft_model)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
     changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
-    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name)}
+    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) not in (None, ())}
     drafter = "none" if options.draft_tokens == 0 else options.drafter
     if models.draft_model is None and drafter != "none":
-        unusable = "drafter" if drafter == "model" else "draft_vocab"
-        if unusable in changed:
+        names = ("drafter",) if drafter == "model" else ("draft_vocab", *DRAFT_PROMPT)
+        if unusable := next((name for name in names if name in changed), ""):
             raise InputError(
                 f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
                 unusable,
@@ -197,7 +209,7 @@ class RunConfig:
     options: The options, with the name of the default drafter if the user chose none.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
-    prompt_prefixes: Texts before prompts; see `Session`.
+    prompt_prefixes: The texts that prompts may begin with; see `Session`.
     memory: The translation memory; see `with_memory`.
     """
 
@@ -217,8 +229,8 @@ class RunConfig:
             "draft_text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest() if texts else None
         }
 
-    def describe(self) -> str:
-        """Describe the models and drafts in one line."""
+    def describe(self, *, drafts_text: bool = False) -> str:
+        """Describe the models and drafts in one line. drafts_text: see `ModelPair`."""
         models, options = self.models, self.options
         target = shown_name(Path(models.model))
         if models.adapter is not None:
@@ -236,8 +248,10 @@ class RunConfig:
                 if is_self
                 else f"draft {shown_name(Path(models.draft_model))}"
             )
+            if drafts_text:
+                draft += ", which has another vocabulary: its text is the draft"
             if options.looks_up_ngrams:
-                draft += " and copies of the text"
+                draft += "; also copies of the text" if drafts_text else " and copies of the text"
         if options.draft_tokens != 0 and options.follows_texts and (count := len(options.draft_text)):
             draft += f", {count} draft text{'s' * (count > 1)}"
         if models.draft_model is None and "drafter" not in self.given:
@@ -310,8 +324,15 @@ class RunConfig:
             options = options.with_values(drafter=None)
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
+            prompt = {name: getattr(self.flags, name) for name in DRAFT_PROMPT}
             session = load_session(
-                pair, options, store=path, draft_vocabulary=vocabulary, memory=self.memory, given=self.given
+                pair,
+                options,
+                store=path,
+                draft_vocabulary=vocabulary,
+                memory=self.memory,
+                given=self.given,
+                **prompt,
             )
             session.prompt_prefixes = self.prompt_prefixes
             mx.reset_peak_memory()  # so that the summary does not count weights converted while loading

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
-from ..drafters.base import TEXT
+from ..drafters.base import TEXT, RequestView
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source, TextTokens
@@ -231,6 +231,17 @@ def encode_prompt(
         raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
     return source
+
+
+def prompt_text(request: RequestView, tokenizer: Tokenizer) -> str:
+    """Return the text of a request's prompt; if it was given as token ids, their text."""
+    text: str | None = getattr(request.source, "text", None)
+    return tokenizer.decode(request.source_tokens) if text is None else text
+
+
+def without_prefix(prompt: str, prefixes: Iterable[str]) -> str:
+    """Remove the longest of the prefixes with which the prompt begins."""
+    return prompt.removeprefix(max(filter(prompt.startswith, prefixes), key=len, default=""))
 
 
 def is_token_list(prompt: object) -> bool:

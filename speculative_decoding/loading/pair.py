@@ -20,10 +20,14 @@ SELF_DRAFT_BITS = 8
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use."""
+    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use.
+
+    drafts_text: whether the draft model has another vocabulary, so that the text of its output is the draft.
+    """
 
     target: ModelHandle
     draft: ModelHandle | DraftHeadHandle | None = None
+    drafts_text: bool = False
 
     @property
     def folders(self) -> dict[str, str | None]:
@@ -102,24 +106,43 @@ def open_pair(
     if draft == SELF_DRAFT:
         return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS, beside=opened.nbytes))
     opened_draft = open_draft(draft, opened, dtype=dtype)
+    drafts_text = False
     if isinstance(opened_draft, ModelHandle):
-        require_same_tokens(opened.model, opened_draft.model)
-    return ModelPair(opened, opened_draft)
+        require_draft(opened.model, opened_draft.model)
+        drafts_text = token_difference(opened.model, opened_draft.model) is not None
+    return ModelPair(opened, opened_draft, drafts_text)
+
+
+def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
+    """Raise `InputError` unless the models have the same tokens, or the text of one can be a draft for the other."""
+    if (target.audio is None) != (draft.audio is None):
+        read, expected = ("text", "speech") if draft.audio is None else ("speech", "text")
+        raise InputError(
+            f"draft model: reads {read}, and the target reads {expected}; choose a draft that reads {expected}"
+        )
+    if target.audio is not None:
+        require_same_tokens(target, draft)
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
     """Raise `InputError` unless every token id has the same meaning in both models."""
-    way_out = "choose a draft of the same family"
+    if (difference := token_difference(target, draft)) is not None:
+        raise InputError(f"draft model: {difference}; choose a draft of the same family")
+
+
+def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | None:
+    """Return the first difference between the tokens of two models, or None if every id has the same meaning."""
     # Speech models never read padding, and Whisper models of one vocabulary have different ids for it.
     for name in ("decoder_start_token_id", "eos_token_ids", *(("pad_token_id",) if target.audio is None else ())):
         expected, found = getattr(target.config, name), getattr(draft.config, name)
         if found != expected:
-            raise InputError(f"draft model: its {name} is {found}, the target's is {expected}; {way_out}")
+            return f"its {name} is {found}, the target's is {expected}"
     if target.pieces is None or draft.pieces is None:  # without a tokenizer, there are no pieces to compare
-        return
+        return None
     if target.pieces == draft.pieces:
-        return
+        return None
     for token in sorted(target.pieces.keys() | draft.pieces.keys()):
         expected, found = target.pieces.get(token), draft.pieces.get(token)
         if found != expected:
-            raise InputError(f"draft model: token {token} is {found!r}, in the target it is {expected!r}; {way_out}")
+            return f"token {token} is {found!r}, in the target it is {expected!r}"
+    return None

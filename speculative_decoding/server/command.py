@@ -186,7 +186,7 @@ async def listen(
 
     folder = pair.target.folder
     prefixes = translation_prefixes(read_config(folder), list(access.translate))
-    config = replace(config, prompt_prefixes=[*prefixes.values()])
+    config = replace(config, prompt_prefixes=[*config.prompt_prefixes, *prefixes.values()])
     service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
@@ -196,7 +196,7 @@ async def listen(
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    say(f"{config.describe()}\n{url} (ready when GET /health answers ok)")
+    say(f"{config.describe(drafts_text=pair.drafts_text)}\n{url} (ready when GET /health answers ok)")
     errors: list[Exception] = []
 
     def end(error: Exception | None) -> None:
