@@ -213,8 +213,8 @@ def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session:
             *chunks, last = events(response)
         refused = server.post(prompt=prompt, memory="/etc/passwd")
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
-    counts = last["usage"]["completion_tokens_details"]
-    assert counts["accepted_prediction_tokens"] > 0 and counts["rejected_prediction_tokens"] > 0
+    assert last["usage"]["drafted_tokens"] > last["usage"]["accepted_tokens"] > 0
+    assert not any(last["usage"]["completion_tokens_details"].values())  # they count the client's own text
     assert not any(chunk["choices"][0]["round"]["rejected"] for chunk in chunks)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "memory"
 

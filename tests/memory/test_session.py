@@ -107,14 +107,18 @@ def test_rounds_name_the_memory_and_a_given_text_comes_first(
     new_session: Callable[..., Session], outputs: dict[str, str]
 ) -> None:
     source, target = next(iter(outputs.items()))
-    session = new_session(memory=TranslationMemory.from_pairs([(source, target)]), prompt_prefixes=[PREFIX])
-    rounds: list[Round] = []
-    session.generate(PREFIX + source, max_tokens=60, drafter="text", on_round=rounds.append)
+    memory = TranslationMemory.from_pairs([(source, target)])
+
+    def decode(**options: Any) -> list[Round]:
+        rounds: list[Round] = []
+        session = new_session(memory=memory, prompt_prefixes=[PREFIX])  # which has not learned from earlier requests
+        session.generate(PREFIX + source, max_tokens=60, drafter="text", on_round=rounds.append, **options)
+        return rounds
+
+    rounds = decode()
     assert {each.kind for each in rounds if each.drafted} == {MEMORY}
     assert sum(each.accepted for each in rounds) > 5
-    rounds.clear()
-    session.generate(PREFIX + source, max_tokens=60, drafter="text", draft_text=target, on_round=rounds.append)
-    assert rounds[0].kind == "text"
+    assert decode(draft_text=target)[0].kind == "text"
 
 
 def test_a_memory_of_other_languages_is_not_used(new_session: Callable[..., Session], tmp_path: Path) -> None:
