@@ -1,45 +1,78 @@
-"""Finds the code of a language in another tokenizer: eng_Latn (NLLB), en (M2M-100), en_XX (mBART), <2en> (MADLAD)."""
+"""Languages by the names that models, files and people give them: eng_Latn, en_XX, en-US, <2en>, English."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
+from ..models.speech_languages import code_of_language
 from .tokenizer_base import Vocabulary
 
 TAG = re.compile(r"<2([A-Za-z]{2,3}(?:_[A-Za-z]+)?)>|>>([A-Za-z]{2,3}(?:_[A-Za-z]+)?)<<")  # MADLAD, multilingual Marian
-# ISO 639-3 -> ISO 639-1. Where a model has only one member of a macrolanguage, the member has the macrolanguage's code.
-PAIRS = """
-afr:af aka:ak als:sq amh:am ara:ar arb:ar asm:as aze:az azj:az bak:ba bam:bm bel:be ben:bn bod:bo bos:bs bul:bg cat:ca
-ces:cs cmn:zh cym:cy dan:da deu:de dzo:dz ekk:et ell:el eng:en epo:eo est:et eus:eu ewe:ee fao:fo fas:fa fij:fj fil:tl
-fin:fi fra:fr fry:fy fuv:ff gaz:om gla:gd gle:ga glg:gl grn:gn guj:gu hat:ht hau:ha heb:he hin:hi hrv:hr hun:hu hye:hy
-ibo:ig ind:id isl:is ita:it jav:jv jpn:ja kan:kn kas:ks kat:ka kaz:kk khk:mn khm:km kik:ki kin:rw kir:ky kmr:ku knc:kr
-kon:kg kor:ko kur:ku lao:lo lav:lv lim:li lin:ln lit:lt ltz:lb lug:lg lvs:lv mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn
-mri:mi msa:ms mya:my nep:ne nld:nl nno:nn nob:no nor:no npi:ne nya:ny oci:oc orm:om ory:or pan:pa pbt:ps pes:fa plt:mg
-pol:pl por:pt pus:ps quy:qu ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl smo:sm sna:sn snd:sd som:so sot:st
-spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv swh:sw tam:ta tat:tt tel:te tgk:tg tgl:tl tha:th tir:ti tsn:tn
-tso:ts tuk:tk tur:tr twi:tw uig:ug ukr:uk urd:ur uzb:uz uzn:uz vie:vi wol:wo xho:xh ydd:yi yid:yi yor:yo zho:zh zsm:ms
-zul:zu iw:he in:id jw:jv nb:no
-"""
-SHORT = dict(pair.split(":") for pair in PAIRS.split())
+# Codes of three letters (ISO 639-2 and 639-3, with the members that stand for a macrolanguage) and former codes -> the
+# code of two letters
+words = str.split
+SHORT = dict(
+    pair.split(":")
+    for pair in words("""
+aar:aa abk:ab afr:af aka:ak twi:ak alb:sq als:sq sqi:sq amh:am ara:ar arb:ar arg:an arm:hy hye:hy asm:as ava:av aym:ay
+ayr:ay aze:az azj:az bak:ba bam:bm baq:eu eus:eu bel:be ben:bn bis:bi bod:bo tib:bo bos:bs bre:br bul:bg bur:my mya:my
+cat:ca ces:cs cze:cs cha:ch che:ce chi:zh zho:zh cmn:zh chv:cv cor:kw cos:co cre:cr cym:cy wel:cy dan:da deu:de ger:de
+div:dv dut:nl nld:nl dzo:dz ell:el gre:el eng:en epo:eo est:et ekk:et ewe:ee fao:fo fas:fa per:fa pes:fa fij:fj fin:fi
+fra:fr fre:fr fry:fy ful:ff fuv:ff geo:ka kat:ka gla:gd gle:ga glg:gl glv:gv grn:gn guj:gu hat:ht hau:ha heb:he iw:he
+her:hz hin:hi hmo:ho hrv:hr hun:hu ibo:ig ice:is isl:is ido:io iku:iu ind:id in:id ita:it jav:jv jw:jv jpn:ja kal:kl
+kan:kn kas:ks kau:kr knc:kr kaz:kk khm:km kik:ki kin:rw kir:ky kom:kv kon:kg kor:ko kua:kj kur:ku kmr:ku lao:lo lat:la
+lav:lv lvs:lv lim:li lin:ln lit:lt ltz:lb lub:lu lug:lg mac:mk mkd:mk mah:mh mal:ml mao:mi mri:mi mar:mr may:ms msa:ms
+zsm:ms mlg:mg plt:mg mlt:mt mon:mn khk:mn nau:na nav:nv nde:nd nbl:nr ndo:ng nep:ne npi:ne nno:nn nob:no nb:no nor:no
+nya:ny oci:oc oji:oj ori:or ory:or orm:om gaz:om oss:os pan:pa pli:pi pol:pl por:pt pus:ps pbt:ps que:qu quy:qu roh:rm
+ron:ro rum:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slo:sk slv:sl sme:se smo:sm sna:sn snd:sd som:so sot:st spa:es
+srd:sc srp:sr ssw:ss sun:su swa:sw swh:sw swe:sv tah:ty tam:ta tat:tt tel:te tgk:tg tgl:tl fil:tl tha:th tir:ti ton:to
+tsn:tn tso:ts tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh yid:yi ydd:yi
+ji:yi yor:yo zha:za zul:zu
+""")
+)
+CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
+NO_REGION = ("xx", "zz")
 
 
-def language_of(code: str) -> str:
-    """Return the ISO 639-1 code of a tokenizer's language code if there is one, else the code without its script."""
-    base = re.split("[_-]", code)[0].lower()
-    return SHORT.get(base, base)
+class Language(NamedTuple):
+    """A language, and its script and region as far as they are known, in lower case."""
+
+    code: str
+    script: str = ""
+    region: str = ""
+
+    def includes(self, other: Language) -> bool:
+        """Whether texts in the other language can be used for this one: en includes en-US, and the reverse."""
+        return self.code == other.code and (self.script == other.script or not (self.script and other.script))
+
+
+def language_of(name: str) -> Language:
+    """Parse a name of a language. An unknown name is a language of its own."""
+    name = name.strip().strip("_").lower()
+    first, *others = re.split("[-_]+", name)
+    code = code_of_language(first if others else name)
+    script = next((each for each in others if len(each) == 4 and each.isalpha()), "")
+    regions = (each for each in others if re.fullmatch("[a-z]{2}|[0-9]{3}", each) and each not in NO_REGION)
+    region = next(regions, "")
+    code = SHORT.get(code, code)
+    if code == "zh" and not script:
+        script = CHINESE_SCRIPTS.get(region, "")
+    return Language(code, script, region)
 
 
 def matching_language(code: str, codes: Iterable[str]) -> str | None:
     """Return which of a tokenizer's codes means the language of `code`; None if there is none.
 
-    The same script is preferred (zho_Hant), otherwise the first code (zho_Hans for zh).
+    The same name and then the same script is preferred (zho_Hant), otherwise the first code (zho_Hans for zh).
     """
-    known = [each for each in codes if language_of(each) == language_of(code)]
-    script = re.split("[_-]", code)[-1].lower()
-    same = (each for each in known if re.split("[_-]", each)[-1].lower() == script)
-    return next(same, known[0] if known else None)
+    wanted = language_of(code)
+    known = [each for each in codes if language_of(each).code == wanted.code]
+    if code in known:
+        return code
+    return next((each for each in known if wanted.includes(language_of(each))), known[0] if known else None)
 
 
 def tag_language(piece: str) -> str | None:

@@ -6,7 +6,8 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.loading.language_codes import M2M100, MBART50, NLLB
-from speculative_decoding.memory.languages import choose_languages, closeness, language_of
+from speculative_decoding.loading.language_map import language_of
+from speculative_decoding.memory.languages import choose_languages, closeness
 from speculative_decoding.models.speech_languages import CODES
 
 SAME = [
