@@ -358,8 +358,8 @@ def test_found_drafts_follow_the_given_ones_and_change_no_token(options: dict[st
     assert sorted(asked) == sorted(PROMPTS)
     for request in requests:
         assert client.told[request] == alone(client.prompts[request], request.options)
-        origins = [text.origin for text in request.draft_texts]
-        assert origins == [TEXT] * (request in requests[:3]) + [MEMORY, MEMORY]
+        kinds = [text.kind for text in request.draft_texts]
+        assert kinds == [TEXT] * (request in requests[:3]) + [MEMORY, MEMORY]
     assert not any(request.draft_texts for request in others)
 
 

@@ -177,9 +177,12 @@ def test_coupled_is_the_rule_unless_a_delta_or_a_name_asks_for_another() -> None
 
 
 ENTRY_POINTS: dict[str, tuple[Callable[..., Any], list[str]]] = {  # and their other keywords
-    "generate": (generate, ["on_round", "draft_model", "ngram", "draft_vocabulary"]),
-    "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram", "draft_vocabulary"]),
-    "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram", "draft_vocabulary"]),
+    "generate": (generate, ["on_round", "draft_model", "ngram", "draft_vocabulary", "draft_tokenizer"]),
+    "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram", "draft_vocabulary", "draft_tokenizer"]),
+    "batch_generate": (
+        batch_generate,
+        ["slots", "max_memory_gb", "draft_model", "ngram", "draft_vocabulary", "draft_tokenizer"],
+    ),
     "Session.generate": (Session.generate, ["on_round"]),
     "Session.stream": (Session.stream, ["on_round"]),
     "Session.rounds": (Session.rounds, ["on_round"]),
