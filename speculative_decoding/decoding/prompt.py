@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
-from ..drafters.base import TEXT
+from ..drafters.base import TEXT, Followable
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source
@@ -86,7 +86,7 @@ class DecoderPrompt(NamedTuple):
     observer: Observer | None = None
     search: Any = None
     first: int | None = None
-    draft_texts: Sequence[DraftText] = ()
+    draft_texts: Sequence[Followable] = ()
 
 
 def draft_text_of(model: EncoderDecoder, tokenizer: Tokenizer, text: str, first: int | None = None) -> DraftText:

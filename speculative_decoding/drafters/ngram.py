@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..sampling.options import option_specs, validate
-from .base import COPY, Drafter
+from .base import COPY, Drafter, Followable
 from .draft_text import DraftText, TextFollower
 from .suffix_index import SuffixIndex
 
@@ -126,7 +126,7 @@ class NgramDrafter(Drafter):
         return other
 
     def begin(
-        self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = (), prefix: Sequence[int] = ()
+        self, input_tokens: Sequence[int], draft_texts: Sequence[Followable] = (), prefix: Sequence[int] = ()
     ) -> None:
         """Start a new request.
 
