@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
-KEPT_DRAFT_TEXTS = 16  # prepared draft texts that a session keeps for later requests
+KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
@@ -215,9 +215,10 @@ class Session:
 
     def __repr__(self) -> str:
         specs = option_specs()
-        changed = {name: value for name, value in vars(self.options).items() if value != specs[name].default}
+        values = vars(self.options)
+        changed = [f"{name!r}: {short_repr(values[name])}" for name in values if values[name] != specs[name].default]
         draft = "no draft model" if self.draft_model is None else f"draft {type(self.draft_model).__name__}"
-        return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {{{', '.join(changed)}}}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
         """Support `model, tokenizer = load(...)` for a session without a draft."""

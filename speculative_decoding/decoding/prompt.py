@@ -46,7 +46,9 @@ def make_request(
         start = build_decoder_prompt(model, tokenizer, options)
         if options.draft_text:
             encode = encode_draft or partial(draft_text_of, model, tokenizer)
-            start = start._replace(draft_texts=[encode(text, start.first) for text in options.draft_text])
+            start = start._replace(
+                draft_texts=[encode(text, start.first) for text in dict.fromkeys(options.draft_text)]
+            )
     if isinstance(prompt, AudioFrames):
         require_audio(model, prompt)
         source: Source = prompt

@@ -18,7 +18,7 @@ SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading s
 MAX_CONTEXT = 8  # the last tokens of the output that are looked up in the text
 MAX_DIFFERENCE = 3  # tokens that differ, after which nothing is drafted until the place is found again
 MAX_PIECES = 16  # of a word; languages without spaces have longer ones
-CONFIRMED = 3  # tokens in a row that agree, after which the text is taken for a version of the output
+CONFIRMED = 4  # tokens in a row that agree, after which the text is taken for a version of the output
 
 
 class Place(NamedTuple):
