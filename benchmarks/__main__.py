@@ -22,7 +22,7 @@ from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.atomic_io import atomic_write
-from speculative_decoding.loading.load import DTYPES, open_model
+from speculative_decoding.loading.load import DTYPES, ModelHandle, open_model
 from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
@@ -85,6 +85,8 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         if folders.draft_model is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; name one, or omit model")
         pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
+        if isinstance(pair.draft, ModelHandle):  # its tasks have ids only, so there is no text to draft
+            require_same_tokens(pair.target.model, pair.draft.model)
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
         say(f"target {folders.model}, " + ("no draft" if pair.draft is None else f"draft {folders.draft_model}"))
         limit = given.get("limit", FILE_LIMIT)

@@ -21,8 +21,8 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
-from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.loading.load import BUNDLED, ModelHandle
+from speculative_decoding.loading.pair import open_pair, require_same_tokens
 from speculative_decoding.loading.tokenizer import load_tokenizer
 from speculative_decoding.models.draft_head import DraftHead
 
@@ -94,6 +94,8 @@ def measure(chosen: argparse.Namespace) -> int:
         raise InputError("--draft-model: this target has no default draft; name one")
     pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
     assert pair.draft is not None
+    if isinstance(pair.draft, ModelHandle):  # the tasks have ids only, so there is no text to draft
+        require_same_tokens(pair.target.model, pair.draft.model)
     say(f"target {folders.model}, draft {folders.draft_model}; {described(environment())}")
     tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target.model, pair.target.tokenizer)
     pair.load_weights()

@@ -31,6 +31,7 @@ def stream_generate(
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    draft_tokenizer: Tokenizer | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Iterator[GenerationResponse]:
     """Yield a response for each token as soon as it is accepted. See `Session.stream`.
@@ -40,12 +41,20 @@ def stream_generate(
         tokenizer: The target's tokenizer.
         prompt: A text, or its source tokens.
         on_round: Called with each `Round`.
-        draft_model: A smaller model of the same family, or a draft head of the target.
+        draft_model: A smaller model, or a draft head of the target.
         ngram: The n-gram drafter, which may already have learned from earlier texts.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
         options: See `GenerationOptions`.
     """
-    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
+    session = Session(
+        model,
+        tokenizer,
+        draft_model,
+        ngram=ngram,
+        draft_vocabulary=draft_vocabulary,
+        draft_tokenizer=draft_tokenizer,
+    )
     return session.stream(prompt, on_round=on_round, **options)
 
 
@@ -59,10 +68,18 @@ def generate(
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    draft_tokenizer: Tokenizer | None = None,
     **options: Unpack[OptionKeywords],
 ) -> GenerationResult:
     """Decode a prompt. See `Session.generate`; the arguments are the same as for `stream_generate`."""
-    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
+    session = Session(
+        model,
+        tokenizer,
+        draft_model,
+        ngram=ngram,
+        draft_vocabulary=draft_vocabulary,
+        draft_tokenizer=draft_tokenizer,
+    )
     return session.generate(prompt, on_round=on_round, **options)
 
 
@@ -77,8 +94,16 @@ def batch_generate(
     draft_model: Draft | None = None,
     ngram: NgramDrafter | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    draft_tokenizer: Tokenizer | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Iterator[BatchResult[GenerationResult]]:
     """Yield the results of many prompts. See `Session.batch`, and `stream_generate` for the other arguments."""
-    session = Session(model, tokenizer, draft_model, ngram=ngram, draft_vocabulary=draft_vocabulary)
+    session = Session(
+        model,
+        tokenizer,
+        draft_model,
+        ngram=ngram,
+        draft_vocabulary=draft_vocabulary,
+        draft_tokenizer=draft_tokenizer,
+    )
     return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -28,7 +29,8 @@ from .drafters import (
 )
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
-from .loading.pair import ModelPair, open_pair, require_same_tokens
+from .loading.load import ModelHandle
+from .loading.pair import ModelPair, open_pair, token_difference
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -43,6 +45,7 @@ from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .drafters.writing import DraftWriter
     from .rows import BatchResult, PromptScheduler
     from .sampling.keywords import OptionKeywords
     from .scoring import Score
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
+MAX_WRITTEN = sys.maxsize  # outputs that a draft model writes together: one for each row of the target
 KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
@@ -75,13 +79,17 @@ def load(
     adapter: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    draft_prefix: str | None = None,
+    draft_src_lang: str | None = None,
+    draft_tgt_lang: str | None = None,
 ) -> Session:
     """Load a target and an optional draft, from converted folders or from unconverted Hugging Face folders.
 
     Args:
         path_or_name: A folder, the name of a folder in models/, or a model on the Hub, which is downloaded if needed.
         draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
-            smaller model.
+            smaller model. A draft model may have any vocabulary: if it is not the target's, the text that the model
+            writes is the draft.
         drafter: The drafter for all requests; see `GenerationOptions`.
         num_draft_tokens: The number of draft tokens for all requests; see `GenerationOptions`.
         dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
@@ -95,6 +103,10 @@ def load(
         store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
             from each request, and its method `save` writes the file.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        draft_prefix: Text to put before each prompt for a draft model of another vocabulary, in place of those in
+            `session.target_prefixes`.
+        draft_src_lang: The prompt's language, as the tokenizer of such a draft model names it (default: the target's).
+        draft_tgt_lang: The output's language, as that tokenizer names it (default: the target's).
 
     Raises:
         InputError: An argument cannot be used.
@@ -112,7 +124,15 @@ def load(
         adapter=adapter,
     )
     check_drafter(options.drafter, pair.draft)
-    return load_session(pair, options, store=store, draft_vocabulary=draft_vocabulary)
+    return load_session(
+        pair,
+        options,
+        store=store,
+        draft_vocabulary=draft_vocabulary,
+        draft_prefix=draft_prefix,
+        draft_src_lang=draft_src_lang,
+        draft_tgt_lang=draft_tgt_lang,
+    )
 
 
 def load_session(
@@ -121,6 +141,9 @@ def load_session(
     *,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
+    draft_prefix: str | None = None,
+    draft_src_lang: str | None = None,
+    draft_tgt_lang: str | None = None,
     given: Collection[str] = (),
 ) -> Session:
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
@@ -130,9 +153,21 @@ def load_session(
         options: Defaults for all requests.
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        draft_prefix, draft_src_lang, draft_tgt_lang: See `load`.
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
-    target = pair.target
+    target, draft = pair.target, pair.draft
+    prompt = {"draft_prefix": draft_prefix, "draft_src_lang": draft_src_lang, "draft_tgt_lang": draft_tgt_lang}
+    require_draft_effect(pair.drafts_text, draft_vocabulary, prompt, is_speech=target.model.audio is not None)
+    draft_tokenizer = None
+    if pair.drafts_text:
+        assert isinstance(draft, ModelHandle)
+        draft_tokenizer = draft.tokenizer
+        if target.model.audio is None:
+            from .decoding.draft_writer import DraftPrompt, PromptReader, TextModel
+
+            read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
+            PromptReader(read, drafting, DraftPrompt(draft_prefix, (), draft_src_lang, draft_tgt_lang)).check(options)
     ngram = None
     if store is not None:
         from .drafters.text_store import TextStore
@@ -146,8 +181,44 @@ def load_session(
         )
         ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
     pair.load_weights(given)
-    draft = None if pair.draft is None else pair.draft.model
-    return Session(target.model, target.tokenizer, draft, options, ngram, draft_vocabulary=draft_vocabulary)
+    return Session(
+        target.model,
+        target.tokenizer,
+        None if draft is None else draft.model,
+        options,
+        ngram,
+        draft_vocabulary=draft_vocabulary,
+        draft_tokenizer=draft_tokenizer,
+        draft_prefix=draft_prefix,
+        draft_src_lang=draft_src_lang,
+        draft_tgt_lang=draft_tgt_lang,
+    )
+
+
+def require_draft_effect(
+    drafts_text: bool,
+    draft_vocabulary: DraftVocabulary | None,
+    prompt: Mapping[str, str | None],
+    *,
+    is_speech: bool = False,
+) -> None:
+    """Raise `InputError` for settings of a draft that have no effect on a draft of this kind.
+
+    Args:
+        drafts_text: Whether the draft is the text that a model of another vocabulary writes.
+        draft_vocabulary: The tokens that the draft may propose.
+        prompt: The settings of such a model's prompt, by name.
+        is_speech: Whether the models read speech, so that there is no prompt.
+    """
+    if drafts_text and draft_vocabulary is not None:
+        raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
+    for name, value in prompt.items():
+        if value is not None and is_speech:
+            raise InputError(f"{short_repr(value)} has no effect on speech", name, "leave it out")
+        if value is not None and not drafts_text:
+            raise InputError(
+                f"{short_repr(value)} has no effect without a draft model of another vocabulary", name, "leave it out"
+            )
 
 
 @dataclass(repr=False)
@@ -159,11 +230,17 @@ class Session:
     Args:
         model: The target.
         tokenizer: The target's tokenizer.
-        draft_model: A draft model of the same family, or a draft head of the target.
+        draft_model: A draft model, or a draft head of the target.
         options: Defaults for all requests.
         ngram: The n-gram drafter, which drafts copies of earlier text (default: a new one).
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
+        draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
+        draft_prefix, draft_src_lang, draft_tgt_lang: What such a draft model reads; see `load`.
+        target_prefixes: The prefixes of prompts, such as "translate English to German: ", that `draft_prefix` replaces.
+
+    Attributes:
+        drafts_text: Whether the draft model has another vocabulary, so that the text of its output is the draft.
     """
 
     model: EncoderDecoder
@@ -173,6 +250,11 @@ class Session:
     ngram: NgramDrafter | None = None
     slots: int = DEFAULT_SLOTS
     draft_vocabulary: DraftVocabulary | None = None
+    draft_tokenizer: Tokenizer | None = None
+    draft_prefix: str | None = None
+    draft_src_lang: str | None = None
+    draft_tgt_lang: str | None = None
+    target_prefixes: Sequence[str] = ()
 
     @turn()
     def __post_init__(self) -> None:
@@ -192,13 +274,50 @@ class Session:
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}", "tokenizer")
         check_drafter(self.options.drafter, self.draft_model)
-        shares = isinstance(self.draft_model, EncoderDecoder) and shares_encoder(self.model, self.draft_model)
+        draft, tokenizer = self.draft_model, self.draft_tokenizer
+        self.drafts_text = shares = False
+        if isinstance(draft, EncoderDecoder):
+            self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
+            shares = not self.drafts_text and shares_encoder(self.model, draft)
+        names = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
+        prompt = {name: getattr(self, name) for name in names}
+        is_speech = self.model.audio is not None
+        require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt, is_speech=is_speech)
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
-        if self.draft_model is not None:
+        make_timed_drafter = None
+        if self.drafts_text:
+            self._make_model_drafter, make_timed_drafter = self._writing_drafter, self._timed_drafter
+        elif draft is not None:
             self._make_model_drafter = partial(model_drafter, self._checked_draft(), self.model, shares)
+            make_timed_drafter = self._make_model_drafter
         elif self.draft_vocabulary is not None:
             raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
-        self.planner = PassPlanner(self.model, self.draft_model, self._make_model_drafter, shares_encoder=shares)
+        use = "text" if self.drafts_text else "shared" if shares else ""
+        self.planner = PassPlanner(self.model, draft, make_timed_drafter, use=use)
+
+    def _writing_drafter(self) -> BatchDrafter:
+        """Return a drafter for a draft model of another vocabulary."""
+        from .drafters.writing import BatchWritingDrafter
+
+        return BatchWritingDrafter(self._draft_writer(), self.model.pieces or {})
+
+    def _timed_drafter(self) -> BatchDrafter:
+        from .drafters.writing import TimedWriting
+
+        return TimedWriting(self._draft_writer())
+
+    def _draft_writer(self) -> DraftWriter:
+        """Return a writer with an engine of its own, for a draft model of another vocabulary."""
+        from .decoding.draft_writer import DraftPrompt, TextModel, TextWriter
+        from .drafters.none import NoDrafter
+
+        draft, tokenizer = self.draft_model, self.draft_tokenizer
+        assert isinstance(draft, EncoderDecoder) and tokenizer is not None
+        engine = Engine(draft, tokenizer, NoDrafter(), slots=MAX_WRITTEN)
+        if self.model.audio is not None:
+            return speech_api().draft_writer(self.model, self.tokenizer, draft, tokenizer, engine)
+        prompt = DraftPrompt(self.draft_prefix, self.target_prefixes, self.draft_src_lang, self.draft_tgt_lang)
+        return TextWriter(TextModel(self.model, self.tokenizer), TextModel(draft, tokenizer), engine, prompt)
 
     def _checked_draft(self) -> DraftModel | DraftHead:
         """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""
@@ -206,7 +325,11 @@ class Session:
         if isinstance(draft, EncoderDecoder):
             from .drafters.draft_model import DraftModel
 
-            require_same_tokens(self.model, draft)
+            if (difference := token_difference(self.model, draft)) is not None:
+                raise InputError(
+                    f"draft model: {difference}",
+                    way_out=("give its ", Name("draft_tokenizer"), " to draft its text, or choose another draft"),
+                )
             return DraftModel(draft, vocabulary)
         assert draft is not None
         if vocabulary is not None:

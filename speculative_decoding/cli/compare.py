@@ -36,7 +36,8 @@ IDENTICAL = "identical"
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
-    if isinstance(session.draft_model, EncoderDecoder):  # a head needs the target
+    # A head needs the target, and tokens of another vocabulary cannot be compared with the target's
+    if isinstance(session.draft_model, EncoderDecoder) and not session.drafts_text:
         modes.append(DRAFT)
     return modes
 

@@ -63,7 +63,8 @@ def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
 
 def run(state: ConsoleState) -> int:
     """Process input lines until the user quits, and return the exit status."""
-    state.console.print(f"{state.config.describe()}\nEnter a prompt, /help for the commands, or /quit to exit.")
+    models = state.config.describe(drafts_text=state.session.drafts_text)
+    state.console.print(f"{models}\nEnter a prompt, /help for the commands, or /quit to exit.")
     while True:
         try:
             answer(state, read_line())
@@ -87,6 +88,7 @@ def answer(state: ConsoleState, line: str) -> None:
 def decode_prompt(state: ConsoleState, text: str) -> None:
     """Decode a prompt with the prefix prepended, and print its statistics."""
     prefix = state.flags.prefix
+    state.session.target_prefixes = (prefix,)
     gap = "" if not prefix or prefix[-1].isspace() else " "
     state.runner.show_draft, state.runner.is_on = state.flags.show_draft, state.flags.compare
     try:

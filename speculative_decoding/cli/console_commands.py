@@ -121,7 +121,9 @@ class ConsoleState:
             if (value := getattr(self.options, name)) != spec.default
         }
         previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
-        config = make_run_config(paths, changed, self.config.flags)
+        # The prompt of a draft model is for the previous one
+        flags = replace(self.config.flags, draft_prefix=None, draft_src_lang=None, draft_tgt_lang=None)
+        config = make_run_config(paths, changed, flags)
         pair = config.open(use_draft=True)
         self._opened.close()
         del self.session  # free the old target before loading the new one
@@ -277,7 +279,7 @@ for name, spec in {**specs_of(PromptFlags), **option_specs()}.items():
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.config, options=state.session.options_with({})).describe()
+    return replace(state.config, options=state.session.options_with({})).describe(drafts_text=state.session.drafts_text)
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)

@@ -34,7 +34,7 @@ def add_decoding_flags(
     """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
     add_flags(parser, title, GenerationOptions, without=without, lists=lists)
-    add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
+    add_flags(parser, "draft models, n-gram stores, calibration", DraftFlags)
 
 
 def all_but(kind: type, *names: str) -> list[str]:

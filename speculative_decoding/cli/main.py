@@ -77,7 +77,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     prompts = given_prompts(flags)
     first = next(prompts)
     pair = config.open()
-    say(config.describe())
+    say(config.describe(drafts_text=pair.drafts_text))
     tokens = checked_tokens(pair, config.options, first)
     runner = make_runner(flags, config.options)
     with config.session(pair) as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,18 +39,27 @@ OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
 MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
 NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
+DRAFT_PROMPT = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
 DRAFTERS_OF_FLAGS = {
+    **dict.fromkeys(DRAFT_PROMPT, MODEL_DRAFTERS),
     "draft_vocab": MODEL_DRAFTERS,
     "draft_vocab_text": MODEL_DRAFTERS,
     "ngram_store": NGRAM_DRAFTERS,
 }
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
-DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
+DRAFT_MODEL = (
+    f"draft model of any vocabulary, or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits "
+    "(default: none)"
+)
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
+)
+DRAFT_PREFIX = (
+    *("text to put before every prompt for a draft model of another vocabulary, in place of ", Name("prefix")),
+    *(" (default: ", Name("prefix"), ")"),
 )
 SAVE_SECONDS = 60.0
 NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
@@ -97,11 +106,19 @@ def find_default_pair() -> tuple[Path, Path]:
     )
 
 
+def language_help(of: str, name: str) -> tuple[str, ...]:
+    """Return the help of a draft model's language. name: the target's option for the same text."""
+    return f"language of the {of}, as the tokenizer of such a draft model names it (default: ", Name(name), ")"
+
+
 @dataclass(frozen=True)
 class DraftFlags:
     """Draft settings that apply to a whole run."""
 
-    draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
+    draft_prefix: A[str | None, Text(may_be_empty=True), DRAFT_PREFIX] = None
+    draft_src_lang: A[str | None, Text(), language_help("prompt", "src_lang"), Flag("draft-source-language")] = None
+    draft_tgt_lang: A[str | None, Text(), language_help("output", "tgt_lang"), Flag("draft-target-language")] = None
+    draft_vocab: A[int | None, Int(1), DRAFT_VOCAB, Flag(parameter="draft_vocabulary")] = None
     draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None
     recalibrate: A[bool, Bool(), "repeat the calibration for these models on this device"] = False
@@ -124,6 +141,8 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
             (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
         )
     config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    if prefix := getattr(args, "prefix", ""):
+        config = replace(config, prefixes=(prefix,))
     if processes is None:
         return config
     from ..distributed import shard_model
@@ -141,8 +160,8 @@ def make_run_config(
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
     drafter = "none" if options.draft_tokens == 0 else options.drafter
     if models.draft_model is None and drafter != "none":
-        unusable = "drafter" if drafter == "model" else "draft_vocab"
-        if unusable in changed:
+        names = ("drafter",) if drafter == "model" else ("draft_vocab", *DRAFT_PROMPT)
+        if unusable := next((name for name in names if name in changed), ""):
             raise InputError(
                 f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
                 unusable,
@@ -165,6 +184,7 @@ class RunConfig:
     options: The options, with the name of the default drafter if the user chose none.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
+    prefixes: The texts that prompts may begin with; see `Session.target_prefixes`.
     """
 
     models: ModelFlags
@@ -172,9 +192,10 @@ class RunConfig:
     flags: DraftFlags
     given: Collection[str] = ()
     shard: Shard | None = None
+    prefixes: Sequence[str] = ()
 
-    def describe(self) -> str:
-        """Describe the models and drafts in one line."""
+    def describe(self, *, drafts_text: bool = False) -> str:
+        """Describe the models and drafts in one line. drafts_text: see `ModelPair`."""
         models, options = self.models, self.options
         target = shown_name(Path(models.model))
         if models.adapter is not None:
@@ -192,8 +213,10 @@ class RunConfig:
                 if is_self
                 else f"draft {shown_name(Path(models.draft_model))}"
             )
+            if drafts_text:
+                draft += ", which has another vocabulary: its text is the draft"
             if options.looks_up_ngrams:
-                draft += " and copies of the text"
+                draft += "; also copies of the text" if drafts_text else " and copies of the text"
         if models.draft_model is None and "drafter" not in self.given:
             from ..loading.suggested_drafts import suggested_draft
 
@@ -242,7 +265,9 @@ class RunConfig:
             options = options.with_values(drafter=None)
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
-            session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given)
+            prompt = {name: getattr(self.flags, name) for name in DRAFT_PROMPT}
+            session = load_session(pair, options, store=path, draft_vocabulary=vocabulary, given=self.given, **prompt)
+            session.target_prefixes = self.prefixes
             mx.reset_peak_memory()  # so that the summary does not count weights converted while loading
             if self.flags.recalibrate:
                 session.calibrate(again=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 from ..cli.common import printing, require_one_process, say, start_alone
 from ..cli.flags import all_but
 from ..cli.parser import Parser, add_flags, flags_from, require_writable
-from ..cli.run_config import DraftFlags, ModelFlags, run_config_from
+from ..cli.run_config import DRAFT_PROMPT, DraftFlags, ModelFlags, run_config_from
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
@@ -47,7 +47,12 @@ def doctor_parser(program: str) -> Parser:
     add_flags(parser, "report", DoctorFlags)
     add_flags(parser, "models", ModelFlags)
     add_flags(parser, "languages", GenerationOptions, without=all_but(GenerationOptions, "src_lang", "tgt_lang"))
-    add_flags(parser, "calibration", DraftFlags, without=all_but(DraftFlags, "recalibrate"))
+    add_flags(
+        parser,
+        "draft models, calibration",
+        DraftFlags,
+        without=all_but(DraftFlags, "recalibrate", *DRAFT_PROMPT),
+    )
     return parser
 
 

@@ -120,6 +120,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
     }
     if draft is not None and config.models.draft_model is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
+        kind += " of another vocabulary" * pair.drafts_text
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
     audio = pair.target.model.audio
     del pair, draft  # free memory before loading the models below

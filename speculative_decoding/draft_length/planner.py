@@ -43,7 +43,8 @@ class PassPlanner:
         target: The model whose passes are planned.
         draft: The network of the draft model or draft head; None without a draft.
         make_drafter: Builds a drafter that always runs `draft`, for calibration to time; None without a draft.
-        shares_encoder: Whether the draft model uses the target's encoder output, which makes its prefill cheaper.
+        use: What else the draft's costs depend on: "shared" if it reads the target's encoder output, "text" if it
+            writes texts in another vocabulary.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class PassPlanner:
         draft: EncoderDecoder | DraftHead | None,
         make_drafter: Callable[[], BatchDrafter] | None = None,
         *,
-        shares_encoder: bool = False,
+        use: str = "",
     ) -> None:
         self._target = target
         self._draft = draft
-        self._shares_encoder = shares_encoder
+        self._use = use
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
         self.probe: Callable[[], Probe] = cache(partial(make_probe, target, make_drafter))
         self.store: Callable[[], CalibrationStore] = cache(partial(shared_store, target))
@@ -122,7 +123,7 @@ class PassPlanner:
         if runs_draft not in self._calibrations:
             draft = ""
             if self._draft is not None and runs_draft:
-                draft = fingerprint(self._draft) + "-shared" * self._shares_encoder
+                draft = fingerprint(self._draft) + (self._use and f"-{self._use}")
             self._calibrations[runs_draft] = Calibration(self.probe, self.store(), self.exact_widths, draft)
         return self._calibrations[runs_draft]
 

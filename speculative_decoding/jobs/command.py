@@ -166,7 +166,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             require_recordings(config.options, files, processes)
         else:
             check_languages(pair.target.tokenizer, config.options)
-        say(config.describe())
+        say(config.describe(drafts_text=pair.drafts_text))
         file_format = files.input_format or choose_format(files.input, file.peek())
         if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
             config = replace(config, options=config.options.with_values(drafter="none"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
@@ -31,6 +31,12 @@ class ModelPair:
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
+
+    @cached_property
+    def drafts_text(self) -> bool:
+        """Whether the draft model has another vocabulary, so that the text of its output is the draft."""
+        draft = self.draft
+        return isinstance(draft, ModelHandle) and token_difference(self.target.model, draft.model) is not None
 
     def load_weights(self, given: Collection[str] = ()) -> None:
         """Read all weights. A draft model whose encoder equals the target's shares that encoder.
@@ -103,23 +109,43 @@ def open_pair(
         return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS, beside=opened.nbytes))
     opened_draft = open_draft(draft, opened, dtype=dtype)
     if isinstance(opened_draft, ModelHandle):
-        require_same_tokens(opened.model, opened_draft.model)
+        require_draft(opened.model, opened_draft.model)
     return ModelPair(opened, opened_draft)
+
+
+def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
+    """Raise `InputError` unless the models have the same tokens, or the text of one can be a draft for the other."""
+    if (target.audio is None) != (draft.audio is None):
+        read, expected = ("text", "speech") if draft.audio is None else ("speech", "text")
+        raise InputError(
+            f"draft model: reads {read}, and the target reads {expected}; choose a draft that reads {expected}"
+        )
+    if target.audio is not None and draft.audio is not None and target.audio.window_frames != draft.audio.window_frames:
+        raise InputError(
+            f"draft model: its windows have {draft.audio.window_frames} frames, the target's have "
+            f"{target.audio.window_frames}; choose a draft with the same windows"
+        )
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
     """Raise `InputError` unless every token id has the same meaning in both models."""
-    way_out = "choose a draft of the same family"
+    if (difference := token_difference(target, draft)) is not None:
+        raise InputError(f"draft model: {difference}; choose a draft of the same family")
+
+
+def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | None:
+    """Return the first difference between the tokens of two models, or None if every id has the same meaning."""
     # Speech models never read padding, and Whisper models of one vocabulary have different ids for it.
     for name in ("decoder_start_token_id", "eos_token_ids", *(("pad_token_id",) if target.audio is None else ())):
         expected, found = getattr(target.config, name), getattr(draft.config, name)
         if found != expected:
-            raise InputError(f"draft model: its {name} is {found}, the target's is {expected}; {way_out}")
+            return f"its {name} is {found}, the target's is {expected}"
     if target.pieces is None or draft.pieces is None:  # without a tokenizer, there are no pieces to compare
-        return
+        return None
     if target.pieces == draft.pieces:
-        return
+        return None
     for token in sorted(target.pieces.keys() | draft.pieces.keys()):
         expected, found = target.pieces.get(token), draft.pieces.get(token)
         if found != expected:
-            raise InputError(f"draft model: token {token} is {found!r}, in the target it is {expected!r}; {way_out}")
+            return f"token {token} is {found!r}, in the target it is {expected!r}"
+    return None

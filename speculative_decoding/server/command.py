@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from typing import Annotated as A
@@ -184,8 +184,9 @@ async def listen(
     from .translation import translation_prefixes
 
     folder = pair.target.folder
-    service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     prefixes = translation_prefixes(read_config(folder), list(access.translate))
+    config = replace(config, prefixes=[*config.prefixes, *prefixes.values()])
+    service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     note = config.demonstration_note() or ""
@@ -194,7 +195,7 @@ async def listen(
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    say(f"{config.describe()}\n{url} (ready when GET /health answers ok)")
+    say(f"{config.describe(drafts_text=pair.drafts_text)}\n{url} (ready when GET /health answers ok)")
     errors: list[Exception] = []
 
     def end(error: Exception | None) -> None:

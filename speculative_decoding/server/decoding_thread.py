@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,9 +19,11 @@ import mlx.core as mx
 
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
+from ..drafters.base import Drafter
 from ..errors import InputError, written
 from ..models.audio import AudioFrames
 from ..rooms import require_room
+from ..sampling import GenerationOptions
 from ..session import Session
 from .client_request import Callback, ClientItem
 from .errors import FAILED, ServerError
@@ -216,14 +218,35 @@ def warm_up(session: Session, slots: int) -> None:
     # The text below is too short to copy long drafts from, so use the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
-    engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
     source: str | AudioFrames = "a"
     if audio is not None:
         from ..models.whisper import NoiseFrames
 
         source = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
-    for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
+    lengths = (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1)
+    if session.drafts_text and options.runs_draft_model:
+        decode_drafts(session, slots, source, options, [LONGEST])  # the draft model writes, but perhaps a short text
+        options = replace(options, drafter=LastToken())
+    decode_drafts(session, slots, source, options, lengths)
+
+
+def decode_drafts(
+    session: Session, slots: int, source: str | AudioFrames, options: GenerationOptions, lengths: Iterable[int]
+) -> None:
+    """Decode a prompt once with a draft of each length."""
+    engine = session.engine(options, slots)
+    for length in lengths:
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:
             engine.step()
+
+
+class LastToken(Drafter):
+    """Drafts any number of tokens."""
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
+        return [tokens[-1]] * num_draft_tokens

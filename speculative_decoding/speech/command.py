@@ -115,7 +115,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
             ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
         )
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
-    say(config.describe())
+    say(config.describe(drafts_text=pair.drafts_text))
     output = Output(flags.audio, flags.output_format, shows_language=language is None)
     with config.session(pair) as session:
         note_exactness(session, slots)

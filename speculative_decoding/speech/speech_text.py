@@ -54,6 +54,10 @@ class SpeechText:
             for is_text, run in groupby(shown, audio.is_text)
         )
 
+    def is_spoken(self, token: int) -> bool:
+        """Whether a token is text or a timestamp."""
+        return self.audio.is_text(token) or self.audio.is_timestamp(token)
+
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Split text tokens into words, each with its tokens. A final `audio.end` token is a word of its own."""
         pieces = list(self._characters(tokens))

@@ -31,12 +31,14 @@ from speculative_decoding.drafters import (
     TextStore,
 )
 from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.drafters.writing import BatchWritingDrafter
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import Constraints, GenerationOptions
+from tests.support.writing import ScriptedWriter
 
 VOCAB = 24
 EOS = 1
@@ -227,6 +229,9 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     ),
     "auto": lambda target, draft, baseline: AutoDrafter(
         NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size
+    ),
+    "texts of another model": lambda target, draft, baseline: BatchWritingDrafter(
+        ScriptedWriter(lambda _: [(token + 1) % VOCAB if i % 5 == 3 else token for i, token in enumerate(baseline)]), {}
     ),
     "always right": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token),
     "always wrong": lambda target, draft, baseline: Scripted(baseline, lambda i, token: (token + 1) % VOCAB),

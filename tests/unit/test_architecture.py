@@ -47,7 +47,7 @@ SEAMS = {
 }
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8
-PARAMETERS_MAY_BE_MORE = {"session.load"}  # users write its arguments by name
+PARAMETERS_MAY_BE_MORE = {"session.load", "generate.batch_generate"}  # users write its arguments by name
 
 NOW, LATE, TYPING = "when the module is imported", "in a function", "for type checkers"
 

@@ -22,6 +22,7 @@ from speculative_decoding.cli.run_config import (
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
+from speculative_decoding.sampling.values import specs_of
 from tests.support.waiting import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
@@ -59,6 +60,7 @@ def alone(folders: ModelFlags) -> ModelFlags:
         (["--draft-vocab", "100"], True, "--draft-vocab: has no effect without --draft-vocab-text; give both"),
         (["--draft-vocab-text", "f"], True, "--draft-vocab-text: has no effect without --draft-vocab; give both"),
         (["--draft-vocab", "9", "--draft-vocab-text", "f"], False, "--draft-vocab: has no effect without a"),
+        (["--draft-prefix", "x"], False, "--draft-prefix: has no effect without a draft model; name one with"),
     ],
 )
 def test_options_without_effect_are_refused_in_one_line(
@@ -69,6 +71,10 @@ def test_options_without_effect_are_refused_in_one_line(
     assert named in error.value.message(flag) and "\n" not in str(error.value)
 
 
+def flag_of(name: str) -> str:
+    return flag(name, specs_of(DraftFlags).get(name))
+
+
 OF_DRAFTERS = {**DRAFTERS_OF_FLAGS, "max_ngram_size": ("ngram", "auto")}
 
 
@@ -76,14 +82,14 @@ def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
     values = {"ngram_store": "s"}
     for option, drafters in OF_DRAFTERS.items():
-        own = vocabulary if option.startswith("draft_vocab") else [flag(option), values.get(option, "4")]
+        own = vocabulary if option.startswith("draft_vocab") else [flag_of(option), values.get(option, "4")]
         for drafter in ("model", "ngram", "auto", "none"):
             if drafter in drafters:
                 assert drafting_of(folders, "--drafter", drafter, *own)[0] == drafter
             else:
                 with pytest.raises(InputError, match="(only applies to|has no effect with)") as error:
                     drafting_of(folders, "--drafter", drafter, *own)
-                assert error.value.message(flag).startswith(f"{own[0]}: ")
+                assert error.value.message(flag_of).startswith(f"{own[0]}: ")
 
 
 def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
@@ -91,6 +97,9 @@ def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
         return run_config(folders, *arguments).describe()
 
     copies, bits = ", drafts copied from the text", ModelFlags(folders.model, SELF_DRAFT)
+    written = f", draft {folders.draft_model}, which has another vocabulary: its text is the draft"
+    assert run_config(folders, "--drafter", "model").describe(drafts_text=True).endswith(written)
+    assert run_config(folders).describe(drafts_text=True).endswith(f"{written}; also copies of the text")
     assert description(folders, "--drafter", "model").endswith(f", draft {folders.draft_model}")
     assert description(folders).endswith(f", draft {folders.draft_model} and copies of the text")
     assert description(bits).endswith(f", draft {folders.model} in 8 bits and copies of the text")

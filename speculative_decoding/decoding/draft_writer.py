@@ -1,0 +1,256 @@
+"""Writes outputs with a text model of another vocabulary than the target's; see `drafters.writing`.
+
+The draft model reads the text of the target's source with its own tokenizer. The text that it writes is encoded again
+as an output of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ..draft_length.base import DraftLength, FixedLength
+from ..drafters.base import RequestView
+from ..errors import InputError, note, words
+from ..loading.language_map import language_tags, matching_language, tag_language
+from ..loading.tokenizer import REPLACEMENT, Tokenizer
+from ..models.audio import Source
+from ..models.base import EncoderDecoder
+from ..sampling import GenerationOptions
+from .prompt import DecoderPrompt, build_decoder_prompt, encode_output, first_token, language_token, output_ids
+from .request import Request
+
+MAX_WORD = 24  # characters of an incomplete word; longer ones belong to a script without spaces
+HELD_BACK = 8  # characters held back of such a script
+REHEARSED = 128  # tokens of an output that calibration times
+
+
+class DraftEngine(Protocol):
+    """The part of an `Engine` that writes a draft model's outputs."""
+
+    def submit(
+        self,
+        prompt: str | Source,
+        options: GenerationOptions,
+        draft_length: DraftLength,
+        start: DecoderPrompt | None = None,
+    ) -> Request: ...
+
+    def step(self) -> object: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+class TextModel(NamedTuple):
+    """A model that reads and writes text."""
+
+    model: EncoderDecoder
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class DraftPrompt:
+    """How the draft model's prompt differs from the target's.
+
+    prefix: Text to put before the prompt, in place of the target's prefix; None keeps the target's prefix.
+    target_prefixes: Texts with which the target's prompts may begin, and which are not part of the text to read.
+    src_lang, tgt_lang: The languages, as the draft model's tokenizer names them; None derives them from the target's.
+    """
+
+    prefix: str | None = None
+    target_prefixes: Sequence[str] = ()
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+
+class PromptReader:
+    """Turns prompts of the target into prompts of the draft model."""
+
+    def __init__(self, target: TextModel, draft: TextModel, prompt: DraftPrompt) -> None:
+        self._target = target
+        self._draft = draft
+        self._prompt = prompt
+
+    @property
+    def _tags(self) -> Mapping[str, str]:
+        """The draft model's tags for output languages, such as <2de>."""
+        return language_tags(self._draft.tokenizer.vocabulary)
+
+    def check(self, options: GenerationOptions) -> None:
+        """Raise `InputError` if the draft model needs a language that cannot be derived for these options."""
+        own, tokenizer = self._prompt, self._draft.tokenizer
+        for name in ("src_lang", "tgt_lang"):
+            if (language := getattr(own, name)) is not None:
+                if tokenizer.languages:
+                    language_token(tokenizer, f"draft_{name}", language)
+                elif name == "src_lang" or matching_language(language, self._tags) is None:
+                    raise InputError(f"{language} has no effect: the draft model has no such language", f"draft_{name}")
+        target = self._target.tokenizer
+        if options.tgt_lang is not None or not (target.languages or language_tags(target.vocabulary)):
+            self.languages(options, None)  # requests cannot name another language, or need not
+
+    def languages(self, options: GenerationOptions, tag: str | None) -> tuple[str | None, str | None]:
+        """Return the draft model's languages (source, target). Raises `InputError` if one is missing or unknown.
+
+        tag: The output language that the target's prompt names.
+        """
+        codes = self._draft.tokenizer.languages
+        if not codes:
+            return None, None
+        known: Mapping[str, int] = self._target.tokenizer.languages
+        source = self._prompt.src_lang or self._matching("src_lang", options.src_lang if known else None)
+        target = self._prompt.tgt_lang or self._matching("tgt_lang", options.tgt_lang if known else tag)
+        if target is None:
+            try:
+                first_token(self._draft.model, self._draft.tokenizer, None)
+            except InputError as error:
+                way_out = f"choose one of the draft model's {len(codes)} languages: {', '.join(sorted(codes))}"
+                raise InputError(error.problem, "draft_tgt_lang", way_out) from error
+        return source, target
+
+    def _matching(self, name: str, language: str | None) -> str | None:
+        if language is None:
+            return None
+        codes = self._draft.tokenizer.languages
+        if (found := matching_language(language, codes)) is None:
+            raise InputError(
+                f"the draft model has no language {language}",
+                f"draft_{name}",
+                f"choose another draft model, or one of its {len(codes)} languages: {', '.join(sorted(codes))}",
+            )
+        return found
+
+    def read(self, request: RequestView) -> tuple[str, str | None, str | None]:
+        """Return the draft model's prompt, and its languages (source, target). Raises `InputError`."""
+        tokenizer, own = self._target.tokenizer, self._prompt
+        pieces = tokenizer.vocabulary.pieces
+        ids = request.source_tokens
+        text = tokenizer.decode(ids)
+        is_without_prefix = own.prefix is not None
+        for prefix in own.target_prefixes if is_without_prefix else ():
+            for start in (prefix, tokenizer.decode(tokenizer.encode(prefix)) if prefix.strip() else ""):
+                if start and text.startswith(start):
+                    text = text.removeprefix(start)
+                    break
+        tags = (pieces.get(token, "") for token in ids[:4])
+        tag = next((piece.lstrip("▁") for piece in tags if tag_language(piece) is not None), None)
+        language = None if tag is None else tag_language(tag)
+        text = text.lstrip() if tag is None else text.lstrip().removeprefix(tag).lstrip()
+        source, target = self.languages(request.options, language)
+        if own.prefix is not None:
+            return own.prefix + text, source, target
+        spoken = own.tgt_lang or request.options.tgt_lang or language
+        if target is None and spoken is not None and (code := matching_language(spoken, self._tags)) is not None:
+            return f"{self._tags[code]} {text}", source, target
+        return text, source, target
+
+
+class TextWriter:
+    """Writes outputs with a text model, for `BatchWritingDrafter`.
+
+    Args:
+        target: The target.
+        draft: The draft model, with its own tokenizer.
+        engine: An engine of the draft model, which nothing else uses.
+        prompt: How the draft model's prompt differs from the target's.
+    """
+
+    def __init__(self, target: TextModel, draft: TextModel, engine: DraftEngine, prompt: DraftPrompt) -> None:
+        self.target = target
+        self.engine = engine
+        self._draft = draft
+        self._reader = PromptReader(target, draft, prompt)
+
+    def start(self, request: RequestView) -> WrittenText | None:
+        try:
+            before = self.target.tokenizer.decode(request.decoder_tokens[1:]).rstrip(REPLACEMENT)
+            prompt, source, target = self._reader.read(request)
+            options = self._options(before, request.options.max_tokens, source, target)
+            draft = self.engine.submit(prompt, options, FixedLength(0))
+        except InputError as error:
+            note(("no draft for this prompt: ", *words(error.message())))
+            return None
+        return WrittenText(self, draft, request, before)
+
+    def _options(self, before: str, max_tokens: int, source: str | None, target: str | None) -> GenerationOptions:
+        """The options of an output after the text `before`. max_tokens: of the target's output."""
+        model, tokenizer = self._draft
+        prefix = output_ids(model, tokenizer, before, "draft_model")
+        most = 4 * max_tokens + 64  # another tokenizer may split words into more tokens; the end is not written
+        if model.max_positions is not None:
+            most = min(most, model.max_positions - len(prefix) - 1)
+            if most < 1:
+                raise InputError(f"draft model: has positions for at most {model.max_positions} output tokens")
+        return GenerationOptions(
+            drafter="none",
+            max_tokens=most,
+            src_lang=source,
+            tgt_lang=target,
+            decoder_prefix=prefix,
+            allow_long_prompt=True,  # a poor draft changes only the speed
+        )
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def rehearse(self, slot: int) -> WrittenText:
+        model, tokenizer = self._draft
+        size = model.config.vocab_size
+        source = [token for i in range(24 + 11 * (slot % 5)) if (token := (7 * i + slot) % size) != model.image_token]
+        length = min(REHEARSED, (model.max_positions or REHEARSED + 2) - 2)
+        options = GenerationOptions(
+            drafter="none",
+            max_tokens=length,
+            min_tokens=length,
+            tgt_lang=next(iter(tokenizer.languages), None),
+            allow_long_prompt=True,
+        )
+        start = build_decoder_prompt(model, tokenizer, options)
+        return WrittenText(self, self.engine.submit(source, options, FixedLength(0), start), None, "")
+
+
+class WrittenText:
+    """An output of the draft model for a request of the target.
+
+    Args:
+        writer: The writer that started it.
+        draft: The draft model's request.
+        request: The target's request; None if there is none.
+        before: The text of the tokens that were committed when the output was started.
+    """
+
+    def __init__(self, writer: TextWriter, draft: Request, request: RequestView | None, before: str) -> None:
+        self._writer = writer
+        self._draft = draft
+        self._before = before
+        self._language = None if request is None else request.options.tgt_lang
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._draft.tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._draft.finish_reason is not None
+
+    def target_ids(self) -> list[int]:
+        model, tokenizer = self._writer.target
+        is_finished = self._draft.finish_reason == "stop"
+        text = self._before + self._draft.text
+        try:
+            ids = encode_output(model, tokenizer, text if is_finished else settled(text), "draft_model")
+        except InputError:  # the target has no ids for some of it
+            return []
+        ids = ids if is_finished else ids[:-1]
+        first = first_token(model, tokenizer, self._language)
+        return ids if first is None or ids[:1] == [first] else [first, *ids]
+
+    def cancel(self) -> None:
+        self._writer.engine.cancel(self._draft)
+
+
+def settled(text: str) -> str:
+    """Return the text without its last word, which may be incomplete."""
+    end = max(text.rfind(" "), text.rfind("\n"))
+    return text[: max(end, 0)] if len(text) - end <= MAX_WORD else text[:-HELD_BACK]

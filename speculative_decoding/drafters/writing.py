@@ -1,0 +1,260 @@
+"""Drafts from a model of another vocabulary: it writes its own output, and the text of that output is the draft.
+
+Universal assisted generation (Timor et al. 2025, 2502.05202) re-encodes each draft of a decoder-only model. Here the
+draft model decodes the whole output by itself, greedily and independently of the target, but only as far ahead as the
+next draft needs. A `TextFollower` follows the text, so a difference costs no step of the draft model. If the output
+has left the text for good, the draft model starts again from the committed tokens.
+
+This module knows neither models nor tokenizers. A `DraftWriter` has both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from .base import MODEL, BatchDrafter, Draft, RequestView
+from .draft_text import DraftText, TextFollower
+
+PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
+MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
+FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
+
+
+class Written(Protocol):
+    """An output that a draft model writes for a request of the target."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens written so far. `target_ids` changes only if it does."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has ended: it is finished, too long, cancelled, or failed."""
+
+    def target_ids(self) -> list[int]:
+        """Return the whole output as target ids, from the first token after the start token.
+
+        They include the tokens that were committed when the output was started, and the end token if it is finished.
+        Text that more tokens may change, such as an incomplete word, is held back.
+        """
+
+    def cancel(self) -> None:
+        """Stop writing. A complete output does not change."""
+
+
+class DraftWriter(Protocol):
+    """Writes outputs with a draft model."""
+
+    def start(self, request: RequestView) -> Written | None:
+        """Start an output for a request of the target, after the tokens committed so far.
+
+        The text of those tokens is the draft model's forced prefix. Returns None, after one note to the user, if the
+        draft model cannot read this request.
+        """
+
+    def step(self) -> None:
+        """Write one more token of every output that is not complete."""
+
+    def rehearse(self, slot: int) -> Written:
+        """Start an output of some typical source that continues for many steps, for calibration to time."""
+
+
+class GrowingText(DraftText):
+    """A text that grows while it is followed."""
+
+    def update(self, ids: Sequence[int]) -> None:
+        """Replace the ids. Usually `ids` begins with the present ones."""
+        held = len(self.ids)
+        if list(ids[:held]) == self.ids:
+            self.extend(ids[held:])
+        else:
+            self.ids = list(ids)
+            self.classes = [*map(self.class_of, ids)]
+            self.__dict__.pop("index", None)
+
+
+class Row:
+    """A request of the target, and the output that the draft model writes for it."""
+
+    def __init__(self, request: RequestView, pieces: Mapping[int, str]) -> None:
+        self.request = request
+        self._pieces = pieces
+        self.written: Written | None = None  # None before the first draft
+        self.is_possible = True  # whether the draft model can read this request
+        self._patience = PATIENCE
+        self._is_useful = True  # whether the output has followed the text since it was started
+        self._begin(None)
+
+    def _begin(self, written: Written | None) -> None:
+        self.written = written
+        self._num_read = -1  # tokens of `written` that are in the text
+        self._text = GrowingText([], self._pieces, MODEL)
+        self._follower = TextFollower(self._text)
+        self._limit = 0  # the number of ids that the text may have for the next draft
+        self._followed = 1  # decoder tokens that the follower has seen, or need not see, as the start token
+        self._lost = 0  # committed tokens in a row for which the text had no place
+
+    def start(self, writer: DraftWriter) -> None:
+        """Write a new output from the committed tokens."""
+        self.cancel()
+        self._patience = PATIENCE if self._is_useful else 2 * self._patience
+        self._is_useful = False
+        self._begin(writer.start(self.request))
+        self._read_from = len(self.request.decoder_tokens)  # the tokens before that are the draft model's prefix
+        self.is_possible = self.written is not None
+
+    def cancel(self) -> None:
+        if self.written is not None:
+            self.written.cancel()
+            self.written = None
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether there is no text, or none that is worth following."""
+        if self.written is None:
+            return self.is_possible
+        if self._lost >= self._patience:
+            return True
+        return self._followed >= self._read_from and self._lacking(self._read(), 0) > FAR_BEHIND
+
+    def _read(self) -> Written:
+        """Update the text with what has been written."""
+        assert self.written is not None
+        if self.written.num_tokens != self._num_read:
+            self._num_read = self.written.num_tokens
+            self._text.update(self.written.target_ids())
+        return self.written
+
+    def _lacking(self, written: Written, count: int) -> int:
+        """Return how many ids the text lacks to follow all committed tokens and then draft `count` tokens."""
+        place = self._follower.find()
+        if place is None or written.is_complete:
+            return 0
+        return place[0] + len(self.request.decoder_tokens) - self._followed + count - len(self._text.ids)
+
+    def prepare(self, writer: DraftWriter, count: int) -> None:
+        """Start an output if there is none worth following. count: the number of tokens to draft."""
+        if self.needs_start:
+            self.start(writer)
+        if self.written is not None:
+            lacking = self._lacking(self._read(), count)
+            self._limit = len(self._text.ids) + max(0, lacking) + MAX_SKIPPED
+
+    def follow(self, count: int) -> int:
+        """Follow the committed tokens as far as the text is written, to draft `count` tokens.
+
+        Returns the least number of ids that must be written before that is possible; 0 if there is no place for a
+        draft.
+        """
+        if self.written is None:
+            return 0
+        written = self._read()
+        tokens, size = self.request.decoder_tokens, len(self._text.ids)
+        while self._followed < len(tokens):
+            place = self._follower.find()
+            if place is not None and place[0] >= size and not written.is_complete:
+                break
+            self._append(tokens[self._followed], place)
+        return max(0, min(self._lacking(written, count), self._limit - size))
+
+    def _append(self, token: int, place: tuple[int, int] | None) -> None:
+        is_new = self._followed >= self._read_from
+        self._followed += 1
+        self._follower.append(token)
+        if not is_new:
+            return
+        self._lost = 0 if self._follower.find() is not None else self._lost + 1
+        if place is not None and self._text.ids[place[0] : place[0] + 1] == [token]:
+            self._is_useful = True
+
+    def draft(self, count: int) -> Sequence[int]:
+        place = self._follower.find()
+        if self.written is None or place is None or self._followed < len(self.request.decoder_tokens):
+            return ()
+        return self._text.ids[place[0] : place[0] + count]
+
+
+class BatchWritingDrafter(BatchDrafter):
+    """Drafts the text that a draft model of another vocabulary writes. The draft of a sampled output is greedy, too.
+
+    The outputs of all rows grow together, one token in each step, because a pass of the draft model computes all rows.
+    A row may so be written further than it needs, but never beyond its end.
+
+    Args:
+        writer: Writes the outputs; no other drafter may use it.
+        pieces: The pieces of the target's vocabulary, by id.
+    """
+
+    def __init__(self, writer: DraftWriter, pieces: Mapping[int, str]) -> None:
+        self._writer = writer
+        self._pieces = pieces
+        self._rows: dict[int, Row] = {}  # by slot
+
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        self._drop(request.slot)
+        self._rows[request.slot] = Row(request, self._pieces)
+
+    def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
+        return MODEL, sys.maxsize if self._rows[request.slot].is_possible else 0
+
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        rows = {self._rows[request.slot]: count for request, count in counts.items()}
+        self._write(rows)
+        if any(row.needs_start for row in rows):  # following the last tokens showed that the output has left the text
+            self._write(rows)
+        ids: list[Sequence[int]] = [()] * slots
+        for row, count in rows.items():
+            ids[row.request.slot] = row.draft(count)
+        return Draft.of_ids(ids)
+
+    def _write(self, rows: Mapping[Row, int]) -> None:
+        """Write until each row has a draft of this many tokens, or no place for one."""
+        for row, count in rows.items():
+            row.prepare(self._writer, count)
+        while lacking := [lack for row, count in rows.items() if (lack := row.follow(count))]:
+            for _ in range(min(lacking)):
+                self._writer.step()
+
+    def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
+        """Stop writing for requests that no longer grow: they were cancelled, or are retried."""
+        for row in self._rows.values():
+            if row.request not in requests:
+                row.cancel()
+
+    def end(self, request: RequestView) -> None:
+        self._drop(request.slot)
+
+    def select(self, slots: Sequence[int]) -> None:
+        kept = {slots.index(slot): row for slot, row in self._rows.items() if slot in slots}  # the others are free
+        for slot in self._rows.keys() - set(slots):
+            self._rows[slot].cancel()
+        self._rows = kept
+
+    def _drop(self, slot: int) -> None:
+        if slot in self._rows:
+            self._rows.pop(slot).cancel()
+
+
+class TimedWriting(BatchDrafter):
+    """Writes as many tokens as are asked for, for calibration to time. It drafts nothing."""
+
+    def __init__(self, writer: DraftWriter) -> None:
+        self._writer = writer
+        self._written: dict[int, Written] = {}  # by slot
+
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        if request.slot in self._written:
+            self._written[request.slot].cancel()
+        self._written[request.slot] = self._writer.rehearse(request.slot)
+
+    def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
+        for _ in range(max(counts.values())):
+            self._writer.step()
+        return Draft.empty(slots)
+
+    def select(self, slots: Sequence[int]) -> None:
+        raise NotImplementedError  # a probe never changes its rows
