@@ -95,14 +95,16 @@ class GivenTranscript:
         self.speech = speech
         self._passed: dict[int, bool] = {}
         self.gaps: dict[int, Gap] = {}  # by the position of the next word
-        self._cues: list[tuple[float, int]] = []  # the end of each part in seconds, and the position of its first word
+        self._cues: list[
+            tuple[float, float, int]
+        ] = []  # each part: start and end in seconds, position of its first word
         space = "" if language in WITHOUT_SPACES else " "
         words: list[int] = []
         gap = Gap()
         for cue in cues_of(text):
             if cue.start is not None:
                 gap = gap._replace(times=[*gap.times, cue.start])
-                self._cues.append((cue.start if cue.end is None else cue.end, len(words)))
+                self._cues.append((cue.start, cue.start if cue.end is None else cue.end, len(words)))
             for token in speech.text_tokens(space + " ".join(cue.text.split())):
                 if not self.passes(token):
                     if gap != Gap():
@@ -132,7 +134,7 @@ class GivenTranscript:
         """Return the first word of the first part that ends after a time; None without times."""
         if not self._cues:
             return None
-        later = (position for end, position in self._cues if end > time + TOLERANCE)
+        later = (position for start, end, position in self._cues if start >= time or end > time + TOLERANCE)
         return next(later, len(self.words.ids) - 1)
 
 
@@ -222,7 +224,9 @@ class WindowFollower:
         """Return the part of a gap that the output does not have yet."""
         audio = self._draft.transcript.speech.audio
         if not self._has_words and not self._since and self._draft.start is not None:  # the first segment starts
-            return [self._timestamp(gap.times[-1]) if gap.times else audio.timestamp_begin, *gap.after]
+            if not gap.times or gap.times[-1] < self._draft.start + TOLERANCE:
+                return [audio.timestamp_begin, *(gap.after if gap.times else gap.before)]
+            return [self._timestamp(gap.times[-1]), *gap.after]
         times = [*filter(audio.is_timestamp, self._since)]
         if not times:
             return self._filled(gap._replace(before=()) if self._since else gap)
@@ -244,6 +248,5 @@ class WindowFollower:
         """Return the token of a time, limited to the window."""
         audio = self._draft.transcript.speech.audio
         assert self._draft.start is not None
-        elapsed = time - self._draft.start
-        position = 0 if elapsed < TOLERANCE else round(elapsed / SECONDS_PER_POSITION)  # a window starts with a segment
+        position = max(round((time - self._draft.start) / SECONDS_PER_POSITION), 0)
         return min(audio.timestamp_begin + position, audio.timestamp_end - 1)

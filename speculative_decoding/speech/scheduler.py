@@ -196,7 +196,8 @@ class Scheduler:
         if language is None:
             language, opening = self._detect(recording)
         output_language = "en" if options.task == "translate" else language
-        drafts = [RecordingDraft(self._transcript(text, output_language)) for text in task.decoding.draft_text]
+        given = [self._transcript(text, output_language) for text in task.decoding.draft_text]
+        drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
         requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame, drafts)
         most = requests.max_positions // 2 - 1
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
