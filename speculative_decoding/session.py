@@ -184,16 +184,16 @@ def load_session(
     """
     target, draft = pair.target, pair.draft
     prompt = {"draft_prefix": draft_prefix, "draft_src_lang": draft_src_lang, "draft_tgt_lang": draft_tgt_lang}
-    if pair.drafts_text or any(value is not None for value in prompt.values()):
-        require_draft_effect(pair.drafts_text, draft_vocabulary, prompt)
+    require_draft_effect(pair.drafts_text, draft_vocabulary, prompt, is_speech=target.model.audio is not None)
     draft_tokenizer = None
     if pair.drafts_text:
         assert isinstance(draft, ModelHandle)
         draft_tokenizer = draft.tokenizer
-        from .decoding.draft_writer import DraftPrompt, PromptReader, TextModel
+        if target.model.audio is None:
+            from .decoding.draft_writer import DraftPrompt, PromptReader, TextModel
 
-        read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
-        PromptReader(read, drafting, DraftPrompt(draft_prefix, (), draft_src_lang, draft_tgt_lang)).check(options)
+            read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
+            PromptReader(read, drafting, DraftPrompt(draft_prefix, (), draft_src_lang, draft_tgt_lang)).check(options)
     ngram = None
     if store is not None:
         from .drafters.text_store import TextStore
@@ -223,7 +223,11 @@ def load_session(
 
 
 def require_draft_effect(
-    drafts_text: bool, draft_vocabulary: DraftVocabulary | None, prompt: Mapping[str, str | None]
+    drafts_text: bool,
+    draft_vocabulary: DraftVocabulary | None,
+    prompt: Mapping[str, str | None],
+    *,
+    is_speech: bool = False,
 ) -> None:
     """Raise `InputError` for settings of a draft that have no effect on a draft of this kind.
 
@@ -231,10 +235,13 @@ def require_draft_effect(
         drafts_text: Whether the draft is the text that a model of another vocabulary writes.
         draft_vocabulary: The tokens that the draft may propose.
         prompt: The settings of such a model's prompt, by name.
+        is_speech: Whether the models read speech, so that there is no prompt.
     """
     if drafts_text and draft_vocabulary is not None:
         raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
     for name, value in prompt.items():
+        if value is not None and is_speech:
+            raise InputError(f"{short_repr(value)} has no effect on speech", name, "leave it out")
         if value is not None and not drafts_text:
             raise InputError(
                 f"{short_repr(value)} has no effect without a draft model of another vocabulary", name, "leave it out"
@@ -309,9 +316,10 @@ class Session:
             require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
             shares = not self.drafts_text and shares_encoder(self.model, draft)
-        prompt = {name: getattr(self, name) for name in ("draft_prefix", "draft_src_lang", "draft_tgt_lang")}
-        if self.drafts_text or any(value is not None for value in prompt.values()):
-            require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt)
+        names = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
+        prompt = {name: getattr(self, name) for name in names}
+        is_speech = self.model.audio is not None
+        require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt, is_speech=is_speech)
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
         make_timed_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:
@@ -670,6 +678,9 @@ def draft_writer(
     from .drafters.none import NoDrafter
 
     engine = Engine(draft, draft_tokenizer, NoDrafter(), slots=MAX_WRITTEN)
+    if model.audio is not None:
+        writer: DraftWriter = speech_api().draft_writer(model, tokenizer, draft, draft_tokenizer, engine)
+        return writer
     return TextWriter(TextModel(model, tokenizer), TextModel(draft, draft_tokenizer), engine, prompt or DraftPrompt())
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
-from ..drafters.base import TEXT, RequestView
+from ..drafters.base import TEXT, Followable, RequestView
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source, TextTokens
@@ -88,7 +88,7 @@ class DecoderPrompt(NamedTuple):
     observer: Observer | None = None
     search: Any = None
     first: int | None = None
-    draft_texts: Sequence[DraftText] = ()
+    draft_texts: Sequence[Followable] = ()
 
 
 def draft_text_of(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -16,13 +16,32 @@ from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, History
 
 if TYPE_CHECKING:
-    from .draft_text import DraftText
+    from .draft_text import DraftText, Place
 
 Value = TypeVar("Value")
 
 # Kinds of draft, see `BatchDrafter.kind_and_limit`: from a draft model or head, copied from the source, the output or a
 # store, from a text that the request gives, and from a translation memory
 MODEL, COPY, TEXT, MEMORY = "model", "copy", "text", "memory"
+
+
+class Follower(Protocol):
+    """Follows one output through a text, as `draft_text.TextFollower` does."""
+
+    @property
+    def text(self) -> DraftText: ...
+
+    def append(self, token: int) -> None: ...
+
+    def find(self) -> Place | None: ...
+
+    def continuation(self, place: Place, count: int) -> list[int]: ...
+
+
+class Followable(Protocol):
+    """A text that outputs may resemble, such as a `draft_text.DraftText`."""
+
+    def follow(self, prefix: Iterable[int] = ()) -> Follower: ...
 
 
 @dataclass(eq=False)
@@ -43,7 +62,7 @@ class RequestView:
     decoder_tokens: list[int]
     slot: int = 0
     constraints: Constraints = field(default_factory=Constraints)
-    draft_texts: Sequence[DraftText] = ()
+    draft_texts: Sequence[Followable] = ()
 
     @property
     def source_tokens(self) -> Sequence[int]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..sampling.options import option_specs, validate
-from .base import COPY, Drafter
+from .base import COPY, Drafter, Followable
 from .draft_text import DraftText, TextFollower
 from .suffix_index import SuffixIndex
 
@@ -41,7 +41,7 @@ PRIORS = {  # by the end of an origin: the status of a `Place`, or any other
     "": (0.5, 0.5, 0.7, 0.8, 0.9),
 }
 LEAST_TEXT_CHANCE = 0.4  # the minimum chance of a token that is drafted from a given text
-MIN_TEXT_CHANCE = 0.05  # the minimum probability that all tokens of such a draft are right
+MIN_TEXT_CHANCE = 0.03  # the minimum probability that all tokens of such a draft are right
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class NgramDrafter(Drafter):
         return other
 
     def begin(
-        self, input_tokens: Sequence[int], draft_texts: Sequence[DraftText] = (), prefix: Sequence[int] = ()
+        self, input_tokens: Sequence[int], draft_texts: Sequence[Followable] = (), prefix: Sequence[int] = ()
     ) -> None:
         """Start a new request.
 

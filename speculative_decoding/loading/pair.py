@@ -120,8 +120,11 @@ def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
         raise InputError(
             f"draft model: reads {read}, and the target reads {expected}; choose a draft that reads {expected}"
         )
-    if target.audio is not None:
-        require_same_tokens(target, draft)
+    if target.audio is not None and draft.audio is not None and target.audio.window_frames != draft.audio.window_frames:
+        raise InputError(
+            f"draft model: its windows have {draft.audio.window_frames} frames, the target's have "
+            f"{target.audio.window_frames}; choose a draft with the same windows"
+        )
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:

@@ -17,9 +17,13 @@ from .keywords import TranscriptionKeywords, shows_transcription_options, split_
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .scheduler import Scheduler, TranscriptionEvent
+from .speech_text import SpeechText
 from .transcription import Transcription
 
 if TYPE_CHECKING:
+    from ..decoding.draft_writer import DraftEngine
+    from ..drafters.writing import DraftWriter
+    from ..loading.tokenizer import Tokenizer
     from ..session import Session
 
 
@@ -127,6 +131,16 @@ def new_scheduler(
         draft_length=session.planner.draft_length,
         num_mel_bins=mel_bins(session),
     )
+
+
+def draft_writer(
+    model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer, engine: DraftEngine
+) -> DraftWriter:
+    """Return a writer for a draft model of another vocabulary. engine: of the draft model."""
+    from .draft_writer import SpeechWriter
+
+    assert model.audio is not None and draft.audio is not None
+    return SpeechWriter(SpeechText(tokenizer, model.audio), draft, SpeechText(draft_tokenizer, draft.audio), engine)
 
 
 def mel_bins(session: Session) -> list[int]:

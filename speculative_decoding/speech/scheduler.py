@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..decoding.request import Request
@@ -20,6 +21,7 @@ from ..rows import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .audio_file import Audio
+from .draft_texts import GivenTranscript, RecordingDraft
 from .keywords import split_names
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
@@ -27,6 +29,8 @@ from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
 from .transcription import Attempt, Transcriber, Transcription, WindowSource
 from .window_requests import WindowRequests, language_probabilities
+
+KEPT_DRAFT_TEXTS = 4  # prepared draft texts that are kept for other recordings
 
 
 class TranscriptionEvent(NamedTuple):
@@ -127,6 +131,8 @@ class Scheduler:
         assert self.model.audio is not None
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
+        # The parts of a recording, and several recordings, may give the same text
+        self._transcript = lru_cache(KEPT_DRAFT_TEXTS)(self._prepared)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
         """Open a file, samples, or a mapping with an "audio" entry and options. Raises `InputError`."""
@@ -189,12 +195,18 @@ class Scheduler:
         language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
-        requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame)
+        output_language = "en" if options.task == "translate" else language
+        given = [self._transcript(text, output_language) for text in task.decoding.draft_text]
+        drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
+        requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame, drafts)
         most = requests.max_positions // 2 - 1
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
         one = Running(number, transcriber, requests, transcriber.attempts())
         yield one.event()
         yield from self._advance(one, None)
+
+    def _prepared(self, text: str, language: str) -> GivenTranscript:
+        return GivenTranscript(text, self._text, language, self.model.pieces or {})
 
     def decode_round(self) -> Iterator[TranscriptionEvent]:
         """Run a round of every recording that has a slot. A recording is paused when its output is complete."""

@@ -36,9 +36,10 @@ class SpeechText:
             for token, piece in self._tokenizer.vocabulary.pieces.items():
                 if not self.audio.is_text(token) and piece in text:
                     raise InputError(f"contains the special token {piece}", name, "remove it")
-        return self._tokens_of(text)
+        return self.text_tokens(text)
 
-    def _tokens_of(self, text: str) -> list[int]:
+    def text_tokens(self, text: str) -> list[int]:
+        """Return the text tokens, without any special tokens that the text contains."""
         return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -52,6 +53,10 @@ class SpeechText:
             self._tokenizer.decode(list(run)) if is_text else "".join(pieces[each] for each in run)
             for is_text, run in groupby(shown, audio.is_text)
         )
+
+    def is_spoken(self, token: int) -> bool:
+        """Whether a token is text or a timestamp."""
+        return self.audio.is_text(token) or self.audio.is_timestamp(token)
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Split text tokens into words, each with its tokens. A final `audio.end` token is a word of its own."""
@@ -94,9 +99,9 @@ class SpeechText:
 
     @property
     def _symbols(self) -> set[int]:
-        found = {self._tokens_of(" -")[0], self._tokens_of(" '")[0]}
+        found = {self.text_tokens(" -")[0], self.text_tokens(" '")[0]}
         for symbol in [*SYMBOLS, *NOTES]:
-            for tokens in (self._tokens_of(symbol), self._tokens_of(" " + symbol)):
+            for tokens in (self.text_tokens(symbol), self.text_tokens(" " + symbol)):
                 if len(tokens) == 1 or symbol in NOTES:
                     found.add(tokens[0])
         return found
@@ -106,4 +111,4 @@ class SpeechText:
         """Tokens that never begin an output."""
         if self.audio.begin_suppressed is not None:
             return [*self.audio.begin_suppressed]
-        return [*self._tokens_of(" "), self.audio.end]
+        return [*self.text_tokens(" "), self.audio.end]

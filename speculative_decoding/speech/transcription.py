@@ -33,11 +33,15 @@ class WindowSource(Protocol):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A window to decode after some previous text, at a temperature."""
+    """A window to decode after some previous text, at a temperature.
+
+    transcript: The tokens of all segments so far.
+    """
 
     window: Window
     previous: Sequence[int]
     temperature: float
+    transcript: Sequence[int] = ()
 
 
 Align = Callable[[Window, list[int]], list[TimedWord]]  # the window and its text tokens -> its words
@@ -135,8 +139,9 @@ class Transcriber:
         """Try the temperatures in turn until an output is neither repetitive nor unlikely, or the window is silent."""
         options = self.options
         previous = self._previous()
+        transcript = self._tokens[len(self._initial) :]
         for temperature in options.temperatures:
-            decoded = yield Attempt(window, previous, temperature)
+            decoded = yield Attempt(window, previous, temperature, transcript)
             is_repetitive = (
                 options.compression_ratio_threshold is not None
                 and decoded.compression_ratio > options.compression_ratio_threshold

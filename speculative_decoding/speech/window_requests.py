@@ -16,9 +16,10 @@ from ..models.threads import turn
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.random import sample_seed
+from .draft_texts import RecordingDraft
 from .evidence import Evidence
 from .options import TranscriptionOptions
-from .segments import FRAMES_PER_POSITION, DecodedWindow, Window
+from .segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND, DecodedWindow, Window
 from .speech_text import SpeechText
 from .timestamp_rules import TimestampRules
 from .transcription import Attempt
@@ -38,6 +39,7 @@ class WindowRequests:
         options: How to transcribe.
         decoding: How to decode: drafts, sampling, beams.
         first_frame: Where the recording begins, if it is part of a longer recording.
+        drafts: Transcripts that the output may resemble.
     """
 
     model: EncoderDecoder
@@ -46,6 +48,7 @@ class WindowRequests:
     options: TranscriptionOptions
     decoding: GenerationOptions
     first_frame: int = 0
+    drafts: Sequence[RecordingDraft] = ()
 
     @property
     def audio(self) -> AudioConfig:
@@ -102,7 +105,9 @@ class WindowRequests:
                 options.num_beams, options.length_penalty, options.early_stopping, length, {audio.end}, tokens
             )
         evidence = Evidence(len(previous) + 1, audio.no_speech)
-        return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence, search)
+        second = (self.first_frame + attempt.window.seek) / FRAMES_PER_SECOND
+        drafts = [draft.window(attempt.transcript, second, rules is not None) for draft in self.drafts]
+        return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence, search, draft_texts=drafts)
 
     def decoded(self, request: Request) -> DecodedWindow:
         """Return the output of a finished request."""

@@ -1,0 +1,252 @@
+"""Follows an output through given transcripts of the whole recording, with or without times.
+
+A pointer follows the words only (`drafters.draft_text`). Punctuation and times, which differ most often, are passed
+over, and filled in again where a draft continues. A text without times still gives times: the next segment usually
+starts where the last one ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import NamedTuple
+
+from ..drafters.base import TEXT
+from ..drafters.draft_text import DraftText, Place, TextFollower
+from ..loading.tokenizer import REPLACEMENT
+from .segments import SECONDS_PER_POSITION
+from .speech_text import WITHOUT_SPACES, SpeechText
+
+CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{2})[.,](\d{3})"
+CUE = re.compile(rf"^(?:\d+[ \t]*\n)?[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}.*\n?", re.MULTILINE)
+TIME_TOKEN = re.compile(r"<\|(\d{1,6}\.\d{1,3})\|>")
+TOLERANCE = 0.2  # seconds by which the times of two transcripts of the same speech may differ
+
+
+class Cue(NamedTuple):
+    """A part of a transcript. The times are in seconds from the start of the recording; None if they are unknown."""
+
+    text: str
+    start: float | None = None
+    end: float | None = None
+
+
+def cues_of(text: str) -> list[Cue]:
+    """Return the parts of a transcript: subtitles (SRT, VTT), JSON with segments, or text with tokens like <|1.20|>.
+
+    Any other text is one part without times.
+    """
+    if found := json_cues(text):
+        return found
+    text = text.replace("\r\n", "\n")
+    _, *parts = CUE.split(text)
+    if parts:
+        rows = (parts[i : i + 9] for i in range(0, len(parts), 9))
+        return [Cue(content.partition("\n\n")[0], seconds(clock[:4]), seconds(clock[4:])) for *clock, content in rows]
+    first, *parts = TIME_TOKEN.split(text)
+    cues = [Cue(first)]
+    for time, content in zip(parts[::2], parts[1::2], strict=True):
+        if cues[-1].text.strip():
+            cues[-1] = cues[-1]._replace(end=float(time))
+        cues.append(Cue(content, float(time)))
+    return [cue for cue in cues if cue.text.strip()]
+
+
+def json_cues(text: str) -> list[Cue] | None:
+    """Return the segments of a transcript in the format of openai-whisper, or None for another text."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        segments = json.loads(text)["segments"]
+        cues = [Cue(str(each["text"]), float(each["start"]), float(each["end"])) for each in segments]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    is_finite = all(isfinite(time) for cue in cues for time in (cue.start, cue.end) if time is not None)
+    return cues if is_finite else None
+
+
+def seconds(clock: Sequence[str | None]) -> float:
+    hours, minutes, whole, thousandths = (int(part or 0) for part in clock)
+    return hours * 3600 + minutes * 60 + whole + thousandths / 1000
+
+
+class Gap(NamedTuple):
+    """What stands before a word: punctuation, times in seconds, and again punctuation."""
+
+    before: Sequence[int] = ()
+    times: Sequence[float] = ()
+    after: Sequence[int] = ()
+
+
+class GivenTranscript:
+    """A transcript of a recording, prepared for all of its windows.
+
+    Args:
+        text: See `cues_of`.
+        speech: Encodes the text.
+        language: The language of the text.
+        pieces: The vocabulary's pieces by id.
+    """
+
+    def __init__(self, text: str, speech: SpeechText, language: str, pieces: Mapping[int, str]) -> None:
+        self.speech = speech
+        self._passed: dict[int, bool] = {}
+        self.gaps: dict[int, Gap] = {}  # by the position of the next word
+        self._cues: list[
+            tuple[float, float, int]
+        ] = []  # each part: start and end in seconds, position of its first word
+        space = "" if language in WITHOUT_SPACES else " "
+        words: list[int] = []
+        gap = Gap()
+        for cue in cues_of(text):
+            if cue.start is not None:
+                gap = gap._replace(times=[*gap.times, cue.start])
+                self._cues.append((cue.start, cue.start if cue.end is None else cue.end, len(words)))
+            for token in speech.text_tokens(space + " ".join(cue.text.split())):
+                if not self.passes(token):
+                    if gap != Gap():
+                        self.gaps[len(words)] = gap
+                    words.append(token)
+                    gap = Gap()
+                elif gap.times:
+                    gap = gap._replace(after=[*gap.after, token])
+                else:
+                    gap = gap._replace(before=[*gap.before, token])
+            if cue.end is not None:
+                gap = gap._replace(times=[cue.end])
+        if words:
+            self.gaps[len(words)] = gap
+            words.append(speech.audio.end)
+        self.words = DraftText(words, pieces, TEXT)
+
+    def passes(self, token: int) -> bool:
+        """Whether the pointer passes over a token: a time or punctuation."""
+        if (known := self._passed.get(token)) is None:
+            known = self._passed[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
+                self.speech.decode([token])
+            )
+        return known
+
+    def position_at(self, time: float) -> int | None:
+        """Return the first word of the first part that ends after a time; None without times."""
+        if not self._cues:
+            return None
+        later = (position for start, end, position in self._cues if start >= time or end > time + TOLERANCE)
+        return next(later, len(self.words.ids) - 1)
+
+
+def is_punctuation(text: str) -> bool:
+    """Whether a text consists of punctuation, symbols and spaces. Incomplete characters do not count."""
+    return REPLACEMENT not in text and all(unicodedata.category(each)[0] in "PSZ" for each in text)
+
+
+class RecordingDraft:
+    """Finds the place in a transcript at which each window of a recording starts."""
+
+    def __init__(self, transcript: GivenTranscript) -> None:
+        self._transcript = transcript
+        self._follower = transcript.words.follow()
+        self._num_tokens = 0
+
+    def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
+        """Return the draft of a window.
+
+        Args:
+            tokens: All tokens of the transcript before the window.
+            start: The start of the window, in seconds from the start of the recording.
+            has_times: Whether outputs contain timestamps.
+        """
+        given = self._transcript
+        for token in tokens[self._num_tokens :]:
+            if not given.passes(token):
+                self._follower.append(token)
+        self._num_tokens = len(tokens)
+        place = self._follower.find()
+        position = 0 if place is None else place.position
+        if (place is None or place.status) and (by_time := given.position_at(start)) is not None:
+            position = by_time
+        return WindowDraft(given, position, start if has_times else None)
+
+
+class WindowDraft(NamedTuple):
+    """A transcript from the position at which a window starts.
+
+    start: The start of the window in seconds; None if outputs have no timestamps.
+    """
+
+    transcript: GivenTranscript
+    position: int
+    start: float | None
+
+    def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
+        """Return a follower for one output. The prefix, which has the previous text, is not part of the window."""
+        return WindowFollower(self)
+
+
+class WindowFollower:
+    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them."""
+
+    def __init__(self, draft: WindowDraft) -> None:
+        self._draft = draft
+        self.text = draft.transcript.words
+        self._words = TextFollower(self.text, start=draft.position)
+        self._since: list[int] = []  # the tokens since the last word
+        self._has_words = False
+
+    def append(self, token: int) -> None:
+        if self._draft.transcript.passes(token):
+            self._since.append(token)
+            return
+        self._words.append(token)
+        self._since = []
+        self._has_words = True
+
+    def find(self) -> Place | None:
+        return self._words.find()
+
+    def continuation(self, place: Place, count: int) -> list[int]:
+        """Return up to `count` tokens from a place."""
+        gaps, ids = self._draft.transcript.gaps, self.text.ids
+        start = place.position
+        if start >= len(ids):
+            return []
+        found = [*self._rest(gaps.get(start, Gap()), start == len(ids) - 1), ids[start]]
+        for position in range(start + 1, min(start + count, len(ids))):
+            if position in gaps:
+                found += self._filled(gaps[position])
+            found.append(ids[position])
+        return found[:count]
+
+    def _rest(self, gap: Gap, is_last: bool) -> list[int]:
+        """Return the part of a gap that the output does not have yet."""
+        audio = self._draft.transcript.speech.audio
+        if not self._has_words and not self._since and self._draft.start is not None:  # the first segment starts
+            if not gap.times or gap.times[-1] < self._draft.start + TOLERANCE:
+                return [audio.timestamp_begin, *(gap.after if gap.times else gap.before)]
+            return [self._timestamp(gap.times[-1]), *gap.after]
+        times = [*filter(audio.is_timestamp, self._since)]
+        if not times:
+            return self._filled(gap._replace(before=()) if self._since else gap)
+        if self._since[-1] != times[-1]:
+            return []
+        if (
+            len(times) == 1 and self._has_words and not is_last
+        ):  # it ends a segment, and the next one often starts with it
+            is_pause = len(gap.times) == 2 and gap.times[1] > gap.times[0] + TOLERANCE
+            return [self._timestamp(gap.times[1]) if is_pause else times[0], *gap.after]
+        return [*gap.after]
+
+    def _filled(self, gap: Gap) -> list[int]:
+        if self._draft.start is None:
+            return [*gap.before, *gap.after]
+        return [*gap.before, *map(self._timestamp, gap.times), *gap.after]
+
+    def _timestamp(self, time: float) -> int:
+        """Return the token of a time, limited to the window."""
+        audio = self._draft.transcript.speech.audio
+        assert self._draft.start is not None
+        position = max(round((time - self._draft.start) / SECONDS_PER_POSITION), 0)
+        return min(audio.timestamp_begin + position, audio.timestamp_end - 1)

@@ -1,0 +1,195 @@
+"""Writes transcripts with a speech model of another vocabulary than the target's; see `drafters.writing`.
+
+The draft model hears the same window, with its own mel bins, encoder and rules for timestamps. Its text is encoded
+again with the target's tokenizer, and its times become the target's timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+
+from ..decoding.draft_writer import DraftEngine, settled
+from ..decoding.request import Request
+from ..draft_length.base import FixedLength
+from ..drafters.base import RequestView
+from ..errors import note
+from ..models.audio import AudioFrames
+from ..models.base import EncoderDecoder
+from ..models.whisper import NoiseFrames
+from ..models.whisper_tokens import AudioConfig
+from ..sampling import GenerationOptions
+from .options import TranscriptionOptions
+from .segments import FRAMES_PER_POSITION, Window
+from .speech_text import SpeechText
+from .transcription import Attempt
+from .window_requests import WindowRequests
+
+
+class SpokenPrompt(NamedTuple):
+    """The parts of a decoder prompt and the output after it, as ids of the target.
+
+    language: Its code; None if the prompt does not name it.
+    """
+
+    previous: list[int]
+    language: str | None
+    is_translation: bool
+    has_timestamps: bool
+    output: list[int]
+
+    @classmethod
+    def of(cls, tokens: list[int], audio: AudioConfig) -> SpokenPrompt:
+        """Split committed decoder ids."""
+        start = tokens.index(audio.start) if audio.start in tokens else 0
+        previous, output = tokens[1:start], tokens[start + 1 :]
+        language = None if audio.is_multilingual else "en"
+        codes = {token: code for code, token in audio.languages.items()}
+        if output and output[0] in codes:
+            language = codes[output[0]]
+        num_special = 0
+        while num_special < len(output) and not (
+            audio.is_text(output[num_special]) or audio.is_timestamp(output[num_special])
+        ):
+            num_special += 1
+        special = output[:num_special]
+        is_translation, has_timestamps = audio.translate in special, audio.no_timestamps not in special
+        return cls(previous, language, is_translation, has_timestamps, output[num_special:])
+
+
+class SpeechWriter:
+    """Writes transcripts with a draft model, for `BatchWritingDrafter`.
+
+    Args:
+        target: The text tokens of the target.
+        model: The draft model.
+        draft: The text tokens of the draft model.
+        engine: An engine of the draft model, which nothing else uses.
+    """
+
+    def __init__(self, target: SpeechText, model: EncoderDecoder, draft: SpeechText, engine: DraftEngine) -> None:
+        self.target = target
+        self.draft = draft
+        self.engine = engine
+        self._model = model
+        self._frames: WeakKeyDictionary[AudioFrames, AudioFrames] = WeakKeyDictionary()
+        self._has_noted = False
+
+    def start(self, request: RequestView) -> WrittenSpeech | None:
+        assert isinstance(request.source, AudioFrames)
+        prompt = SpokenPrompt.of(request.decoder_tokens, self.target.audio)
+        if prompt.language is None:  # the target finds the language itself, in a request without a transcription
+            return None
+        if reason := self._why_not(prompt):
+            if not self._has_noted:
+                note(f"no drafts: the draft model {reason}")
+            self._has_noted = True
+            return None
+        frames = self._frames_of(request.source)
+        options = TranscriptionOptions(
+            task="translate" if prompt.is_translation else "transcribe", without_timestamps=not prompt.has_timestamps
+        )
+        written = [*self.mapped(prompt.output, self.target, self.draft)]
+        previous = [*self.mapped(prompt.previous, self.target, self.draft)]
+        submitted = self._submit(frames, options, prompt.language, previous, written)
+        return None if submitted is None else WrittenSpeech(self, submitted, request.decoder_tokens[1:])
+
+    def _why_not(self, prompt: SpokenPrompt) -> str:
+        """Return why the draft model cannot write this, or ""."""
+        audio = self.draft.audio
+        if not audio.is_multilingual and prompt.is_translation:
+            return "knows English only, and cannot translate"
+        if not audio.is_multilingual and prompt.language != "en":
+            return f"knows English only, not {prompt.language!r}"
+        if audio.is_multilingual and prompt.language not in audio.languages:
+            return f"does not know the language {prompt.language!r}"
+        return ""
+
+    def _frames_of(self, source: AudioFrames) -> AudioFrames:
+        """Return the window with the draft model's mel bins. Its encoder output is kept as long as the window is."""
+        own = source.of(self.draft.audio.num_mel_bins)
+        if own is source.frames:
+            return source
+        return self._frames.setdefault(source, AudioFrames(own))
+
+    def _submit(
+        self, frames: AudioFrames, options: TranscriptionOptions, language: str, previous: list[int], output: list[int]
+    ) -> Request | None:
+        """Submit a request after an output so far. Returns None if the draft model has too few positions for it."""
+        requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
+        previous = previous[-(requests.max_positions // 2 - 1) :]
+        window = Window(0, len(frames) * FRAMES_PER_POSITION, frames)
+        start = requests.decoder_prompt(Attempt(window, previous, 0.0))
+        most = min(start.options.max_tokens, requests.max_positions + 1 - len(start.tokens) - len(output))
+        if most < 1:
+            return None
+        start = start._replace(
+            tokens=[*start.tokens, *output], options=start.options.with_values(max_tokens=most), observer=None
+        )
+        return self.engine.submit(frames, start.options, FixedLength(0), start)
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def rehearse(self, slot: int) -> WrittenSpeech:
+        audio = self.draft.audio
+        frames = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+        options = TranscriptionOptions(without_timestamps=True)
+        language = "en" if "en" in audio.languages or not audio.languages else next(iter(audio.languages))
+        requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
+        start = requests.decoder_prompt(Attempt(Window(0, audio.window_frames, frames), [], 0.0))
+        start = start._replace(observer=None, eos_token_ids=set())  # so that it continues
+        return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), [])
+
+    @staticmethod
+    def mapped(tokens: Iterable[int], source: SpeechText, target: SpeechText) -> Iterable[int]:
+        """Convert text and timestamps from one vocabulary to the other. Special tokens are left out."""
+        for is_time, run in groupby(filter(source.is_spoken, tokens), source.audio.is_timestamp):
+            if is_time:
+                yield from (token - source.audio.timestamp_begin + target.audio.timestamp_begin for token in run)
+            else:
+                yield from target.text_tokens(source.decode([*run]))
+
+
+class WrittenSpeech:
+    """An output of the draft model for a window.
+
+    Args:
+        writer: The writer that started it.
+        draft: The draft model's request.
+        before: The target's ids that were committed when the output was started, without the start token.
+    """
+
+    def __init__(self, writer: SpeechWriter, draft: Request, before: list[int]) -> None:
+        self._writer = writer
+        self._draft = draft
+        self._before = before
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._draft.tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._draft.finish_reason is not None
+
+    def target_ids(self) -> list[int]:
+        writer, own, target = self._writer, self._writer.draft, self._writer.target
+        tokens = self._draft.tokens
+        if self._draft.finish_reason == "stop":
+            return [*self._before, *writer.mapped(tokens, own, target), target.audio.end]
+        # Only the last word may change, which follows the last timestamp
+        last = next((i for i in range(len(tokens), 0, -1) if own.audio.is_timestamp(tokens[i - 1])), 0)
+        known = writer.mapped(tokens[:last], own, target)
+        return [
+            *self._before,
+            *known,
+            *target.text_tokens(settled(own.decode([*filter(own.is_spoken, tokens[last:])]))),
+        ]
+
+    def cancel(self) -> None:
+        self._writer.engine.cancel(self._draft)

@@ -1,0 +1,92 @@
+"""A speech model of another vocabulary drafts what it hears; it changes no token."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from speculative_decoding.session import Session
+from speculative_decoding.speech.draft_writer import SpeechWriter, SpokenPrompt
+from speculative_decoding.speech.speech_text import SpeechText
+from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, noise, speech_model
+from tests.support.tiny import tiny_whisper
+
+MODEL = speech_model()
+GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None}
+FALLBACK: dict[str, Any] = {"temperature": (0, 0.4, 0.8), "no_speech_threshold": None, "sample_len": 12, "seed": 3}
+MORE = 3  # text tokens that only the draft model has, before its special tokens
+
+
+class OtherLetters(Letters):
+    """Letters with other ids."""
+
+    def encode_output(self, text: str) -> list[int]:
+        return [MORE + token for token in super().encode_output(text)]
+
+    def decode(self, tokens: Any) -> str:
+        return super().decode([token - MORE for token in tokens if token >= MORE])
+
+
+def other_model(**changes: Any) -> Any:
+    ids = {"pad_token_id": END + MORE, "eos_token_id": END + MORE, "decoder_start_token_id": START + MORE}
+    model = tiny_whisper(vocab_size=MODEL.config.vocab_size + MORE, seed=5, **ids, **changes)
+    assert model.audio is not None and MODEL.audio is not None
+    languages = {code: token + MORE for code, token in MODEL.audio.languages.items()}
+    model.audio = replace(model.audio, is_multilingual=True, languages=languages)
+    return model
+
+
+def session(draft: Any) -> Session:
+    return Session(MODEL, Letters(), draft, draft_tokenizer=OtherLetters())
+
+
+@pytest.mark.parametrize("bins", [6, 8])
+@pytest.mark.parametrize("drafter", ["model", "auto"])
+@pytest.mark.parametrize("options", [GREEDY, FALLBACK, GREEDY | {"task": "translate"}], ids=["greedy", "falls", "task"])
+def test_drafts_of_another_vocabulary_change_no_token(options: dict[str, Any], drafter: str, bins: int) -> None:
+    own = session(other_model(num_mel_bins=bins))
+    assert own.drafts_text
+    for audio in (noise(0, 1.3), noise(1, 0.6)):
+        expected = own.transcribe(audio, drafter="none", **options)
+        found = own.transcribe(audio, drafter=drafter, num_draft_tokens=4, **options)
+        assert [each.tokens for each in found.segments] == [each.tokens for each in expected.segments]
+        assert found.stats.drafted_tokens > 0
+
+
+def test_an_english_only_draft_of_another_language_is_one_note_and_no_draft() -> None:
+    draft = other_model()
+    draft.audio = replace(draft.audio, is_multilingual=False, languages={})
+    own = session(draft)
+    for options in ({"language": "de"}, {"language": "en", "task": "translate"}):
+        expected = own.transcribe(noise(0, 1.3), drafter="none", **GREEDY, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = own.transcribe(noise(0, 1.3), drafter="model", num_draft_tokens=4, **GREEDY, **options)
+        assert found.as_dict() == expected.as_dict() and found.stats.drafted_tokens == 0
+        (only,) = [str(each.message) for each in caught]
+        assert only.startswith("no drafts: the draft model knows English only")
+    spoken = own.transcribe(noise(0, 1.3), drafter="model", num_draft_tokens=4, language="en", **GREEDY)
+    assert spoken.stats.drafted_tokens > 0
+
+
+def test_text_and_times_are_mapped_and_special_tokens_left_out() -> None:
+    audio, draft = MODEL.audio, other_model().audio
+    assert audio is not None
+    target, other = SpeechText(Letters(), audio), SpeechText(OtherLetters(), draft)
+    tokens = [ZERO, 0, 1, ZERO + 4, ZERO + 4, 2, END]
+    there = [*SpeechWriter.mapped(tokens, target, other)]
+    assert there == [token + MORE for token in tokens[:-1]]
+    assert [*SpeechWriter.mapped(there, other, target)] == tokens[:-1]
+
+
+def test_a_prompt_is_split_into_its_parts() -> None:
+    audio = MODEL.audio
+    assert audio is not None
+    tokens = [PREVIOUS, 7, ZERO, START, ENGLISH, TRANSCRIBE, ZERO, 3]
+    assert SpokenPrompt.of(tokens, audio) == SpokenPrompt([7, ZERO], "en", False, True, [ZERO, 3])
+    tokens = [START, ENGLISH + 1, audio.translate, audio.no_timestamps, 3]
+    assert SpokenPrompt.of(tokens, audio) == SpokenPrompt([], "de", True, False, [3])
+    assert SpokenPrompt.of([START, 3], audio).language is None
