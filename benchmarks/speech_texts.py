@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from speculative_decoding import Session, load
 from speculative_decoding.cli.common import say
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
+from speculative_decoding.speech.transcription import Transcription
 
 from .text_rows import NUM_DRAFT, Row
 
@@ -32,66 +34,96 @@ def read_samples(path: Path) -> np.ndarray:
         raise InputError(f"--recordings {path}: not a WAV file ({error}); name another file") from error
 
 
-class Transcriber:
-    """Transcribes with and without drafts. Every transcript must equal the baseline's.
+@dataclass(frozen=True)
+class Recorded:
+    """A recording, transcribed without drafts.
 
     Args:
-        target: A Whisper, and a draft head or none.
-        samples: The recording.
+        name: The name of its file.
+        parts: The samples up to each second, and at last all of them.
+        baselines: The transcript of each part.
+        written: The whole transcript of another model.
     """
 
-    def __init__(self, target: Session, samples: np.ndarray) -> None:
-        self.target = target
-        self.samples = samples
-        self.parts = [samples[: RATE * second] for second in range(1, ceil(len(samples) / RATE))] + [samples]
-        self.baselines = [transcribe(target, part, drafter="none") for part in self.parts]
+    name: str
+    parts: Sequence[np.ndarray]
+    baselines: Sequence[Transcription]
+    written: Transcription
 
-    def stats(self, part: int = -1, **options: Any) -> GenerationStats:
-        """Return the statistics of the recording up to a second, decoded with these options."""
-        found = transcribe(self.target, self.parts[part], num_draft_tokens=NUM_DRAFT, **options)
+    @classmethod
+    def of(cls, path: Path, target: Session, transcriber: Session) -> Recorded:
+        say(f"speech: {path.stem}")
+        samples = read_samples(path)
+        parts = [*(samples[: RATE * second] for second in range(1, ceil(len(samples) / RATE))), samples]
+        baselines = [transcribe(target, part, drafter="none") for part in parts]
+        return cls(path.stem, parts, baselines, transcribe(transcriber, samples, drafter="none"))
+
+    def stats(self, session: Session, part: int = -1, **options: Any) -> GenerationStats:
+        """Transcribe a part with these options. The transcript must equal the baseline's."""
+        found = transcribe(session, self.parts[part], num_draft_tokens=NUM_DRAFT, **options)
         if [each.tokens for each in found.segments] != [each.tokens for each in self.baselines[part].segments]:
-            raise AssertionError("a transcript differs from the baseline's")
+            raise AssertionError(f"{self.name}: a transcript differs from the baseline's")
         return found.stats
 
-    def hypotheses(self, drafter: str) -> GenerationStats:
-        """Decode again after each further second, with the text so far as the draft."""
+    def alone(self, session: Session, drafter: str) -> GenerationStats:
+        return self.stats(session, drafter=drafter)
+
+    def with_text(self, session: Session, drafter: str) -> GenerationStats:
+        return self.stats(session, drafter=drafter, draft_text=self.written.text)
+
+    def with_times(self, session: Session, drafter: str) -> GenerationStats:
+        return self.stats(session, drafter=drafter, draft_text=json.dumps(self.written.as_dict()))
+
+    def with_hypotheses(self, session: Session, drafter: str) -> GenerationStats:
+        """Transcribe again after each further second, with the transcript so far and its times."""
         total = GenerationStats()
-        for part in range(1, len(self.parts)):
-            total.add(self.stats(part, drafter=drafter, draft_text=self.baselines[part - 1].text))
+        for part, hypothesis in enumerate(self.baselines[:-1], start=1):
+            total.add(self.stats(session, part, drafter=drafter, draft_text=json.dumps(hypothesis.as_dict())))
         return total
 
 
-def transcribe(session: Session, samples: np.ndarray, **options: Any) -> Any:
+def transcribe(session: Session, samples: np.ndarray, **options: Any) -> Transcription:
     return session.transcribe(samples, temperature=0.0, language="en", **options)
 
 
+Run = Callable[[Recorded, Session, str], GenerationStats]
+
+
 def speech_rows(models: Sequence[Path | None], recordings: Sequence[Path]) -> Iterator[Row]:
-    """Yield rows for each recording: without a text, with another model's transcript, with the last hypothesis.
+    """Yield rows for each recording and for all: without a text, with another model's transcript, the last hypothesis.
 
     Args:
         models: A Whisper, another one that writes the transcripts, and a draft head of the first one or None.
         recordings: 16 kHz WAV files of English speech.
     """
-    samples = {path.stem: read_samples(path) for path in recordings}
     whisper, transcriber, head = models
     assert whisper is not None and transcriber is not None
-    target = load(whisper, draft=head, dtype="float32")
     writer = load(transcriber, dtype="float32")
-    all_drafters = "auto" if head else "ngram"
-    for name, recording in samples.items():
-        say(f"speech: {name}")
-        bench = Transcriber(target, recording)
-        written = transcribe(writer, recording, drafter="none")
-        modes = {"copies": "ngram"} | ({"head": "model", "head and copies": "auto"} if head else {})
-        for drafts, drafter in modes.items():
-            yield Row("none", drafts, name, [bench.stats(drafter=drafter).tokens_per_target_call])
-        texts = {
-            "another model's transcript": written.text,
-            "another model's transcript with times": json.dumps(written.as_dict()),
-        }
-        for drafts, drafter in {"text": "text", "all": all_drafters}.items():
-            for given, text in texts.items():
-                stats = bench.stats(drafter=drafter, draft_text=text)
-                yield Row(given, drafts, name, [stats.tokens_per_target_call])
-            stats = bench.hypotheses(drafter)
-            yield Row("the last hypothesis, after each second", drafts, name, [stats.tokens_per_target_call])
+    with_head = load(whisper, draft=head, dtype="float32")
+    target = replace(with_head, draft_model=None)
+    with_model = replace(target, draft_model=writer.model, draft_tokenizer=writer.tokenizer)
+    recorded = [Recorded.of(path, target, writer) for path in recordings]
+
+    def rows(given: str, drafts: str, run: Run, session: Session, drafter: str) -> Iterator[Row]:
+        say(f"speech: {given}, {drafts}")
+        total = GenerationStats()
+        for each in recorded:
+            found = run(each, replace(session), drafter)  # which has learned nothing
+            total.add(found)
+            yield Row(given, drafts, each.name, [found.tokens_per_target_call])
+        if len(recorded) > 1:
+            yield Row(given, drafts, "all", [total.tokens_per_target_call])
+
+    modes = {"copies": (target, "ngram"), "draft model": (with_model, "model")}
+    if head is not None:
+        modes |= {"head": (with_head, "model"), "head and copies": (with_head, "auto")}
+    for drafts, (session, drafter) in modes.items():
+        yield from rows("none", drafts, Recorded.alone, session, drafter)
+    texts = {
+        "another model's transcript": Recorded.with_text,
+        "another model's transcript with times": Recorded.with_times,
+        "the last hypothesis, after each second": Recorded.with_hypotheses,
+    }
+    for drafts, drafter in {"text": "text", "all": "auto" if head is not None else "ngram"}.items():
+        for given, run in texts.items():
+            yield from rows(given, drafts, run, with_head, drafter)

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, refusal
-from ..sampling.values import Bool, Text, Value
+from ..sampling.values import Bool, ListOf, Text, Value
 from ..speech import formats
 from ..speech.keywords import split_options
 from ..speech.options import TranscriptionOptions, transcription_specs
@@ -49,7 +49,7 @@ FIELDS: Mapping[str, Value] = {
     "prompt": Text(may_be_empty=True),
     "response_format": Text(FORMATS),
     "stream": Bool(),
-    "timestamp_granularities": Text(GRANULARITIES),
+    "timestamp_granularities": ListOf(Text(GRANULARITIES)),
 }
 
 
@@ -81,7 +81,8 @@ def parse_transcription_request(
         audio: The model's audio config.
         defaults: The server's decoding options.
     """
-    content, granularities, fields = parse_fields(parts)
+    content, fields = parse_fields(parts)
+    granularities = fields.pop("timestamp_granularities", ())
     names.require(fields.pop("model", names.id))
     response_format = fields.pop("response_format", "json")
     stream = fields.pop("stream", False)
@@ -106,17 +107,17 @@ def parse_transcription_request(
     return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream)
 
 
-def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
-    """Return the content of the file, the granularities, and the values of all other fields.
+def parse_fields(parts: Sequence[Part]) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of the file, and the values of all other fields. A field that is a list may be repeated.
 
     Empty fields are left out, because programs send them for inputs that the user left blank.
     """
     content: bytes | None = None
-    granularities: list[str] = []
     fields: dict[str, Any] = {}
     for part in parts:
         name = part.name.removesuffix("[]")
-        if name in fields or (name == "file" and content is not None):
+        is_list = isinstance(FIELDS.get(name), ListOf)
+        if (name in fields and not is_list) or (name == "file" and content is not None):
             raise ServerError(400, f"{name[:80]}: is given twice", name)
         if part.is_file != (name == "file"):
             raise ServerError(400, f"{name[:80]}: must {'not ' if part.is_file else ''}be a file", name[:80])
@@ -124,30 +125,33 @@ def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any
             content = part.content
         elif not part.content and (name in FIELDS or name in UNSUPPORTED or name in OTHER_OPTIONS):
             continue
-        elif name == "timestamp_granularities":
-            granularities.append(parse_value(name, part.content))
+        elif is_list:
+            fields[name] = [*fields.get(name, ()), parse_value(name, part.content)]
         else:
             fields[name] = parse_value(name, part.content)
     if content is None:
         raise ServerError(400, "file: is missing; send a recording", "file")
-    return content, granularities, fields
+    return content, fields
 
 
 def parse_value(name: str, content: bytes) -> Any:
-    """Parse the text of a field. Raises a `ServerError` that names the field."""
+    """Parse the text of a field, or one item of a list. Raises a `ServerError` that names the field."""
     if name in UNSUPPORTED:
         raise ServerError(400, f"{name}: is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
     if name in OTHER_OPTIONS:
         raise ServerError(400, f"{name}: is not a field of this API; {OTHER_OPTIONS[name]}", name, "unsupported_value")
     if name not in FIELDS:
         raise ServerError.unknown_field(name, [each for each in FIELDS if each not in OTHER_OPTIONS])
+    value = FIELDS[name]
+    if isinstance(value, ListOf):
+        value = value.item
     try:
         text = content.decode()
-        return FIELDS[name].parse(text)
+        return value.parse(text)
     except UnicodeDecodeError:
         raise ServerError(400, f"{name}: is not UTF-8", name, "invalid_value") from None
     except (ValueError, TypeError, OverflowError):
-        raise ServerError(400, f"{name}: {refusal(FIELDS[name], text)}", name, "invalid_value") from None
+        raise ServerError(400, f"{name}: {refusal(value, text)}", name, "invalid_value") from None
 
 
 def transcription_response(request: TranscriptionRequest, result: Transcription) -> Response:

@@ -79,6 +79,9 @@ async def received(request: Request, task: str, audio: AudioConfig, upload: Uplo
     receiving = read_body(request, limits.max_audio + limits.max_body, seconds=UPLOAD_SECONDS, count=upload.add)
     body = await upload.unless_failed(receiving)
     parts = parse_multipart(request.headers.get("content-type", ""), body)
+    if len(body) - sum(len(part.content) for part in parts if part.is_file) > limits.max_body:
+        message = f"a request must have at most {limits.max_body} bytes without its recording"
+        raise ServerError(413, message, code="body_too_large")
     del body
     names = served_names(request.app.state)
     wanted = parse_transcription_request(parts, task, names, audio, service.options)

@@ -131,7 +131,8 @@ def transcribe(chosen: argparse.Namespace) -> int:
     say(run_summary(stats, config.options, len(flags.audio), 0))
     if flags.stats_json is not None:
         settings = {"audio": list(flags.audio), "audio_seconds": output.seconds, "seconds": seconds, "slots": slots}
-        settings |= pair.folders | options | {"drafter": config.options.drafter}
+        drafts = config.settings()
+        settings |= pair.folders | options | {name: drafts[name] for name in ("drafter", "draft_text_sha256")}
         write_stats(flags.stats_json, settings | stats.as_dict())
     return 1 if output.has_errors else 0
 

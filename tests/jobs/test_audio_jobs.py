@@ -10,6 +10,7 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.jobs.command import BatchFlags, require_recordings, row_scheduler
+from speculative_decoding.speech.formats import srt
 from tests.support.job_engine import run_job
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import tiny_model
@@ -78,6 +79,28 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
         assert times == [(each.start, each.end, each.text) for each in expected.segments] != []
         assert found["generated_tokens"] == expected.stats.generated_tokens
     assert any("words" in each for each in records[2]["segments"])
+
+
+def test_lines_with_recordings_have_draft_texts_of_their_own(folder: Path) -> None:
+    """A text changes no record but its counts, and none that belongs to another line is drafted."""
+    (folder / "sub" / "b.wav").write_bytes(wav(noise(3, 1.6)))
+    own = Session(speech_model(), Letters(), options=GenerationOptions(drafter="text", num_draft_tokens=15))
+    alone = [own.transcribe(folder / name, **FIRST) for name in ("a.wav", "sub/b.wav")]
+    texts = ["".join(srt(each.segments)) for each in alone]
+    lines = [
+        {"audio": "a.wav", "draft_text": texts[0], **FIRST},
+        {"audio": "sub/b.wav", "draft_text": ["abc", texts[1]], **FIRST},
+        {"audio": "a.wav", **FIRST},
+        {"audio": "a.wav", "draft_text": 3, **FIRST},
+    ]
+    scheduler = row_scheduler(own, BatchFlags(input=str(folder / "job.jsonl"), slots=2))
+    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), scheduler, format="jsonl")
+    *found, refused = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
+    assert [each["text"] for each in found] == [alone[0].text, alone[1].text, alone[0].text]
+    assert "draft_text: must be text, or a list of such, not 3" in refused["error"]
+    calls = [each["target_calls"] for each in found]
+    without = [each.stats.target_calls for each in alone]
+    assert calls[0] < without[0] == calls[2] and calls[1] < without[1] and found[2]["drafted_tokens"] == 0
 
 
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:

@@ -183,6 +183,28 @@ def test_a_draft_text_of_a_client_is_limited(server: Serving) -> None:
     with serving(session("ngram"), LIMITS, model=MODEL) as other:
         answer = post(other, draft_text="a" * LIMITS.max_draft_text)
         assert answer.json()["text"] == alone(0).text.strip()
+        for texts in (["a" * LIMITS.max_draft_text, "b"], ["a"] * 5):  # repeated fields count together
+            answer = post(other, draft_text=texts)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "draft_text"
+
+
+def test_fields_count_in_the_limit_of_a_body_without_its_recording(server: Serving) -> None:
+    """However small the recording is."""
+    answer = post(server, 3, draft_text="a" * LIMITS.max_body)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
+    assert f"at most {LIMITS.max_body} bytes without its recording" in answer.json()["error"]["message"]
+
+
+def test_draft_texts_save_calls_and_change_no_text() -> None:
+    """One of two texts is another recording's. A recording is sent to a new server each time, which has not learned."""
+    expected = alone(0)
+    calls = []
+    for texts in ([], [alone(2).text, "".join(srt(expected.segments))]):
+        with serving(session("ngram"), LIMITS, model=MODEL) as server:
+            found = post(server, response_format="srt", draft_text=texts)
+            calls.append(server.metric("target_calls_total"))
+        assert found.text == "".join(srt(expected.segments))
+    assert calls[1] < calls[0]
 
 
 def test_whisper_1_names_the_model_that_is_served(server: Serving, client: openai.OpenAI) -> None:

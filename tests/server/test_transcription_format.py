@@ -122,6 +122,13 @@ def test_fields_set_the_options_of_transcribe() -> None:
     assert not parse().is_translation and parse().response_format == "json" == FORMATS[0]
 
 
+def test_fields_that_are_lists_may_be_repeated() -> None:
+    texts = [Part(name, False, text.encode()) for name, text in (("draft_text", "ab"), ("draft_text[]", "c\n"))]
+    assert parse(FILE, *texts).decoding.draft_text == ("ab", "c\n")
+    both = [Part("timestamp_granularities[]", False, name) for name in (b"word", b"segment")]
+    assert parse(FILE, *both, response_format="verbose_json").granularities == ["word", "segment"]
+
+
 def test_progress_without_segments_is_no_event() -> None:
     item = ClientRecording(None, TranscriptionOptions(), GenerationOptions())  # type: ignore[arg-type]
     assert delta_event(item, TranscriptionEvent(0, [], 1.0, 2.0, "en")) is None

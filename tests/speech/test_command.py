@@ -167,6 +167,36 @@ def test_files_are_transcribed_together_or_as_chunks(
     assert found["a.wav"] and found["a.wav --chunked"] == found["a.wav"]  # a window of this model is 0.6 s
 
 
+@pytest.mark.parametrize("format", ["text", "srt", "vtt", "json"])
+def test_a_transcript_in_any_output_format_saves_calls(
+    format: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stats, written = tmp_path / "stats.json", tmp_path / f"talk.{format}"
+    options = f"b.wav {GREEDY} -m 16 --stats-json {stats} --output-format {format}"
+    _, expected, _ = run(options, folder, monkeypatch, capsys)
+    without = json.loads(stats.read_text())["target_calls"]
+    written.write_text(expected)
+    options = options.replace("--baseline", "--num-draft 15 --draft-text w5")
+    status, found, err = run(f"{options} --draft-text-file {written}", folder, monkeypatch, capsys)
+    content = json.loads(stats.read_text())
+    assert (status, found) == (0, expected) and "2 draft texts" in err
+    assert content["target_calls"] < without and content["draft_text_sha256"]
+
+
+def test_a_draft_text_that_cannot_be_used_is_refused_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {
+        "--draft-text-file missing.srt": "--draft-text-file: missing.srt: not readable",
+        "--draft-text-file a.wav": "--draft-text-file: a.wav: not readable as UTF-8",
+        "--draft-text a --num-beams 2": "cannot be combined with --num-beams 2",
+        "--draft-text a --drafter none": "--draft-text: has no effect with --drafter none",
+    }
+    for arguments, words in cases.items():
+        status, out, err = run(f"a.wav {arguments}", folder, monkeypatch, capsys)
+        assert (status, out, err.count("\n")) == (2, "", 1) and words in err, err
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_shown"),
     [
