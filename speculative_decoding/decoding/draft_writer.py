@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..draft_length.base import DraftLength, FixedLength
-from ..drafters.base import RequestView
+from ..drafters.base import MODEL, RequestView
+from ..drafters.writing import GrowingText
 from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
@@ -251,6 +252,9 @@ class WrittenText:
         ids = ids if is_finished else ids[:-1]
         first = first_token(model, tokenizer, self._language)
         return ids if first is None or ids[:1] == [first] else [first, *ids]
+
+    def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
+        return GrowingText([], pieces, MODEL)
 
     def cancel(self) -> None:
         self._writer.engine.cancel(self._draft)

@@ -2,8 +2,8 @@
 
 Universal assisted generation (Timor et al. 2025, 2502.05202) re-encodes each draft of a decoder-only model. Here the
 draft model decodes the whole output by itself, greedily and independently of the target, but only as far ahead as the
-next draft needs. A `TextFollower` follows the text, so a difference costs no step of the draft model. If the output
-has left the text for good, the draft model starts again from the committed tokens.
+next draft needs. A follower finds the place in the text, so a difference costs no step of the draft model. If the
+output has left the text for good, the draft model starts again from the committed tokens.
 
 This module knows neither models nor tokenizers. A `DraftWriter` has both.
 """
@@ -16,8 +16,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from .base import MODEL, BatchDrafter, Draft, RequestView
-from .draft_text import DraftText, Place, TextFollower
+from .base import MODEL, BatchDrafter, Draft, Followable, RequestView
+from .draft_text import DraftText, Place
 
 PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
 MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
@@ -42,8 +42,22 @@ class Written(Protocol):
         Text that more tokens may change, such as an incomplete word, is held back.
         """
 
+    def new_text(self, pieces: Mapping[int, str]) -> FollowedText:
+        """Return an empty text for `target_ids`. pieces: the pieces of the target's vocabulary, by id."""
+
     def cancel(self) -> None:
         """Stop writing. A complete output does not change."""
+
+
+class FollowedText(Followable, Protocol):
+    """A text that grows while it is followed, such as a `GrowingText`."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids to which positions refer."""
+
+    def update(self, ids: Sequence[int]) -> None:
+        """Replace the text by these target ids. Usually they begin with the present ones."""
 
 
 class DraftWriter(Protocol):
@@ -92,8 +106,8 @@ class Row:
     def _begin(self, written: Written | None) -> None:
         self.written = written
         self._num_read = -1  # tokens of `written` that are in the text
-        self._text = GrowingText([], self._pieces, MODEL)
-        self._follower = TextFollower(self._text)
+        self._text: FollowedText = written.new_text(self._pieces) if written else GrowingText([], self._pieces, MODEL)
+        self._follower = self._text.follow()
         self._limit = 0  # the number of ids that the text may have for the next draft
         self._followed = 1  # decoder tokens that the follower has seen, or need not see, as the start token
         self._lost = 0  # committed tokens in a row for which the text had no place

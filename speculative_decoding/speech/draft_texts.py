@@ -1,4 +1,4 @@
-"""Follows an output through given transcripts of the whole recording, with or without times.
+"""Follows an output through transcripts: of the whole recording, with or without times, or of one window.
 
 A pointer follows the words only (`drafters.draft_text`). Punctuation and times, which differ most often, are passed
 over, and filled in again where a draft continues. A text without times still gives times: the next segment usually
@@ -81,7 +81,52 @@ class Gap(NamedTuple):
     after: Sequence[int] = ()
 
 
-class GivenTranscript:
+class Transcript:
+    """A transcript, split into words and what stands between them.
+
+    Args:
+        words: Receives the words; empty.
+        speech: Encodes and decodes text.
+
+    Attributes:
+        gaps: What stands before a word, by the word's position, if anything does.
+    """
+
+    def __init__(self, words: DraftText, speech: SpeechText) -> None:
+        self.words = words
+        self.speech = speech
+        self.gaps: dict[int, Gap] = {}
+        self._gap = Gap()  # what stands before the next word
+        self._passed: dict[int, bool] = {}
+
+    def add(self, token: int) -> None:
+        """Append a token of text, or the end token."""
+        gap = self._gap
+        if self.passes(token):
+            if gap.times:
+                self._gap = gap._replace(after=[*gap.after, token])
+            else:
+                self._gap = gap._replace(before=[*gap.before, token])
+            return
+        if gap != Gap():
+            self.gaps[len(self.words.ids)] = gap
+            self._gap = Gap()
+        self.words.extend([token])
+
+    def add_time(self, seconds: float) -> None:
+        """Append the start or the end of a segment."""
+        self._gap = self._gap._replace(times=[*self._gap.times, seconds])
+
+    def passes(self, token: int) -> bool:
+        """Whether the pointer passes over a token: a time or punctuation."""
+        if (known := self._passed.get(token)) is None:
+            known = self._passed[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
+                self.speech.decode([token])
+            )
+        return known
+
+
+class GivenTranscript(Transcript):
     """A transcript of a recording, prepared for all of its windows.
 
     Args:
@@ -92,43 +137,22 @@ class GivenTranscript:
     """
 
     def __init__(self, text: str, speech: SpeechText, language: str, pieces: Mapping[int, str]) -> None:
-        self.speech = speech
-        self._passed: dict[int, bool] = {}
-        self.gaps: dict[int, Gap] = {}  # by the position of the next word
+        super().__init__(DraftText([], pieces, TEXT), speech)
         self._cues: list[
             tuple[float, float, int]
-        ] = []  # each part: start and end in seconds, position of its first word
+        ] = []  # start and end of each part, and the position of its first word
         space = "" if language in WITHOUT_SPACES else " "
-        words: list[int] = []
-        gap = Gap()
         for cue in cues_of(text):
             if cue.start is not None:
-                gap = gap._replace(times=[*gap.times, cue.start])
-                self._cues.append((cue.start, cue.start if cue.end is None else cue.end, len(words)))
+                self.add_time(cue.start)
+                self._cues.append((cue.start, cue.start if cue.end is None else cue.end, len(self.words.ids)))
             for token in speech.text_tokens(space + " ".join(cue.text.split())):
-                if not self.passes(token):
-                    if gap != Gap():
-                        self.gaps[len(words)] = gap
-                    words.append(token)
-                    gap = Gap()
-                elif gap.times:
-                    gap = gap._replace(after=[*gap.after, token])
-                else:
-                    gap = gap._replace(before=[*gap.before, token])
+                self.add(token)
             if cue.end is not None:
-                gap = gap._replace(times=[cue.end])
-        if words:
-            self.gaps[len(words)] = gap
-            words.append(speech.audio.end)
-        self.words = DraftText(words, pieces, TEXT)
-
-    def passes(self, token: int) -> bool:
-        """Whether the pointer passes over a token: a time or punctuation."""
-        if (known := self._passed.get(token)) is None:
-            known = self._passed[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
-                self.speech.decode([token])
-            )
-        return known
+                self._gap = self._gap._replace(times=[])  # the start of a part without words
+                self.add_time(cue.end)
+        if self.words.ids:
+            self.add(speech.audio.end)
 
     def position_at(self, time: float) -> int | None:
         """Return the first word of the first part that ends after a time; None without times."""
@@ -177,7 +201,7 @@ class WindowDraft(NamedTuple):
     start: The start of the window in seconds; None if outputs have no timestamps.
     """
 
-    transcript: GivenTranscript
+    transcript: Transcript
     position: int
     start: float | None
 
@@ -187,16 +211,25 @@ class WindowDraft(NamedTuple):
 
 
 class WindowFollower:
-    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them."""
+    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them.
 
-    def __init__(self, draft: WindowDraft) -> None:
+    Args:
+        draft: The transcript.
+        num_skipped: The number of tokens before the output, which is not followed.
+    """
+
+    def __init__(self, draft: WindowDraft, num_skipped: int = 0) -> None:
         self._draft = draft
+        self._num_skipped = num_skipped
         self.text = draft.transcript.words
         self._words = TextFollower(self.text, start=draft.position)
         self._since: list[int] = []  # the tokens since the last word
         self._has_words = False
 
     def append(self, token: int) -> None:
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return
         if self._draft.transcript.passes(token):
             self._since.append(token)
             return
@@ -213,7 +246,8 @@ class WindowFollower:
         start = place.position
         if start >= len(ids):
             return []
-        found = [*self._rest(gaps.get(start, Gap()), start == len(ids) - 1), ids[start]]
+        end = self._draft.transcript.speech.audio.end
+        found = [*self._rest(gaps.get(start, Gap()), ids[start] == end), ids[start]]
         for position in range(start + 1, min(start + count, len(ids))):
             if position in gaps:
                 found += self._filled(gaps[position])

@@ -6,7 +6,7 @@ again with the target's tokenizer, and its times become the target's timestamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,15 +16,17 @@ import mlx.core as mx
 from ..decoding.draft_writer import DraftEngine, settled
 from ..decoding.request import Request
 from ..draft_length.base import FixedLength
-from ..drafters.base import RequestView
+from ..drafters.base import MODEL, RequestView
+from ..drafters.writing import GrowingText
 from ..errors import note
 from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.whisper import NoiseFrames
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
+from .draft_texts import Gap, Transcript, WindowDraft, WindowFollower
 from .options import TranscriptionOptions
-from .segments import FRAMES_PER_POSITION, Window
+from .segments import FRAMES_PER_POSITION, SECONDS_PER_POSITION, Window
 from .speech_text import SpeechText
 from .transcription import Attempt
 from .window_requests import WindowRequests
@@ -96,7 +98,7 @@ class SpeechWriter:
         written = [*self.mapped(prompt.output, self.target, self.draft)]
         previous = [*self.mapped(prompt.previous, self.target, self.draft)]
         submitted = self._submit(frames, options, prompt.language, previous, written)
-        return None if submitted is None else WrittenSpeech(self, submitted, request.decoder_tokens[1:])
+        return None if submitted is None else WrittenSpeech(self, submitted, request.decoder_tokens[1:], prompt)
 
     def _why_not(self, prompt: SpokenPrompt) -> str:
         """Return why the draft model cannot write this, or ""."""
@@ -143,7 +145,8 @@ class SpeechWriter:
         requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
         start = requests.decoder_prompt(Attempt(Window(0, audio.window_frames, frames), [], 0.0))
         start = start._replace(observer=None, eos_token_ids=set())  # so that it continues
-        return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), [])
+        prompt = SpokenPrompt([], language, is_translation=False, has_timestamps=False, output=[])
+        return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), [], prompt)
 
     @staticmethod
     def mapped(tokens: Iterable[int], source: SpeechText, target: SpeechText) -> Iterable[int]:
@@ -162,12 +165,18 @@ class WrittenSpeech:
         writer: The writer that started it.
         draft: The draft model's request.
         before: The target's ids that were committed when the output was started, without the start token.
+        prompt: The parts of these ids.
     """
 
-    def __init__(self, writer: SpeechWriter, draft: Request, before: list[int]) -> None:
+    def __init__(self, writer: SpeechWriter, draft: Request, before: list[int], prompt: SpokenPrompt) -> None:
         self._writer = writer
         self._draft = draft
         self._before = before
+        self._prompt = prompt
+
+    def new_text(self, pieces: Mapping[int, str]) -> GrowingTranscript:
+        num_prompt = len(self._before) - len(self._prompt.output)
+        return GrowingTranscript(self._writer.target, pieces, num_prompt, has_times=self._prompt.has_timestamps)
 
     @property
     def num_tokens(self) -> int:
@@ -193,3 +202,44 @@ class WrittenSpeech:
 
     def cancel(self) -> None:
         self._writer.engine.cancel(self._draft)
+
+
+class GrowingTranscript(Transcript):
+    """The transcript of a window, which grows while it is followed.
+
+    Args:
+        speech: The text tokens of the target.
+        pieces: The pieces of the target's vocabulary, by id.
+        num_prompt: The number of ids before the output.
+        has_times: Whether the output has timestamps.
+    """
+
+    def __init__(self, speech: SpeechText, pieces: Mapping[int, str], num_prompt: int, *, has_times: bool) -> None:
+        self._growing = GrowingText([], pieces, MODEL)
+        super().__init__(self._growing, speech)
+        self._num_prompt = num_prompt
+        self._has_times = has_times
+        self._tokens: list[int] = []
+
+    @property
+    def ids(self) -> list[int]:
+        return self.words.ids
+
+    def update(self, ids: Sequence[int]) -> None:
+        held = len(self._tokens)
+        output = ids[self._num_prompt :]
+        if list(output[:held]) != self._tokens:
+            held = 0
+            self._growing.update([])
+            self.gaps.clear()
+            self._gap = Gap()
+        audio = self.speech.audio
+        for token in output[held:]:
+            if audio.is_timestamp(token):
+                self.add_time((token - audio.timestamp_begin) * SECONDS_PER_POSITION)
+            else:
+                self.add(token)
+        self._tokens = list(output)
+
+    def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
+        return WindowFollower(WindowDraft(self, 0, 0.0 if self._has_times else None), self._num_prompt)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from speculative_decoding.drafters.base import RequestView
+from speculative_decoding.drafters.base import MODEL, RequestView
+from speculative_decoding.drafters.writing import GrowingText
 
 HELD_BACK = 2
 
@@ -24,6 +25,9 @@ class ScriptedOutput:
     def target_ids(self) -> list[int]:
         end = self.num_tokens if self.num_tokens == len(self.rest) else max(self.num_tokens - HELD_BACK, 0)
         return [*self.committed, *self.rest[:end]]
+
+    def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
+        return GrowingText([], pieces, MODEL)
 
     def cancel(self) -> None:
         self.is_cancelled = True
