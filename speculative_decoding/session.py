@@ -32,7 +32,7 @@ from .drafters.base import MEMORY
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Name, note
 from .loading.load import ModelHandle
-from .loading.pair import ModelPair, open_pair, require_draft, token_difference
+from .loading.pair import DraftPrompt, ModelPair, open_pair, require_draft, token_difference
 from .loading.tokenizer import Tokenizer
 from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
@@ -46,7 +46,6 @@ from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
-    from .decoding.draft_writer import DraftPrompt
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText
     from .drafters.writing import DraftWriter
@@ -138,9 +137,7 @@ def load(
         store=store,
         draft_vocabulary=draft_vocabulary,
         memory=open_memory(memory, pair) if isinstance(memory, str | os.PathLike) else memory,
-        draft_prefix=draft_prefix,
-        draft_src_lang=draft_src_lang,
-        draft_tgt_lang=draft_tgt_lang,
+        draft_prompt=DraftPrompt(draft_prefix, draft_src_lang, draft_tgt_lang),
     )
 
 
@@ -166,9 +163,7 @@ def load_session(
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: TranslationMemory | None = None,
-    draft_prefix: str | None = None,
-    draft_src_lang: str | None = None,
-    draft_tgt_lang: str | None = None,
+    draft_prompt: DraftPrompt = DraftPrompt(),  # noqa: B008
     given: Collection[str] = (),
 ) -> Session:
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
@@ -179,21 +174,21 @@ def load_session(
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory, whose targets are drafts.
-        draft_prefix, draft_src_lang, draft_tgt_lang: See `load`.
+        draft_prompt: What a draft model of another vocabulary reads.
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
     target, draft = pair.target, pair.draft
-    prompt = {"draft_prefix": draft_prefix, "draft_src_lang": draft_src_lang, "draft_tgt_lang": draft_tgt_lang}
-    require_draft_effect(pair.drafts_text, draft_vocabulary, prompt, is_speech=target.model.audio is not None)
+    draft_prompt.require_effect(drafts_text=pair.drafts_text, is_speech=target.model.audio is not None)
     draft_tokenizer = None
     if pair.drafts_text:
+        require_all_tokens(draft_vocabulary)
         assert isinstance(draft, ModelHandle)
         draft_tokenizer = draft.tokenizer
         if target.model.audio is None:
-            from .decoding.draft_writer import DraftPrompt, PromptReader, TextModel
+            from .decoding.draft_writer import PromptReader, TextModel
 
             read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
-            PromptReader(read, drafting, DraftPrompt(draft_prefix, (), draft_src_lang, draft_tgt_lang)).check(options)
+            PromptReader(read, drafting, draft_prompt).check(options)
     ngram = None
     if store is not None:
         from .drafters.text_store import TextStore
@@ -216,36 +211,14 @@ def load_session(
         draft_vocabulary=draft_vocabulary,
         memory=memory,
         draft_tokenizer=draft_tokenizer,
-        draft_prefix=draft_prefix,
-        draft_src_lang=draft_src_lang,
-        draft_tgt_lang=draft_tgt_lang,
+        draft_prompt=draft_prompt,
     )
 
 
-def require_draft_effect(
-    drafts_text: bool,
-    draft_vocabulary: DraftVocabulary | None,
-    prompt: Mapping[str, str | None],
-    *,
-    is_speech: bool = False,
-) -> None:
-    """Raise `InputError` for settings of a draft that have no effect on a draft of this kind.
-
-    Args:
-        drafts_text: Whether the draft is the text that a model of another vocabulary writes.
-        draft_vocabulary: The tokens that the draft may propose.
-        prompt: The settings of such a model's prompt, by name.
-        is_speech: Whether the models read speech, so that there is no prompt.
-    """
-    if drafts_text and draft_vocabulary is not None:
+def require_all_tokens(draft_vocabulary: DraftVocabulary | None) -> None:
+    """Raise `InputError` if the text of a draft model of another vocabulary is to be limited to some tokens."""
+    if draft_vocabulary is not None:
         raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
-    for name, value in prompt.items():
-        if value is not None and is_speech:
-            raise InputError(f"{short_repr(value)} has no effect on speech", name, "leave it out")
-        if value is not None and not drafts_text:
-            raise InputError(
-                f"{short_repr(value)} has no effect without a draft model of another vocabulary", name, "leave it out"
-            )
 
 
 @dataclass(repr=False)
@@ -264,9 +237,9 @@ class Session:
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory. The targets of its most similar sources are drafts.
         prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ". They are not part
-            of the sources in the memory, and `draft_prefix` replaces them.
+            of the sources in the memory, and the prefix of `draft_prompt` replaces them.
         draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
-        draft_prefix, draft_src_lang, draft_tgt_lang: What such a draft model reads; see `load`.
+        draft_prompt: What such a draft model reads.
 
     Attributes:
         drafts_text: Whether the draft model has another vocabulary, so that the text of its output is the draft.
@@ -282,9 +255,7 @@ class Session:
     memory: TranslationMemory | None = None
     prompt_prefixes: Sequence[str] = ()
     draft_tokenizer: Tokenizer | None = None
-    draft_prefix: str | None = None
-    draft_src_lang: str | None = None
-    draft_tgt_lang: str | None = None
+    draft_prompt: DraftPrompt = field(default_factory=DraftPrompt)
 
     @turn()
     def __post_init__(self) -> None:
@@ -316,10 +287,9 @@ class Session:
             require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
             shares = not self.drafts_text and shares_encoder(self.model, draft)
-        names = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
-        prompt = {name: getattr(self, name) for name in names}
-        is_speech = self.model.audio is not None
-        require_draft_effect(self.drafts_text, self.draft_vocabulary, prompt, is_speech=is_speech)
+        self.draft_prompt.require_effect(drafts_text=self.drafts_text, is_speech=self.model.audio is not None)
+        if self.drafts_text:
+            require_all_tokens(self.draft_vocabulary)
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
         make_timed_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:
@@ -336,13 +306,12 @@ class Session:
 
     def _writing_drafter(self) -> BatchDrafter:
         """Return a drafter for a draft model of another vocabulary."""
-        from .decoding.draft_writer import DraftPrompt
         from .drafters.writing import BatchWritingDrafter
 
         draft, tokenizer = self.draft_model, self.draft_tokenizer
         assert isinstance(draft, EncoderDecoder) and tokenizer is not None
-        prompt = DraftPrompt(self.draft_prefix, self.prompt_prefixes, self.draft_src_lang, self.draft_tgt_lang)
-        writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, prompt)
+        prompt = self.draft_prompt, self.prompt_prefixes
+        writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, *prompt)
         return BatchWritingDrafter(writer, self.model.pieces or {})
 
     def _checked_draft(self) -> DraftModel | DraftHead:
@@ -671,17 +640,19 @@ def draft_writer(
     tokenizer: Tokenizer,
     draft: EncoderDecoder,
     draft_tokenizer: Tokenizer,
-    prompt: DraftPrompt | None = None,
+    prompt: DraftPrompt = DraftPrompt(),  # noqa: B008
+    prompt_prefixes: Sequence[str] = (),
 ) -> DraftWriter:
     """Return a writer with an engine of its own, for a draft model of another vocabulary."""
-    from .decoding.draft_writer import DraftPrompt, TextModel, TextWriter
+    from .decoding.draft_writer import PromptReader, TextModel, TextWriter
     from .drafters.none import NoDrafter
 
     engine = Engine(draft, draft_tokenizer, NoDrafter(), slots=MAX_WRITTEN)
     if model.audio is not None:
         writer: DraftWriter = speech_api().draft_writer(model, tokenizer, draft, draft_tokenizer, engine)
         return writer
-    return TextWriter(TextModel(model, tokenizer), TextModel(draft, draft_tokenizer), engine, prompt or DraftPrompt())
+    target, drafting = TextModel(model, tokenizer), TextModel(draft, draft_tokenizer)
+    return TextWriter(target, drafting, PromptReader(target, drafting, prompt, prompt_prefixes), engine)
 
 
 def timed_drafter(

@@ -21,7 +21,7 @@ from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
-from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
+from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..rooms import require_room
 from ..sampling import GenerationOptions
@@ -324,15 +324,14 @@ class RunConfig:
             options = options.with_values(drafter=None)
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
-            prompt = {name: getattr(self.flags, name) for name in DRAFT_PROMPT}
             session = load_session(
                 pair,
                 options,
                 store=path,
                 draft_vocabulary=vocabulary,
                 memory=self.memory,
+                draft_prompt=DraftPrompt(*(getattr(self.flags, name) for name in DRAFT_PROMPT)),
                 given=self.given,
-                **prompt,
             )
             session.prompt_prefixes = self.prompt_prefixes
             mx.reset_peak_memory()  # so that the summary does not count weights converted while loading

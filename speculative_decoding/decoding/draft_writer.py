@@ -7,7 +7,6 @@ as an output of the target.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..draft_length.base import DraftLength, FixedLength
@@ -15,6 +14,7 @@ from ..drafters.base import MODEL, RequestView
 from ..drafters.writing import GrowingText
 from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
+from ..loading.pair import DraftPrompt
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
 from ..models.audio import Source
 from ..models.base import EncoderDecoder
@@ -59,28 +59,23 @@ class TextModel(NamedTuple):
     tokenizer: Tokenizer
 
 
-@dataclass(frozen=True)
-class DraftPrompt:
-    """How the draft model's prompt differs from the target's.
+class PromptReader:
+    """Turns prompts of the target into prompts of the draft model.
 
-    prefix: Text to put before the prompt, in place of the target's prefix; None keeps the target's prefix.
-    target_prefixes: Texts with which the target's prompts may begin, and which are not part of the text to read.
-    src_lang, tgt_lang: The languages, as the draft model's tokenizer names them; None derives them from the target's.
+    Args:
+        target: The target.
+        draft: The draft model.
+        prompt: What the draft model reads in place of the target's prompt.
+        prompt_prefixes: See `Session`.
     """
 
-    prefix: str | None = None
-    target_prefixes: Sequence[str] = ()
-    src_lang: str | None = None
-    tgt_lang: str | None = None
-
-
-class PromptReader:
-    """Turns prompts of the target into prompts of the draft model."""
-
-    def __init__(self, target: TextModel, draft: TextModel, prompt: DraftPrompt) -> None:
+    def __init__(
+        self, target: TextModel, draft: TextModel, prompt: DraftPrompt, prompt_prefixes: Sequence[str] = ()
+    ) -> None:
         self._target = target
         self._draft = draft
         self._prompt = prompt
+        self._prompt_prefixes = prompt_prefixes
 
     @property
     def _tags(self) -> Mapping[str, str]:
@@ -138,7 +133,7 @@ class PromptReader:
         ids = request.source_tokens
         text = prompt_text(request, tokenizer)
         if own.prefix is not None:
-            text = without_prefix(text, own.target_prefixes)
+            text = without_prefix(text, self._prompt_prefixes)
         tags = (pieces.get(token, "") for token in ids[:4])
         tag = next((piece.lstrip("▁") for piece in tags if tag_language(piece) is not None), None)
         language = None if tag is None else tag_language(tag)
@@ -158,15 +153,15 @@ class TextWriter:
     Args:
         target: The target.
         draft: The draft model, with its own tokenizer.
+        reader: Turns prompts of the target into prompts of the draft model.
         engine: An engine of the draft model, which nothing else uses.
-        prompt: How the draft model's prompt differs from the target's.
     """
 
-    def __init__(self, target: TextModel, draft: TextModel, engine: DraftEngine, prompt: DraftPrompt) -> None:
+    def __init__(self, target: TextModel, draft: TextModel, reader: PromptReader, engine: DraftEngine) -> None:
         self.target = target
         self.engine = engine
         self._draft = draft
-        self._reader = PromptReader(target, draft, prompt)
+        self._reader = reader
 
     def start(self, request: RequestView) -> WrittenText | None:
         try:

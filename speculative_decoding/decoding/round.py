@@ -6,7 +6,8 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
   free or not, so its shape stays the same.
 - A *draft* has up to K tokens for each row. A shorter one is padded; `Draft.lengths` says where it ends, and no rule
   accepts a token beyond that. Its *kind* is "model" if a draft model or draft head generated it, "copy" if it was
-  looked up, and "" if the drafter has one kind only. Kinds differ in cost and acceptance, so each kind has a length.
+  looked up, "text" or "memory" if it follows a given text or one of a translation memory, and "" if the drafter has
+  one kind only. Kinds differ in cost and acceptance, so each kind has a length.
 - A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
   a width that the device computes fast, or with the same bits as other widths. `PassWidths` holds these widths and the

@@ -10,12 +10,38 @@ from functools import partial
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
 from ..models.base import EncoderDecoder
+from ..sampling.options import short_repr
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
 SELF_DRAFT = "self-8bit"  # as a draft: the target itself, quantized to 8 bits
 SELF_DRAFT_BITS = 8
+
+
+@dataclass(frozen=True)
+class DraftPrompt:
+    """What a draft model of another vocabulary reads in place of the target's prompt.
+
+    prefix: Text to put before the prompt, in place of the target's prefix; None keeps the target's prefix.
+    src_lang, tgt_lang: The languages, as the draft model's tokenizer names them; None derives them from the target's.
+    """
+
+    prefix: str | None = None
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+    def require_effect(self, *, drafts_text: bool, is_speech: bool) -> None:
+        """Raise `InputError` for a setting without effect.
+
+        Args:
+            drafts_text: Whether the draft model has another vocabulary.
+            is_speech: Whether the models read speech, so that there is no prompt.
+        """
+        for name, value in vars(self).items():
+            if value is not None and (is_speech or not drafts_text):
+                reason = "on speech" if is_speech else "without a draft model of another vocabulary"
+                raise InputError(f"{short_repr(value)} has no effect {reason}", f"draft_{name}", "leave it out")
 
 
 @dataclass(frozen=True)

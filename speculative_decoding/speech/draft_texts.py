@@ -190,7 +190,7 @@ class RecordingDraft:
         self._num_tokens = len(tokens)
         place = self._follower.find()
         position = 0 if place is None else place.position
-        if (place is None or place.status) and (by_time := given.position_at(start)) is not None:
+        if (place is None or place.status != "confirmed") and (by_time := given.position_at(start)) is not None:
             position = by_time
         return WindowDraft(given, position, start if has_times else None)
 

@@ -18,7 +18,7 @@ from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.errors import Note
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.loading.pair import DraftPrompt, open_pair
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.families import save_family
 from tests.support.other_vocabulary import save_with_other_vocabulary, with_other_vocabulary
@@ -157,8 +157,8 @@ def test_the_prefix_of_the_draft_replaces_that_of_the_target(session: Session, w
         Session(**own, **settings).generate(prefix + text, drafter="model", num_draft_tokens=8).stats.accepted_tokens
         for settings in (
             {},
-            {"draft_prefix": "", "prompt_prefixes": [prefix]},
-            {"draft_prefix": prefix, "prompt_prefixes": [prefix]},
+            {"draft_prompt": DraftPrompt(""), "prompt_prefixes": [prefix]},
+            {"draft_prompt": DraftPrompt(prefix), "prompt_prefixes": [prefix]},
         )
     ]
     assert accepted[0] == accepted[2] > accepted[1]

@@ -15,8 +15,8 @@ from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 95
-FUNCTIONS = 600
-CLASSES = 70
+FUNCTIONS = 605
+CLASSES = 71
 
 AVERAGE_LINES = 11
 LINES_OF_NINE_IN_TEN = 24

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from speculative_decoding import InputError, Session
-from speculative_decoding.decoding.draft_writer import DraftPrompt, PromptReader, TextModel, settled
+from speculative_decoding.decoding.draft_writer import PromptReader, TextModel, settled
 from speculative_decoding.drafters.base import RequestView
+from speculative_decoding.loading.pair import DraftPrompt
 from speculative_decoding.loading.tokenizer import Tokenizer, Vocabulary
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import OneLanguage, tiny_model
@@ -37,8 +39,9 @@ class Words(OneLanguage):
         return " ".join(self._words[token] for token in tokens if token >= self._hidden)
 
 
-def reader_of(target: Tokenizer, draft: Tokenizer, **prompt: Any) -> PromptReader:
-    return PromptReader(TextModel(tiny_model(), target), TextModel(tiny_model(), draft), DraftPrompt(**prompt))
+def reader_of(target: Tokenizer, draft: Tokenizer, prompt_prefixes: Sequence[str] = (), **prompt: Any) -> PromptReader:
+    models = (TextModel(tiny_model(), each) for each in (target, draft))
+    return PromptReader(*models, DraftPrompt(**prompt), prompt_prefixes)
 
 
 def read(reader: PromptReader, target: Tokenizer, text: str, **options: Any) -> tuple[str, str | None, str | None]:
@@ -53,9 +56,9 @@ def read(reader: PromptReader, target: Tokenizer, text: str, **options: Any) -> 
         ({}, "translate: a b", "translate: a b"),
         ({"prefix": ""}, "a b", "a b"),
         ({"prefix": "to German: "}, "a b", "to German: a b"),
-        ({"prefix": "", "target_prefixes": ["translate: "]}, "translate: a b", "a b"),
-        ({"prefix": "fr: ", "target_prefixes": ["other: ", "translate: "]}, "translate: a b", "fr: a b"),
-        ({"target_prefixes": ["translate: "]}, "translate: a b", "translate: a b"),
+        ({"prefix": "", "prompt_prefixes": ["translate: "]}, "translate: a b", "a b"),
+        ({"prefix": "fr: ", "prompt_prefixes": ["other: ", "translate: "]}, "translate: a b", "fr: a b"),
+        ({"prompt_prefixes": ["translate: "]}, "translate: a b", "translate: a b"),
     ],
 )
 def test_the_prefix_of_the_draft_replaces_that_of_the_target(prompt: dict[str, Any], text: str, expected: str) -> None:
@@ -131,10 +134,10 @@ def test_a_word_that_may_be_incomplete_is_held_back(text: str, expected: str) ->
 
 def test_settings_that_have_no_effect_are_refused() -> None:
     model, words = tiny_model(), Words()
-    for name in ("draft_prefix", "draft_src_lang", "draft_tgt_lang"):
+    for name in ("prefix", "src_lang", "tgt_lang"):
         for draft in (None, tiny_model()):
-            with pytest.raises(InputError, match=f"{name}: 'x' has no effect without a draft model of another vocab"):
-                Session(model, words, draft, **{name: "x"})
+            with pytest.raises(InputError, match=f"draft_{name}: 'x' has no effect without a draft model of another v"):
+                Session(model, words, draft, draft_prompt=DraftPrompt(**{name: "x"}))
 
 
 def test_a_draft_of_another_vocabulary_needs_its_tokenizer() -> None:
