@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import wave
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import interleave, texts
 from benchmarks.given_texts import Decoded, GivenTexts, noisy, read_references, reference_of, with_changed_clauses
+from benchmarks.speech_texts import read_samples
 from benchmarks.tasks import prompts_from_files
 from benchmarks.text_rows import Bench, Row, TimeRow, WasteRow, token_rows, waste_row
 from speculative_decoding import InputError, Session
 from tests.support.rooms import needs_room
+from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
 
 
 def test_noise_replaces_a_tenth_of_the_words_as_the_seed_determines() -> None:
@@ -176,3 +180,51 @@ def test_conflicting_options_are_one_line_errors(
 def test_another_task_needs_several_files(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = command(capsys, files[0], "--kinds", "task")
     assert status == 2 and "--kinds task: needs several files of prompts" in err
+
+
+@needs_room("speech")
+def test_the_command_counts_tokens_per_call_of_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recording's row does not depend on the other recordings, and "all" adds their tokens and calls."""
+    from tests.support.speech import noise, wav
+
+    for name in ("target", "other"):
+        save_whisper(tiny_whisper(), tmp_path / name, WHISPER)
+    files = [tmp_path / f"{name}.wav" for name in "ab"]
+    for seed, file in enumerate(files):
+        file.write_bytes(wav(noise(seed, 1.3)))
+
+    def rows(*recordings: Path) -> list[dict[str, Any]]:
+        models = ["--whisper", str(tmp_path / "target"), "--transcriber", str(tmp_path / "other")]
+        status, out, _ = command(
+            capsys, *models, "--kinds", "speech", "--json", "-", "--recordings", *map(str, recordings)
+        )
+        assert status == 0
+        found: list[dict[str, Any]] = json.loads(out)["rows"]
+        return found
+
+    both = rows(*files)
+    texts = ("transcript", "transcript with times", "the last hypothesis, after each second")
+    lines = [
+        ("none", "copies"),
+        ("none", "draft model"),
+        *((text, drafts) for drafts in ("text", "all") for text in texts),
+    ]
+    assert [
+        (row["given"].removeprefix("another model's "), row["drafts"]) for row in both if row["task"] == "all"
+    ] == lines
+    assert rows(files[1]) == [row for row in both if row["task"] == "b"]
+    for first, second, together in zip(both[::3], both[1::3], both[2::3], strict=True):
+        low, high = sorted((first["by_seed"][0], second["by_seed"][0]))
+        assert 1.0 <= low <= together["by_seed"][0] <= high
+    assert both[5]["by_seed"][0] > 1.0 and both[8]["by_seed"][0] > 1.0  # the other model is the same one
+
+
+def test_recordings_of_another_format_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.wav"
+    file.write_bytes(b"no sound")
+    with pytest.raises(InputError, match="--recordings .*a.wav: not a WAV file"):
+        read_samples(file)
+    with wave.open(str(file), "wb") as writer:
+        writer.setparams((2, 2, 16_000, 0, "NONE", ""))
+    with pytest.raises(InputError, match="--recordings .*a.wav: must have 16 kHz, one channel and 16 bits"):
+        read_samples(file)
