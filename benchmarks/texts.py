@@ -6,7 +6,8 @@ Each row is a kind of text that a request gives with a prompt:
 - person: the output that a person wrote for the same source (--references)
 - memory: one source of ten has the last clause of another one; the texts are the outputs of the unchanged sources
 - prompt, task: a useless text, the output of another prompt or of another task
-- speech: for recordings, the transcript of another Whisper, and the last transcript while a recording grows (--whisper)
+- speech: for recordings, the transcript of another Whisper, and the last transcript while a recording grows; also the
+  other Whisper as the draft model (--whisper)
 
 Without `--time`, prints tokens per target call with drafts of at most 15 tokens, which do not depend on the machine's
 speed. "All" are texts, copies and the draft model or head. "Best place" replays the output, drafting from the place in

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from speculative_decoding.session import Session
-from speculative_decoding.speech.draft_writer import SpeechWriter, SpokenPrompt
+from speculative_decoding.speech.draft_texts import GivenTranscript, RecordingDraft
+from speculative_decoding.speech.draft_writer import GrowingTranscript, SpeechWriter, SpokenPrompt
 from speculative_decoding.speech.speech_text import SpeechText
 from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, noise, speech_model
 from tests.support.tiny import tiny_whisper
@@ -90,3 +91,41 @@ def test_a_prompt_is_split_into_its_parts() -> None:
     tokens = [START, ENGLISH + 1, audio.translate, audio.no_timestamps, 3]
     assert SpokenPrompt.of(tokens, audio) == SpokenPrompt([], "de", True, False, [3])
     assert SpokenPrompt.of([START, 3], audio).language is None
+
+
+A, B, C, D, DASH, SPACE = 0, 1, 2, 3, 39, 37
+WRITTEN = [ZERO, SPACE, A, B, ZERO + 5, ZERO + 5, SPACE, C, D, ZERO + 15, END]
+PROMPT = [PREVIOUS, C, START, ENGLISH, TRANSCRIBE]
+
+
+def growing_and_given() -> tuple[GrowingTranscript, GivenTranscript]:
+    """Two transcripts of the same words and times. Only the first one has a prompt, which is not followed."""
+    assert MODEL.audio is not None
+    text = SpeechText(Letters(), MODEL.audio)
+    given = GivenTranscript("<|0.00|>ab<|0.10|><|0.10|>cd<|0.30|>", text, "en", {})
+    return GrowingTranscript(text, {}, len(PROMPT), has_times=True), given
+
+
+@pytest.mark.parametrize("output", [[], [ZERO, A, B], [ZERO, A, B, ZERO + 7], [ZERO, A, DASH, B, ZERO + 5, ZERO + 5]])
+def test_what_the_model_writes_is_followed_like_a_given_transcript(output: list[int]) -> None:
+    growing, given = growing_and_given()
+    followers = [growing.follow(), RecordingDraft(given).window([], 0.0, has_times=True).follow()]
+    for end in range(len(WRITTEN) + 1):
+        growing.update([*PROMPT, *WRITTEN[:end]])
+    for token in PROMPT:
+        followers[0].append(token)
+    found = []
+    for follower in followers:
+        for token in output:
+            follower.append(token)
+        place = follower.find()
+        assert place is not None
+        found.append(follower.continuation(place, 6))
+    assert found[0] == found[1] != []
+
+
+def test_a_text_that_changes_while_it_is_written_is_replaced() -> None:
+    growing, given = growing_and_given()
+    growing.update([*PROMPT, ZERO, C, ZERO + 9, D])
+    growing.update([*PROMPT, *WRITTEN])
+    assert growing.ids == given.words.ids == [A, B, C, D, END] and growing.gaps == given.gaps
