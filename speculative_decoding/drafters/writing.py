@@ -50,7 +50,12 @@ class Written(Protocol):
 
 
 class FollowedText(Followable, Protocol):
-    """A text that grows while it is followed, such as a `GrowingText`."""
+    """A text that grows while it is followed, such as a `GrowingText`.
+
+    num_skipped: How many committed tokens, such as a prompt, are not part of the text. They are not followed.
+    """
+
+    num_skipped: int
 
     @property
     def ids(self) -> list[int]:
@@ -79,6 +84,8 @@ class DraftWriter(Protocol):
 
 class GrowingText(DraftText):
     """A text that grows while it is followed."""
+
+    num_skipped = 0
 
     def update(self, ids: Sequence[int]) -> None:
         """Replace the ids. Usually `ids` begins with the present ones."""
@@ -109,7 +116,7 @@ class Row:
         self._text: FollowedText = written.new_text(self._pieces) if written else GrowingText([], self._pieces, MODEL)
         self._follower = self._text.follow()
         self._limit = 0  # the number of ids that the text may have for the next draft
-        self._followed = 1  # decoder tokens that the follower has seen, or need not see, as the start token
+        self._followed = 1 + self._text.num_skipped  # decoder tokens that the follower has seen, or need not see
         self._lost = 0  # committed tokens in a row for which the text had no place
 
     def start(self, writer: DraftWriter) -> None:

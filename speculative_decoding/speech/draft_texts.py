@@ -23,6 +23,7 @@ from .speech_text import WITHOUT_SPACES, SpeechText
 CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{2})[.,](\d{3})"
 CUE = re.compile(rf"^(?:\d+[ \t]*\n)?[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}.*\n?", re.MULTILINE)
 TIME_TOKEN = re.compile(r"<\|(\d{1,6}\.\d{1,3})\|>")
+MAX_GAP = 8  # tokens of punctuation between two words; further ones, such as endless dots, count as words
 TOLERANCE = 0.2  # seconds by which the times of two transcripts of the same speech may differ
 
 
@@ -102,14 +103,16 @@ class Transcript:
     def add(self, token: int) -> None:
         """Append a token of text, or the end token."""
         gap = self._gap
-        if self.passes(token):
+        words = self.words.ids
+        is_long = len(gap.before) + len(gap.after) >= MAX_GAP or (gap == Gap() and words and self.passes(words[-1]))
+        if self.passes(token) and not is_long:
             if gap.times:
                 self._gap = gap._replace(after=[*gap.after, token])
             else:
                 self._gap = gap._replace(before=[*gap.before, token])
             return
         if gap != Gap():
-            self.gaps[len(self.words.ids)] = gap
+            self.gaps[len(words)] = gap
             self._gap = Gap()
         self.words.extend([token])
 
@@ -211,25 +214,16 @@ class WindowDraft(NamedTuple):
 
 
 class WindowFollower:
-    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them.
+    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them."""
 
-    Args:
-        draft: The transcript.
-        num_skipped: The number of tokens before the output, which is not followed.
-    """
-
-    def __init__(self, draft: WindowDraft, num_skipped: int = 0) -> None:
+    def __init__(self, draft: WindowDraft) -> None:
         self._draft = draft
-        self._num_skipped = num_skipped
         self.text = draft.transcript.words
         self._words = TextFollower(self.text, start=draft.position)
         self._since: list[int] = []  # the tokens since the last word
         self._has_words = False
 
     def append(self, token: int) -> None:
-        if self._num_skipped:
-            self._num_skipped -= 1
-            return
         if self._draft.transcript.passes(token):
             self._since.append(token)
             return

@@ -175,8 +175,8 @@ class WrittenSpeech:
         self._prompt = prompt
 
     def new_text(self, pieces: Mapping[int, str]) -> GrowingTranscript:
-        num_prompt = len(self._before) - len(self._prompt.output)
-        return GrowingTranscript(self._writer.target, pieces, num_prompt, has_times=self._prompt.has_timestamps)
+        num_skipped = len(self._before) - len(self._prompt.output)
+        return GrowingTranscript(self._writer.target, pieces, num_skipped, has_times=self._prompt.has_timestamps)
 
     @property
     def num_tokens(self) -> int:
@@ -210,14 +210,14 @@ class GrowingTranscript(Transcript):
     Args:
         speech: The text tokens of the target.
         pieces: The pieces of the target's vocabulary, by id.
-        num_prompt: The number of ids before the output.
+        num_skipped: The number of ids before the output.
         has_times: Whether the output has timestamps.
     """
 
-    def __init__(self, speech: SpeechText, pieces: Mapping[int, str], num_prompt: int, *, has_times: bool) -> None:
+    def __init__(self, speech: SpeechText, pieces: Mapping[int, str], num_skipped: int, *, has_times: bool) -> None:
         self._growing = GrowingText([], pieces, MODEL)
         super().__init__(self._growing, speech)
-        self._num_prompt = num_prompt
+        self.num_skipped = num_skipped
         self._has_times = has_times
         self._tokens: list[int] = []
 
@@ -227,7 +227,7 @@ class GrowingTranscript(Transcript):
 
     def update(self, ids: Sequence[int]) -> None:
         held = len(self._tokens)
-        output = ids[self._num_prompt :]
+        output = ids[self.num_skipped :]
         if list(output[:held]) != self._tokens:
             held = 0
             self._growing.update([])
@@ -242,4 +242,4 @@ class GrowingTranscript(Transcript):
         self._tokens = list(output)
 
     def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
-        return WindowFollower(WindowDraft(self, 0, 0.0 if self._has_times else None), self._num_prompt)
+        return WindowFollower(WindowDraft(self, 0, 0.0 if self._has_times else None))

@@ -112,8 +112,6 @@ def test_what_the_model_writes_is_followed_like_a_given_transcript(output: list[
     followers = [growing.follow(), RecordingDraft(given).window([], 0.0, has_times=True).follow()]
     for end in range(len(WRITTEN) + 1):
         growing.update([*PROMPT, *WRITTEN[:end]])
-    for token in PROMPT:
-        followers[0].append(token)
     found = []
     for follower in followers:
         for token in output:
@@ -129,3 +127,10 @@ def test_a_text_that_changes_while_it_is_written_is_replaced() -> None:
     growing.update([*PROMPT, ZERO, C, ZERO + 9, D])
     growing.update([*PROMPT, *WRITTEN])
     assert growing.ids == given.words.ids == [A, B, C, D, END] and growing.gaps == given.gaps
+
+
+def test_endless_punctuation_makes_the_text_longer() -> None:
+    """Otherwise the model would write it to its end for one draft."""
+    growing, _ = growing_and_given()
+    growing.update([*PROMPT, *WRITTEN[:4], *[DASH] * 50])
+    assert 2 + 50 - 10 < len(growing.ids) < 2 + 50

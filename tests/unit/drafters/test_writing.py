@@ -11,7 +11,7 @@ from speculative_decoding.drafters.base import MODEL, RequestView
 from speculative_decoding.drafters.draft_text import DraftText, TextFollower
 from speculative_decoding.drafters.writing import MAX_SKIPPED, BatchWritingDrafter, GrowingText
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.writing import HELD_BACK, ScriptedWriter
+from tests.support.writing import HELD_BACK, ScriptedOutput, ScriptedWriter
 
 START, END = 0, 1
 TEXT = [*range(10, 60), END]
@@ -49,6 +49,23 @@ def test_only_the_text_of_the_next_draft_is_written(count: int) -> None:
         grow(drafter, request, TEXT[position : position + count])
         position += count
     assert len(writer.started) == 1
+
+
+def test_a_prompt_that_is_not_in_the_text_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [*range(60, 90)]
+
+    class Output(GrowingText):
+        num_skipped = len(prompt)
+
+        def update(self, ids: Sequence[int]) -> None:
+            super().update(ids[len(prompt) :])
+
+    monkeypatch.setattr(ScriptedOutput, "new_text", lambda _, pieces: Output([], pieces, MODEL))
+    writer, request = ScriptedWriter(lambda _: [*prompt, *TEXT]), request_of(prompt)
+    drafter = drafter_of(writer, request)
+    assert drafted(drafter, request, 4) == TEXT[:4] and writer.steps == 4 + HELD_BACK
+    grow(drafter, request, TEXT[:4])
+    assert drafted(drafter, request, 4) == TEXT[4:8] and len(writer.started) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
