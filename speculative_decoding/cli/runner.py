@@ -141,7 +141,7 @@ class PromptRunner:
 
     def finish(self, session: Session) -> GenerationStats:
         """Print a summary of all prompts, and return the statistics of their answers."""
-        options = session.options
+        options = session.options_with({})
         say(run_summary(self.total, options, self.num_prompts, self.num_cut))
         if self.show_draft and isinstance(options.num_draft_tokens, str) and answer_mode(session) != BASELINE:
             say(f"--num-draft {options.num_draft_tokens}: {session.planner.draft_length(options).describe()}")

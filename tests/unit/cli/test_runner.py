@@ -73,6 +73,15 @@ def test_totals_add_up_and_count_the_outputs_that_were_cut(capsys: pytest.Captur
     assert runner.num_cut == reasons.count("length") > 0
 
 
+def test_the_last_line_tells_the_length_that_was_used_with_the_default_drafter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runner, ours = PromptRunner("rounds"), session(Letters(), drafter=None, num_draft_tokens="auto")
+    runner.run(ours, "abc")
+    runner.finish(ours)
+    assert "--num-draft auto: drafts nothing" in (err := capsys.readouterr().err) or "tokens a round" in err
+
+
 def test_ctrl_c_at_any_token_ends_the_program_with_status_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     usual, statuses, calls = signal.getsignal(signal.SIGINT), [], 1
     while statuses[-1:] != [0]:
