@@ -109,6 +109,8 @@ def test_a_value_that_is_no_text_is_named_in_one_line(value: Any) -> None:
 
 def test_a_lone_surrogate_is_refused_by_name_and_other_rows_continue(pair: Session) -> None:
     prompt = "translate English to German: The method returns the value."
+    with pytest.raises(InputError, match="^prompt: contains a lone surrogate, .*; remove it$"):
+        pair.generate("a\ud800")
     with pytest.raises(InputError, match="^draft_text: contains a lone surrogate, .*; remove it$"):
         pair.generate(prompt, draft_text="a\ud800")
     wrong, right = pair.batch([{"prompt": prompt, "draft_text": ["a", "\udfff"]}, prompt])
