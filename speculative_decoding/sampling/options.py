@@ -307,8 +307,9 @@ class GenerationOptions:
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
             if NOT_WITH_BEAMS in spec.marks and value != spec.default and not is_off:
+                shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
                 raise InputError(
-                    (f"{short_repr(value)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
+                    (f"{short_repr(shown)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
                     name,
                     "leave one of them out",
                 )
