@@ -291,7 +291,7 @@ def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: 
 
 
 def require_characters(text: str, name: str) -> None:
-    """Raise an `InputError` that names `name` if a text contains half of a character, as in bytes that are not UTF-8."""
+    """Raise an `InputError` that names `name` if a text contains a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
