@@ -145,8 +145,11 @@ class DraftFlags:
         return [read_text(path, Name("draft_text_file")) for path in self.draft_text_file]
 
     def add_draft_texts(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options with the texts of `draft_text_file` after their own draft texts."""
-        return options.override({"draft_text": [*options.draft_text, *self.draft_texts]})
+        """Return the options with the texts of `draft_text_file` after their own draft texts. Raises `InputError`."""
+        try:
+            return options.override({"draft_text": [*options.draft_text, *self.draft_texts]})
+        except InputError as error:
+            raise InputError(error.problem, "draft_text_file", error.way_out) from error
 
 
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:

@@ -27,6 +27,7 @@ from .prompt import (
     language_token,
     output_ids,
     prompt_text,
+    require_characters,
     without_prefix,
 )
 from .request import Request
@@ -85,12 +86,17 @@ class PromptReader:
     def check(self, options: GenerationOptions) -> None:
         """Raise `InputError` if the draft model needs a language that cannot be derived for these options."""
         own, tokenizer = self._prompt, self._draft.tokenizer
+        require_characters(own.prefix or "", "draft_prefix")
         for name in ("src_lang", "tgt_lang"):
             if (language := getattr(own, name)) is not None:
                 if tokenizer.languages:
                     language_token(tokenizer, f"draft_{name}", language)
                 elif name == "src_lang" or matching_language(language, self._tags) is None:
-                    raise InputError(f"{language} has no effect: the draft model has no such language", f"draft_{name}")
+                    raise InputError(
+                        f"{language} has no effect: the draft model has no such language",
+                        f"draft_{name}",
+                        "leave it out",
+                    )
         target = self._target.tokenizer
         if options.tgt_lang is not None or not (target.languages or language_tags(target.vocabulary)):
             self.languages(options, None)  # requests cannot name another language, or need not

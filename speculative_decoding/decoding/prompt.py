@@ -218,6 +218,7 @@ def encode_prompt(
         # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
         if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
             raise too_long(f"{length} characters", why, limit)
+        require_characters(prompt, "prompt")
         require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
         source = TextTokens(tokenizer.encode(prompt, language), prompt)
     else:
@@ -281,15 +282,20 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
 def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: str) -> list[int]:
     """Text -> the ids that the decoder would generate, with an end token. Raises an `InputError` that names `name`."""
     config = model.config
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError("contains a lone surrogate, which is not a character", name, "remove it") from None
+    require_characters(text, name)
     ids = tokenizer.encode_output(text)
     check_token_ids(ids, config.vocab_size, name, "its tokens ")
     if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds a start token but no end token
         ids = ids[1:]
     return ids if ids and ids[-1] in config.eos_token_ids else [*ids, *config.eos_token_ids[:1]]
+
+
+def require_characters(text: str, name: str) -> None:
+    """Raise an `InputError` that names `name` if a text contains a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("contains a lone surrogate, which is not a character", name, "remove it") from None
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids", what: str = "") -> None:

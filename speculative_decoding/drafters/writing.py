@@ -21,6 +21,7 @@ from .draft_text import DraftText, Place
 
 PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
 MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
+MAX_SILENT = 128  # tokens in a row that add no id, such as special tokens, after which an output is given up
 FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
 
 
@@ -113,6 +114,7 @@ class Row:
     def _begin(self, written: Written | None) -> None:
         self.written = written
         self._num_read = -1  # tokens of `written` that are in the text
+        self._num_heard = 0  # of these, the tokens up to the last one that made the text longer
         self._text: FollowedText = written.new_text(self._pieces) if written else GrowingText([], self._pieces, MODEL)
         self._follower = self._text.follow()
         self._limit = 0  # the number of ids that the text may have for the next draft
@@ -147,7 +149,12 @@ class Row:
         assert self.written is not None
         if self.written.num_tokens != self._num_read:
             self._num_read = self.written.num_tokens
+            size = len(self._text.ids)
             self._text.update(self.written.target_ids())
+            if len(self._text.ids) > size:
+                self._num_heard = self._num_read
+            elif self._num_read - self._num_heard >= MAX_SILENT:
+                self.written.cancel()
         return self.written
 
     def _lacking(self, written: Written, count: int) -> int:

@@ -207,8 +207,11 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             scheduler,
             write_to_stdout if output is None else output.write,
             slots=slots,
-            # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and not config.options.follows_texts,
+            # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows, or on the rows
+            # beside it: a draft model of another vocabulary writes the texts of all rows together.
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int)
+            and not pair.drafts_text
+            and not config.options.follows_texts,
             totals=totals,
         )
         try:

@@ -10,7 +10,8 @@ from functools import partial
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
 from ..models.base import EncoderDecoder
-from ..sampling.options import short_repr
+from ..sampling.options import short_repr, validate
+from ..sampling.values import Text
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
@@ -30,6 +31,11 @@ class DraftPrompt:
     prefix: str | None = None
     src_lang: str | None = None
     tgt_lang: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                validate(f"draft_{name}", Text(may_be_empty=name == "prefix"), value)
 
     def require_effect(self, *, drafts_text: bool, is_speech: bool) -> None:
         """Raise `InputError` for a setting without effect.

@@ -8,6 +8,7 @@ from ..errors import InputError, Name
 from ..loading.language_map import language_of
 
 MAX_SHOWN = 20
+MAX_NAME = 40  # characters of a language's name that a message shows
 
 
 def closeness(wanted: str, name: str) -> int:
@@ -58,4 +59,4 @@ def listed(names: Sequence[str]) -> str:
     if not names:
         return "no language"
     more = f", ... ({len(names)} languages)" if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + more
+    return ", ".join(name[:MAX_NAME] for name in names[:MAX_SHOWN]) + more

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..checkpoints.files import open_if_regular
-from ..checkpoints.json_text import parse_json_object
+from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..cli.lines import decode_line, read_lines
 from ..errors import InputError, note, words
 
@@ -147,4 +147,6 @@ def pair_of_record(line: str) -> tuple[str, str] | None:
     for name in ("prompt", "text"):
         if not isinstance(record.get(name), str):
             raise InputError(f'no "{name}"')
+        if not is_json_value(record[name]):  # JSON can escape half of a character
+            raise InputError(f'a lone surrogate in "{name}"')
     return (record["prompt"], record["text"]) if record["prompt"].strip() and record["text"].strip() else None

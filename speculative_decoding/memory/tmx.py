@@ -96,7 +96,9 @@ class Reader:
         except (LookupError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"has an unsupported encoding ({error})", "memory", "convert it to UTF-8") from error
+            raise InputError(
+                f"has an unsupported encoding ({str(error)[:80]})", "memory", "convert it to UTF-8"
+            ) from error
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         """An element begins."""

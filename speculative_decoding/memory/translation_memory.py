@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..sampling.options import short_repr
+from ..sampling.options import short_repr, validate
+from ..sampling.values import Text
 from .index import WordIndex
 
 LEAST_SIMILARITY = 0.6
@@ -54,6 +55,8 @@ class TranslationMemory:
         Raises:
             InputError: Something is not a pair of texts.
         """
+        if not isinstance(pairs, Iterable):
+            raise InputError(f"must be pairs of a source and a target, not {short_repr(pairs)}", "pairs")
         return cls(map(checked_pair, pairs))
 
     @classmethod
@@ -117,7 +120,11 @@ class TranslationMemory:
         These are at most `MAX_FOUND` different targets whose similarity is at least `LEAST_SIMILARITY`, best first.
         Sources that are equal except for white space at their ends come first. Of equally similar sources, the latest
         comes first.
+
+        Raises:
+            InputError: The source is not a text.
         """
+        source = validate("source", Text(may_be_empty=True), source)
         found: dict[str, float] = {}
         for number in self._equal(source):
             found.setdefault(self._target(number), 1.0)

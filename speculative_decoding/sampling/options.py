@@ -48,6 +48,7 @@ MAX_SEED = 2**32 - 1
 MAX_DRAFT_TOKENS = 64
 MAX_TOKENS = 1 << 20
 MAX_REPEATED = 64
+MAX_DRAFT_TEXT = 10_000_000  # characters; these take ten seconds and 1.6 GB
 
 # Marks of fields
 FOR_SPEECH = "for speech"  # also an option of transcriptions, which set all other options themselves
@@ -278,6 +279,8 @@ class GenerationOptions:
                 "min_tokens",
                 "change one",
             )
+        if (count := sum(map(len, self.draft_text))) > MAX_DRAFT_TEXT:
+            raise InputError(f"has {count:,} characters (at most {MAX_DRAFT_TEXT:,})", "draft_text", "shorten it")
         if self.delta and TAKES_DELTA not in ACCEPTANCE[self.rule]:
             raise InputError(
                 ("relaxes ", Name("acceptance"), f" {RELAXED_RULE} only, not {self.rule}"),
@@ -307,8 +310,9 @@ class GenerationOptions:
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
             if NOT_WITH_BEAMS in spec.marks and value != spec.default and not is_off:
+                shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
                 raise InputError(
-                    (f"{short_repr(value)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
+                    (f"{short_repr(shown)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
                     name,
                     "leave one of them out",
                 )

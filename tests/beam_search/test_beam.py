@@ -197,7 +197,8 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences: must be <= num_beams (2), not 3"),
         ({"num_beams": 2, "temperature": 0.5}, "temperature: 0.5 cannot be combined with num_beams 2"),
         ({"num_beams": 2, "drafter": "model"}, "drafter: 'model' cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "stop": ["a"]}, "stop: ('a',) cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "stop": ["a"]}, "stop: 'a' cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "draft_text": "a"}, "draft_text: 'a' cannot be combined with num_beams 2"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:

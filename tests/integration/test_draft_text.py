@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from speculative_decoding import (
     generate,
     stream_generate,
 )
+from speculative_decoding.cli.run_config import DraftFlags
 from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.base import TEXT
+from speculative_decoding.sampling import options as options_module
 from tests.support.rooms import needs_room
 from tests.support.tiny import Scripted, noisy_copy, tiny_model
 from tests.support.together import Letters
@@ -107,8 +110,27 @@ def test_a_value_that_is_no_text_is_named_in_one_line(value: Any) -> None:
     assert results[1].result is not None and results[1].result.tokens == baseline().tokens
 
 
+def test_a_text_that_would_take_minutes_and_gigabytes_is_refused_at_once(
+    pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "translate English to German: The method returns the value."
+    monkeypatch.setattr(options_module, "MAX_DRAFT_TEXT", 1000)
+    for texts in ("a" * 1001, ["a" * 501, "b" * 500]):
+        with pytest.raises(InputError, match="^draft_text: has 1,001 characters .at most 1,000.; shorten it$"):
+            pair.generate(prompt, draft_text=texts)
+    wrong, right = pair.batch([{"prompt": prompt, "draft_text": "a" * count} for count in (1001, 1000)])
+    assert wrong.error is not None and wrong.error.startswith("draft_text: has 1,001 characters")
+    assert right.result is not None and right.result.tokens
+    (file := tmp_path / "text").write_text("a" * 501)
+    flags = DraftFlags(draft_text_file=[file])
+    with pytest.raises(InputError, match="^draft_text_file: has 1,001 characters .at most 1,000.; shorten it$"):
+        flags.add_draft_texts(GenerationOptions(draft_text="b" * 500))
+
+
 def test_a_lone_surrogate_is_refused_by_name_and_other_rows_continue(pair: Session) -> None:
     prompt = "translate English to German: The method returns the value."
+    with pytest.raises(InputError, match="^prompt: contains a lone surrogate, .*; remove it$"):
+        pair.generate("a\ud800")
     with pytest.raises(InputError, match="^draft_text: contains a lone surrogate, .*; remove it$"):
         pair.generate(prompt, draft_text="a\ud800")
     wrong, right = pair.batch([{"prompt": prompt, "draft_text": ["a", "\udfff"]}, prompt])

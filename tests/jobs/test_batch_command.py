@@ -22,6 +22,7 @@ from speculative_decoding.jobs.output import settings_path
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from tests.integration.test_cli import FIXED, PROMPT
+from tests.support.other_vocabulary import save_with_other_vocabulary
 from tests.support.paths import ROOT
 
 Batch = Callable[..., tuple[int, str, str]]
@@ -144,6 +145,20 @@ def test_draft_texts_change_no_record(batch: Batch, tmp_path: Path) -> None:
         assert all(("drafted_tokens" in each) == ("0" in flags) for each in records(out))
         found.append([{name: value for name, value in each.items() if name not in names} for each in records(out)])
     assert found[0] == found[1] == found[2] and "draft tokens" in err and ": text " in err
+
+
+def test_records_do_not_depend_on_the_rows_beside_them(batch: Batch, tmp_path: Path) -> None:
+    """A draft model of another vocabulary writes the texts of all rows together, which changes its draft counts."""
+    folder = ROOT / "models" / "t5-web-docs-draft"
+    draft = save_with_other_vocabulary(load(folder).model, folder, tmp_path / "other")
+    (tmp_path / "in.txt").write_text("\n".join(PROMPTS[:6]))
+    found = []
+    for slots in (1, 4):
+        flags = ("--draft-model", draft, "--drafter", "model", "--num-draft", "4", "-m", "12", "--slots", slots)
+        status, out, _ = batch(tmp_path / "in.txt", *flags)
+        assert status == 0
+        found.append(records(out))
+    assert found[0] == found[1] and not any("drafted_tokens" in each for each in found[0])
 
 
 def test_wrong_draft_texts_of_lines_are_error_records(batch: Batch, tmp_path: Path) -> None:

@@ -72,11 +72,16 @@ def test_records_of_a_job_are_pairs_except_for_errors_and_blank_ones(tmp_path: P
         {"line": 3, "text": "", "finish_reason": "blank", "input_sha256": "00"},
         RECORD | {"prompt": "B", "text": "B", "finish_reason": "length", "own": [1]},
         RECORD | {"text": " "},
+        RECORD | {"prompt": "C", "text": "half of \ud83d"},
+        RECORD | {"prompt": "half of \ude00"},
     ]
     path = written(tmp_path, "old.jsonl", "\n".join(map(json.dumps, records)))
-    assert read(path) == [("A prompt", "Ein Text"), ("B", "B")]
-    torn = path.read_text() + '\n{"line": 6, "prom'
-    with pytest.warns(Note, match=r"skipped 1 line without a pair: line 6 \(not JSON"):
+    with pytest.warns(
+        Note, match=r"line 6 \(a lone surrogate in \"text\"\), line 7 \(a lone surrogate in \"prompt\"\)"
+    ):
+        assert read(path) == [("A prompt", "Ein Text"), ("B", "B")]
+    torn = path.read_text() + '\n{"line": 8, "prom'
+    with pytest.warns(Note, match=r"skipped 3 lines without a pair: .* line 8 \(not JSON"):
         assert len(read(written(tmp_path, "torn.jsonl", torn))) == 2
 
 

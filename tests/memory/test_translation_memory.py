@@ -166,11 +166,15 @@ def test_nothing_is_found_for_blank_unknown_and_huge_texts() -> None:
 
 
 def test_what_is_not_a_pair_of_texts_is_refused() -> None:
-    for pairs in (["ab"], [("a",)], [("a", 1)], [("a", "b", "c")], [None]):
+    for pairs in (3, None, ["ab"], [("a",)], [("a", 1)], [("a", "b", "c")], [None]):
         with pytest.raises(InputError, match="pairs: must be pairs of a source and a target"):
             TranslationMemory.from_pairs(pairs)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pairs: a text is not valid Unicode"):
         TranslationMemory.from_pairs([("a", "\ud800")])
+    memory = TranslationMemory.from_pairs([("a", "b")])
+    for source in (None, 3, b"a", ["a"]):
+        with pytest.raises(InputError, match="source: must be text, not "):
+            memory.similar(source)  # type: ignore[arg-type]
 
 
 def test_a_text_store_of_pairs_is_a_memory() -> None:

@@ -11,9 +11,9 @@ HELD_BACK = 2
 
 
 class ScriptedOutput:
-    """An output that is known before it is written."""
+    """An output that is known before it is written. A token of None has no id of the target."""
 
-    def __init__(self, committed: Sequence[int], rest: Sequence[int]) -> None:
+    def __init__(self, committed: Sequence[int], rest: Sequence[int | None]) -> None:
         self.committed, self.rest = list(committed), list(rest)
         self.num_tokens = 0
         self.is_cancelled = False
@@ -24,7 +24,7 @@ class ScriptedOutput:
 
     def target_ids(self) -> list[int]:
         end = self.num_tokens if self.num_tokens == len(self.rest) else max(self.num_tokens - HELD_BACK, 0)
-        return [*self.committed, *self.rest[:end]]
+        return [*self.committed, *(token for token in self.rest[:end] if token is not None)]
 
     def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
         return GrowingText([], pieces, MODEL)
@@ -41,7 +41,7 @@ class ScriptedWriter:
         steps: The number of steps so far.
     """
 
-    def __init__(self, output_of: Callable[[RequestView], Sequence[int] | None]) -> None:
+    def __init__(self, output_of: Callable[[RequestView], Sequence[int | None] | None]) -> None:
         self._output_of = output_of
         self.started: list[ScriptedOutput] = []
         self.steps = 0

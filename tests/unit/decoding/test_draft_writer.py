@@ -140,6 +140,17 @@ def test_settings_that_have_no_effect_are_refused() -> None:
                 Session(model, words, draft, draft_prompt=DraftPrompt(**{name: "x"}))
 
 
+@pytest.mark.parametrize("name", ["prefix", "src_lang", "tgt_lang"])
+def test_settings_of_wrong_types_are_named(name: str) -> None:
+    with pytest.raises(InputError, match=f"^draft_{name}: must be text.*, not 3$"):
+        DraftPrompt(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_a_prefix_that_is_no_text_is_refused_before_weights_load() -> None:
+    with pytest.raises(InputError, match="^draft_prefix: "):
+        reader_of(Words(), Words(), prefix="\ud800").check(GenerationOptions())
+
+
 def test_a_draft_of_another_vocabulary_needs_its_tokenizer() -> None:
     target, draft = tiny_model(), tiny_model()
     target.pieces, draft.pieces = (Vocabulary({piece: 0}).pieces for piece in "ab")

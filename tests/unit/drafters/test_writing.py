@@ -9,7 +9,7 @@ import pytest
 
 from speculative_decoding.drafters.base import MODEL, RequestView
 from speculative_decoding.drafters.draft_text import DraftText, TextFollower
-from speculative_decoding.drafters.writing import MAX_SKIPPED, BatchWritingDrafter, GrowingText
+from speculative_decoding.drafters.writing import MAX_SILENT, MAX_SKIPPED, BatchWritingDrafter, GrowingText
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.writing import HELD_BACK, ScriptedOutput, ScriptedWriter
 
@@ -126,6 +126,20 @@ def test_an_endless_word_is_not_written_to_its_end() -> None:
     before = writer.steps
     drafted(drafter, request, 4)
     assert writer.steps - before <= 4 + 4 + MAX_SKIPPED + HELD_BACK
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_an_output_without_text_is_given_up(count: int) -> None:
+    """A model may write special tokens for ever. Without a limit, one draft would write thousands of them."""
+    writer = ScriptedWriter(lambda _: [*TEXT[:count], *[None] * 5000])
+    drafter = drafter_of(writer, request := request_of())
+    most = count + HELD_BACK + MAX_SILENT + 8  # as many as the draft lacks are written together
+    assert drafted(drafter, request, 8) == TEXT[:count]
+    assert writer.steps <= most and writer.live == []
+    for i in range(100):
+        grow(drafter, request, [1000 + i])
+        drafted(drafter, request, 8)
+    assert len(writer.started) <= 8 and writer.steps <= len(writer.started) * most
 
 
 def test_a_request_that_was_not_drafted_for_long_starts_from_its_committed_tokens() -> None:
