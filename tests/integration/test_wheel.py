@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
 EXTRAS = {
+    "memory": {"rapidfuzz"},
     "speech": {"av"},
     "training": {"matplotlib"},
     "server": {"h11", "prometheus_client", "python_multipart", "starlette", "uvicorn"},  # h11 is uvicorn's parser
