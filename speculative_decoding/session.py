@@ -216,7 +216,7 @@ def load_session(
 
 
 def require_all_tokens(draft_vocabulary: DraftVocabulary | None) -> None:
-    """Raise `InputError` if the text of a draft model of another vocabulary is to be limited to some tokens."""
+    """Raise `InputError` for a draft vocabulary, which does not apply to a draft model with another vocabulary."""
     if draft_vocabulary is not None:
         raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
 
@@ -616,9 +616,8 @@ class Session:
         for similarity, target in self.memory.similar(prompt):
             with suppress(InputError):  # the model lacks some of the tokenizer's ids
                 beginning = target[: options.max_tokens * TOKEN_CHARACTERS]
-                text = draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY)
-                text.group = f"{similarity:.1f}"
-                found.append(text)
+                group = f"{similarity:.1f}"
+                found.append(draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY, group))
         return found
 
     @turn()

@@ -218,21 +218,12 @@ class TextWriter:
         )
 
 
-class WrittenText:
-    """An output of the draft model for a request of the target.
+class WrittenRequest:
+    """An output of a draft model, decoded by an engine: the part of `Written` that text and speech share."""
 
-    Args:
-        writer: The writer that started it.
-        draft: The draft model's request.
-        request: The target's request; None if there is none.
-        before: The text of the tokens that were committed when the output was started.
-    """
-
-    def __init__(self, writer: TextWriter, draft: Request, request: RequestView | None, before: str) -> None:
-        self._writer = writer
+    def __init__(self, engine: DraftEngine, draft: Request) -> None:
+        self._engine = engine
         self._draft = draft
-        self._before = before
-        self._language = None if request is None else request.options.tgt_lang
 
     @property
     def num_tokens(self) -> int:
@@ -242,8 +233,28 @@ class WrittenText:
     def is_complete(self) -> bool:
         return self._draft.finish_reason is not None
 
+    def cancel(self) -> None:
+        self._engine.cancel(self._draft)
+
+
+class WrittenText(WrittenRequest):
+    """An output of the draft model for a request of the target.
+
+    Args:
+        writer: The writer that started it.
+        draft: The draft model's request.
+        request: The target's request; None while calibration times the writer.
+        before: The text of the tokens that were committed when the output was started.
+    """
+
+    def __init__(self, writer: TextWriter, draft: Request, request: RequestView | None, before: str) -> None:
+        super().__init__(writer.engine, draft)
+        self._target = writer.target
+        self._before = before
+        self._language = None if request is None else request.options.tgt_lang
+
     def target_ids(self) -> list[int]:
-        model, tokenizer = self._writer.target
+        model, tokenizer = self._target
         is_finished = self._draft.finish_reason == "stop"
         text = self._before + self._draft.text
         try:
@@ -256,9 +267,6 @@ class WrittenText:
 
     def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
         return GrowingText([], pieces, MODEL)
-
-    def cancel(self) -> None:
-        self._writer.engine.cancel(self._draft)
 
 
 def settled(text: str) -> str:

@@ -92,20 +92,25 @@ class DecoderPrompt(NamedTuple):
 
 
 def draft_text_of(
-    model: EncoderDecoder, tokenizer: Tokenizer, text: str, first: int | None = None, origin: str = TEXT
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    text: str,
+    first: int | None = None,
+    kind: str = TEXT,
+    group: str = "",
 ) -> DraftText:
     """Encode a text that an output may resemble. Raises `InputError`.
 
     Args:
         first: The output's required first token, if there is one.
-        origin: The kind of draft; see `DraftText`.
+        kind, group: See `DraftText`.
     """
     from ..drafters.draft_text import DraftText
 
     ids = encode_output(model, tokenizer, text, "draft_text") if text else []
     if first is not None and ids[:1] != [first]:  # BART's tokenizer writes the required first token itself
         ids = [first, *ids]
-    return DraftText(ids, model.pieces or {}, origin)
+    return DraftText(ids, model.pieces or {}, kind, group)
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:

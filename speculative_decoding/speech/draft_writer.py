@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from ..decoding.draft_writer import DraftEngine, settled
+from ..decoding.draft_writer import DraftEngine, WrittenRequest, settled
 from ..decoding.request import Request
 from ..draft_length.base import FixedLength
 from ..drafters.base import MODEL, RequestView
@@ -158,7 +158,7 @@ class SpeechWriter:
                 yield from target.text_tokens(source.decode([*run]))
 
 
-class WrittenSpeech:
+class WrittenSpeech(WrittenRequest):
     """An output of the draft model for a window.
 
     Args:
@@ -169,22 +169,14 @@ class WrittenSpeech:
     """
 
     def __init__(self, writer: SpeechWriter, draft: Request, before: list[int], prompt: SpokenPrompt) -> None:
+        super().__init__(writer.engine, draft)
         self._writer = writer
-        self._draft = draft
         self._before = before
         self._prompt = prompt
 
     def new_text(self, pieces: Mapping[int, str]) -> GrowingTranscript:
         num_skipped = len(self._before) - len(self._prompt.output)
         return GrowingTranscript(self._writer.target, pieces, num_skipped, has_times=self._prompt.has_timestamps)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._draft.tokens)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._draft.finish_reason is not None
 
     def target_ids(self) -> list[int]:
         writer, own, target = self._writer, self._writer.draft, self._writer.target
@@ -199,9 +191,6 @@ class WrittenSpeech:
             *known,
             *target.text_tokens(settled(own.decode([*filter(own.is_spoken, tokens[last:])]))),
         ]
-
-    def cancel(self) -> None:
-        self._writer.engine.cancel(self._draft)
 
 
 class GrowingTranscript(Transcript):
