@@ -17,6 +17,11 @@ COMMANDS = {  # name: (module, room that contains the command or None, help text
     "generate": ("cli.main", None, "generate text for a prompt, or for each line of standard input"),
     "console": ("cli.console", None, "decode prompts interactively, with commands and a history"),
     "batch": ("jobs.command", "jobs", "decode a file of prompts to a file of records"),
+    "document": (
+        "documents.command",
+        "documents",
+        "decode whole documents: text, Markdown, HTML, subtitles, JSON lines",
+    ),
     "transcribe": ("speech.command", "speech", "transcribe recordings with a speech model"),
     "serve": ("server.command", "server", "serve many clients over HTTP"),
     "train": ("training.command", "training", "train a draft for a target and a kind of text"),

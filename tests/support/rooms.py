@@ -19,11 +19,12 @@ ROOMS: dict[str, set[str]] = {
     "beam_search": set(),
     "speech": {"beam_search"},
     "jobs": {"speech", "distributed"},
-    "server": {"speech"},
+    "server": {"speech", "documents"},
     "training": {"speech"},
     "distributed": set(),
     "doctor": {"speech"},
     "memory": set(),
+    "documents": {"memory"},
     "cpu": set(),
 }
 CORE_TESTS = ("tests/unit", "tests/integration", "tests/parity", "tests/robustness")

@@ -1,0 +1,40 @@
+"""How a document is read and divided. The fields are also the flags of `document`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated as A
+
+from ..errors import InputError, Name
+from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
+from .formats import FORMATS
+
+UNITS = ("sentence", "line", "paragraph")
+FORMAT = "format of the documents (default: by the suffix, else text)"
+UNIT = "what is decoded as one prompt"
+UNWRAP = "in plain text, a paragraph may span lines; its output is laid over as many lines"
+FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
+MAX_DOCUMENT = "bytes of a document that is read as a whole: Markdown, HTML and subtitles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentOptions:
+    """How a document is read and divided. Raises `InputError` for options without effect.
+
+    format: One of `FORMATS`; None means that of the file's suffix, otherwise text.
+    """
+
+    format: A[str | None, Text(tuple(FORMATS)), FORMAT, BASIC] = None
+    unit: A[str, Text(UNITS), UNIT, BASIC] = "sentence"
+    unwrap: A[bool, Bool(), UNWRAP, BASIC] = False
+    fields: A[Sequence[str], ListOf(Text()), FIELDS, Flag("field")] = ()
+    max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
+
+    def __post_init__(self) -> None:
+        if self.unwrap and self.format not in (None, "text"):
+            raise InputError(("has no effect with ", Name("format"), f" {self.format}"), "unwrap", "leave it out")
+        if self.unwrap and self.unit == "line":
+            raise InputError(("cannot be combined with ", Name("unit"), " line"), "unwrap", "leave one of them out")
+        if self.fields and self.format not in (None, "jsonl"):
+            raise InputError(("has no effect with ", Name("format"), f" {self.format}"), "fields", "leave it out")
