@@ -237,8 +237,11 @@ def character(reference: str) -> str:
 
 def text_of(raw: str) -> str:
     """Return the text of an element, in one line."""
-    kinds = {"text": str, "space": str, "reference": unescaped}
-    found = (kinds[match.lastgroup](match[0]) for match in TOKEN.finditer(raw) if match.lastgroup in kinds)
+    found = [
+        unescaped(match[0]) if match.lastgroup == "reference" else match[0]
+        for match in TOKEN.finditer(raw)
+        if match.lastgroup not in ("tag", "comment")
+    ]
     return " ".join("".join(found).split())
 
 

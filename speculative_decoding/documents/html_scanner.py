@@ -16,14 +16,14 @@ TAG = rf"""
     <(?P<closing>/?)(?P<name>[a-zA-Z][^{WHITE}/>]*+)
     (?:[{WHITE}]++ | /(?!>)                                      # between attributes
      | [^{WHITE}/>][^{WHITE}/>=]*+                               # the name of an attribute
-       (?:[{WHITE}]*+=[{WHITE}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{WHITE}>"'][^{WHITE}>]*+)?+)?+
-    )*+
+       (?:[{WHITE}]*+=[{WHITE}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{WHITE}>"'][^{WHITE}>]*+)?)?
+    )*
     (?:(?P<empty>/?)>|\Z)
 """
 TEXT = rf"""
-    (?P<reference>&(?:\#[0-9]++;? | \#[xX][0-9a-fA-F]++;? | [a-zA-Z][a-zA-Z0-9]{{0,30}}+;?))
+    (?P<reference>&(?:\#[0-9]++;? | \#[xX][0-9a-fA-F]++;? | [a-zA-Z][a-zA-Z0-9]{{0,30}};?))
   | (?P<space>[ \t\f]*+[\r\n][{WHITE}]*+)
-  | (?P<text>(?:[^<&{WHITE}]++ | [ \t\f]++(?![\r\n]))++ | [<&])
+  | (?P<text>[^<&\r\n]*[^<&{WHITE}](?:[ \t\f]++(?![\r\n]))? | [ \t\f]++ | [<&])
 """
 MARKUP = rf"""
     (?P<comment><!--(?:-?> | .*?(?:--!?>|\Z)) | <[!?][^>]*+>? | </(?=[^a-zA-Z])[^>]*+>?)
@@ -34,7 +34,7 @@ TOKEN = re.compile(f"{MARKUP} | {TEXT}", FLAGS)
 TOKEN_WITH_CDATA = re.compile(rf"(?P<cdata><!\[CDATA\[.*?(?:\]\]>|\Z)) | {MARKUP} | {TEXT}", FLAGS)
 TEXT_TOKEN = re.compile(TEXT, FLAGS)
 ATTRIBUTE = re.compile(
-    rf"""(?<=[{WHITE}/"'])([^{WHITE}/>][^{WHITE}/>=]*+)(?:[{WHITE}]*+=[{WHITE}]*+("[^"]*+"?|'[^']*+'?|[^{WHITE}>]++)?+)?+"""
+    rf"""(?<=[{WHITE}/"'])([^{WHITE}/>][^{WHITE}/>=]*+)(?:[{WHITE}]*+=[{WHITE}]*+("[^"]*+"?|'[^']*+'?|[^{WHITE}>]++)?)?"""
 )
 SCRIPT = re.compile(rf"<!(?=--)|-->|<(?P<closing>/?)script(?=[{WHITE}/>])", re.ASCII | re.IGNORECASE)
 
