@@ -1,7 +1,7 @@
 """Decodes a piece: its text, the places of its markup, and parts of it if something that must survive was lost.
 
-Nothing here decodes by itself: `decode_piece` yields prompts and is sent their outputs, so a session, a server and a test
-can drive it.
+Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so a session, a server and a test can
+drive it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from . import survival
 from .findings import CUT, FAILED, LOOP, LOST, MARKUP, SPLIT, Finding
-from .pieces import Literal, Piece, Span
+from .loops import loop_in
+from .pieces import Piece, Span
 from .places import Places, enclosed_texts, find_places
 from .splitting import fitting_spans, needs_decoding
-from .tokens import Kept
 
 
 class Output(NamedTuple):
@@ -147,7 +147,7 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
     found = []
     if output.finish_reason == "length":
         found.append(Finding(part.line, CUT, "the output reached the token limit"))
-    if repeated := survival.loop_in(decoded.text, part.text):
+    if repeated := loop_in(decoded.text, part.text):
         found.append(Finding(part.line, LOOP, repeated))
     for mark, place in zip(part.marks, decoded.places, strict=True):
         if place is None and not (mark.is_kept or mark.is_link):
@@ -158,7 +158,9 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[survival.Span]:
     """Return what must appear unchanged in the output: spans of the text, in order, kept texts included."""
-    kept = [survival.Span(mark.start, mark.end, piece.text[mark.start : mark.end]) for mark in piece.marks if mark.is_kept]
+    kept = [
+        survival.Span(mark.start, mark.end, piece.text[mark.start : mark.end]) for mark in piece.marks if mark.is_kept
+    ]
     found = [*kept]
     for span in survival.must_survive(piece.text, terms):
         if all(span.end <= each.start or each.end <= span.start for each in kept):

@@ -78,7 +78,7 @@ def best_place(
 
 
 def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
-    """Extend a place over white space that the mark encloses, and to the ends of the output as the mark reaches them."""
+    """Extend a place over white space that the mark encloses, and to an end of the output that it reaches."""
     enclosed = text[mark.start : mark.end]
     start -= min(len(enclosed) - len(enclosed.lstrip()), start - len(output[:start].rstrip()))
     end += min(len(enclosed) - len(enclosed.rstrip()), len(output) - end - len(output[end:].lstrip()))
@@ -103,7 +103,7 @@ def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bo
 def occurrences(wanted: str, output: str, *, exact: bool) -> Iterator[Span]:
     """Yield where a text is in an output, as whole words, in any case unless `exact`, without its final punctuation."""
     if not exact:
-        wanted = wanted.rstrip(".!?:;,。！？") or wanted
+        wanted = wanted.rstrip(".!?:;,\u3002\uff01\uff1f") or wanted
     if not wanted:
         return
     before = r"(?<!\w)" if wanted[0].isalnum() and not exact_script(wanted[0]) else ""
@@ -117,11 +117,11 @@ def occurrences(wanted: str, output: str, *, exact: bool) -> Iterator[Span]:
 
 def exact_script(character: str) -> bool:
     """Whether words are not separated by spaces in this character's script: Chinese, Japanese, Thai and the like."""
-    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or "\U00020000" <= character
+    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or character >= "\U00020000"
 
 
 def point_place(text: str, position: int, output: str) -> Span:
-    """Return the place of a point: at the same relative position, between words if it is between words in the source."""
+    """Return the place of a point: at the same relative position, and between words if it is in the source."""
     place = round(position * len(output) / len(text)) if text else 0
     if between_words(text, position):
         places = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
