@@ -15,6 +15,7 @@ from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text,
 
 KEPT = frozenset(["code", "kbd", "math", "samp", "tt", "var"])
 COPIED = frozenset(["listing", "pre"])
+MAX_TOKENS = 1024  # of a block; a longer one is hardly prose, and is divided into several
 MAX_REFERENCE = 64  # characters; the number of no character has as many digits
 
 
@@ -55,6 +56,8 @@ class Reader:
                 yield from self.read_tag(token)
             elif self.is_translated:
                 self.content.add(token.kind, token.start, self.source[token.start : token.end])
+            if len(self.content.tokens) >= MAX_TOKENS:
+                yield from self.end_block()
         yield from self.end_block()
         if self.copied < len(self.source):
             yield self.copy_until(len(self.source))
@@ -131,7 +134,7 @@ class Content:
         self.tokens: list[Token] = []
         self.start = 0  # of the first token in the document
         self.has_text = False
-        self._size = 0  # of the text
+        self._size = 0  # of the text, without white space
         self._last = ""  # character of the text
         self._break: tuple[int, str] | None = (
             None  # the last token with text, if it is a break; the character before it
@@ -144,7 +147,7 @@ class Content:
         if token.text and self._break is not None:
             self._end_break(token.text[0])
         self.tokens.append(token)
-        self._size += len(token.text)
+        self._size += not token.text.isspace() and len(token.text)
         self._last = token.text[-1:] or self._last
 
     def add(self, kind: str, start: int, raw: str) -> None:
@@ -186,7 +189,7 @@ class Content:
             self.append(start, Close(raw, len(self.tokens)))
             return
         index, size = self._opened[name].pop()
-        if size == self._size:  # an anchor, an icon
+        if size == self._size:  # it encloses no text, such as an anchor or an icon
             self.tokens[index] = Point(self.tokens[index].raw)
             self.append(start, Point(raw))
         else:
@@ -237,11 +240,12 @@ def character(reference: str) -> str:
 
 def text_of(raw: str) -> str:
     """Return the text of an element, in one line."""
-    found = [
-        unescaped(match[0]) if match.lastgroup == "reference" else match[0]
-        for match in TOKEN.finditer(raw)
-        if match.lastgroup not in ("tag", "comment")
-    ]
+    found = []
+    for match in TOKEN.finditer(raw):
+        if match.lastgroup == "tag":
+            found.append(" " if match["name"].lower() in BLOCK else "")
+        elif match.lastgroup != "comment":
+            found.append(unescaped(match[0]) if match.lastgroup == "reference" else match[0])
     return " ".join("".join(found).split())
 
 

@@ -17,7 +17,7 @@ TAG = rf"""
     (?:[{WHITE}]++ | /(?!>)                                      # between attributes
      | [^{WHITE}/>][^{WHITE}/>=]*+                               # the name of an attribute
        (?:[{WHITE}]*+=[{WHITE}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{WHITE}>"'][^{WHITE}>]*+)?)?
-    )*
+    )*+
     (?:(?P<empty>/?)>|\Z)
 """
 TEXT = rf"""
