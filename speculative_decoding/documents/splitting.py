@@ -134,10 +134,9 @@ def cut_size(text: str) -> int:
     """Return where to cut a text, at the latest before its last character."""
     last = len(text) - 1
     clause = max((match.end() for match in CLAUSE_END.finditer(text) if match.end() <= last), default=0)
-    if clause > last // 2:  # otherwise a longer part is better than a whole clause
-        return clause
-    if space := max((match.start() for match in re.finditer(r"\s", text)), default=0):
-        return space
+    space = max((match.start() for match in re.finditer(r"\s", text)), default=0)
+    if cut := clause if clause > last // 2 else space or clause:  # rather a long part than a short clause
+        return cut
     marks = next((n for n in range(MARKS_TRIED) if last - n > 0 and not is_attached(text, last - n)), 0)
     return last - marks
 
