@@ -25,6 +25,8 @@ MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it d
 # Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
+ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
+MAY_ENCLOSE = re.compile("[`<{]")  # what must survive has no two such words, apart from code, tags and placeholders
 INTO = ("to", "into")
 KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
 
@@ -83,6 +85,8 @@ def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 def needs_decoding(text: str) -> bool:
     """Return whether a text has letters apart from what must survive, such as addresses, placeholders and code."""
+    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # much faster
+        return True
     spans = must_survive(text, ())
     starts, ends = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
     return any(any(map(str.isalpha, text[start:end])) for start, end in zip(starts, ends, strict=True))

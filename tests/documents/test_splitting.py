@@ -21,6 +21,7 @@ from speculative_decoding.documents.splitting import (
     sentence_spans,
     source_language,
 )
+from speculative_decoding.documents.survival import must_survive
 from speculative_decoding.errors import Note
 from tests.documents.laws import SMALL, TEXTS
 
@@ -97,7 +98,18 @@ def test_without_sentencex_lines_are_decoded_with_a_note(monkeypatch: pytest.Mon
 
 
 WITHOUT_WORDS = ["", " \n", "12", "1,000.5", "---", "* * *", "https://example.org/a?b=c", "<you@example.org>", "%1$s"]
-WITHOUT_WORDS += ["{name}: ${x}", "&amp;", "get_name()", "docs/index.md", "12 km", "!?", "½"]
+WITHOUT_WORDS += [
+    "{name}: ${x}",
+    "&amp;",
+    "get_name()",
+    "docs/index.md",
+    "12 km",
+    "!?",
+    "½",
+    "`git push origin`",
+    "textContent innerText",
+    "5 km",
+]
 
 
 @pytest.mark.parametrize("text", WITHOUT_WORDS)
@@ -105,6 +117,14 @@ def test_only_words_need_decoding(text: str) -> None:
     assert not needs_decoding(text)
     for word in ["Word", "ß", "你", "and/or", "can't"]:
         assert needs_decoding(word) and needs_decoding(f"{text} {word}.") and needs_decoding(f"{word} {text}")
+
+
+@SMALL
+@given(st.lists(st.sampled_from([*"5.,{}`<>", "km", "mb", "and", "Word", "textContent", "a_b", "--", "=", "%", "@"])))
+def test_text_without_words_is_all_of_what_must_survive(words: list[str]) -> None:
+    text = " ".join(words)
+    kept = {index for span in must_survive(text, ()) for index in range(span.start, span.end)}
+    assert needs_decoding(text) == any(each.isalpha() and index not in kept for index, each in enumerate(text))
 
 
 def bytes_up_to(limit: int) -> Callable[[str], bool]:
