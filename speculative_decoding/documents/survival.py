@@ -57,8 +57,9 @@ UNITS += " J kJ cal kcal dB K km/h m/s mph lb oz ft"
 UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS.split(), key=len, reverse=True))
 SPACE = r"[ \u00a0\u202f\u2009]"
 NUMBER = rf"(?:\d{{1,3}}(?:{SPACE}\d{{3}}(?!\d)){{1,6}}+|\d{{1,30}}+)(?:[.,'\u2019]\d{{1,30}}+){{0,10}}+"
-AMOUNT = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})|(?P<number>{NUMBER})[-\u2011]?{SPACE}?(?P<after>{UNIT}){END}(?!%)"
-QUANTITY = re.compile(rf"(?<![\w.,'\u2019])(?:{AMOUNT})")
+MONEY = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})"
+MEASURE = rf"(?P<number>{NUMBER})[-\u2011]?{SPACE}?(?P<after>{UNIT}){END}(?!%)"
+QUANTITY = re.compile(rf"(?<![\w.,'\u2019])(?:{MONEY}|{MEASURE})")
 FOUND = [re.compile(pattern) for pattern in (*EXACT, URL)]
 
 
