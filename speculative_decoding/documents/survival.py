@@ -107,9 +107,9 @@ class Terms:
 
     def _at(self, text: str, start: int, first: str) -> str | None:
         for length in self._lengths.get(first, ()):
-            term = text[start : start + length]
-            if term in self._terms and not is_within_word(text, start + length):
-                return term
+            end = start + length
+            if end <= len(text) and text[start:end] in self._terms and not is_within_word(text, end):
+                return text[start:end]
         return None
 
 

@@ -177,9 +177,7 @@ def test_counts_decide_which_of_several_is_lost() -> None:
     assert lost(spans, "{a} x {a}") == [spans[1], spans[3]]
 
 
-@pytest.mark.parametrize(
-    "unit", ["a", "aB", "a.", "a@b.", "/a", "--a-", "%", "{", "<a b=", "`a", "http://)", "1 000 ", "1,"]
-)
+@pytest.mark.parametrize("unit", ["aB", "a@b.", "/a", "{", "`a", "http://)", "1 000 "])
 def test_a_hundred_thousand_characters_take_linear_time(unit: str) -> None:
     text = (unit * 100_000)[:100_000]
     assert lost(must_survive(text, TERMS), text) == []
