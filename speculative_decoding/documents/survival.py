@@ -22,9 +22,9 @@ START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 # Repetitions are bounded or possessive, and a lookbehind allows few starts in a word, so the search is linear.
 PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
 FILES = (
-    "c cpp css csv gif h htm html ini java jpeg jpg js json jsx md mjs mp3 mp4 pdf png py rs rst sh sql srt svg toml"
+    "c cpp css csv gif h htm html ini java jpeg jpg js json jsx md mjs mp3 mp4 pdf png py rs rst sh sql srt svg"
+    " toml ts tsv tsx txt vtt wasm wav webm webp xml yaml yml zip"
 )
-FILES += " ts tsv tsx txt vtt wasm wav webm webp xml yaml yml zip"
 ENDS_AS_FILE = "|".join(rf"(?<=\.{suffix})" for suffix in FILES.split())
 EXACT = {
     "printf": rf"(?<![\d%])%(?:\d{{1,2}}\$|\(\w{{1,60}}\))?{PRINTF}{LETTER}{{0,2}}{END}|%%",  # %1$s, %(name)s, %dpx
@@ -47,21 +47,20 @@ URL_STARTS = ("http", "ftp", "mailto:", "www.")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 OPENING = {")": "(", "]": "[", "}": "{"}
 
-UNITS = "°C °F EUR USD GBP CHF JPY B kB KB MB GB TB PB KiB MiB GiB TiB kbit Mbit Gbit kbps Mbps Gbps KB/s MB/s GB/s"
-UNITS += (
-    " Hz kHz MHz GHz THz nm µm μm mm cm dm km m mm² cm² m² km² m³ cm³ µg mg g kg t ml mL cl l L ns µs μs ms s min h"
+UNITS = (
+    "°C °F EUR USD GBP CHF JPY B kB KB MB GB TB PB KiB MiB GiB TiB kbit Mbit Gbit kbps Mbps Gbps KB/s MB/s GB/s"
+    " Hz kHz MHz GHz THz nm µm μm mm cm dm km m mm² cm² m² km² m³ cm³ µg mg g kg t ml mL cl l L ns µs μs ms min h"
+    " px pt em rem vh vw dpi ppi fps rpm V mV kV mA W mW kW MW Wh kWh Ω Pa hPa kPa bar J kJ cal kcal dB K km/h m/s"
+    " mph lb oz ft"
 )
-UNITS += " px pt em rem vh vw dpi ppi fps rpm V mV kV mA W mW kW MW Wh kWh Ω Pa hPa kPa bar J kJ cal kcal dB K km/h m/s"
-UNITS += " mph lb oz ft"
 UNIT = "|".join(map(re.escape, sorted(UNITS.split(), key=len, reverse=True)))
 SPACE = r"[ \u00a0\u202f\u2009]"
 NUMBER = rf"(?:\d{{1,3}}(?:{SPACE}\d{{3}}(?!\d)){{1,6}}+|\d{{1,30}}+)(?:[.,'\u2019]\d{{1,30}}+){{0,10}}+"
 MONEY = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})"
 MEASURE = rf"(?<![.,'\u2019]){START}(?P<number>{NUMBER})[-\u2011]?{SPACE}?"
-SYMBOL = rf"(?P<after>(?:{UNIT})(?!/?{LETTER})|[%‰°$€£¥₹](?!%))"
+SYMBOL = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[%‰°$€£¥₹](?!%))"  # not "1960s"
 QUANTITY = re.compile(rf"{MONEY}|{MEASURE}{SYMBOL}")
 IN_OUTPUT = re.compile(rf"{MONEY}|{MEASURE}(?:{SYMBOL}|(?=[^\W\d_]))")  # a unit may become a word: "24 h", "24 Stunden"
-
 
 Key = str | tuple[str, str | None]  # a text, or a number and its unit
 

@@ -61,6 +61,8 @@ PROSE = [
     "____",
     "one ` two",
     "Sent at 5. GB is short.",
+    "in the 1960s and 90s",
+    "les 3 l'ont vu",
 ]
 fragments = st.sampled_from([*sum(KEPT.values(), QUANTITIES), *PROSE, *TERMS, *"a5 .,%$`<>{}()_-/\n東é"])
 texts = st.one_of(st.text(max_size=40), st.lists(fragments, max_size=8).map("".join))
