@@ -88,8 +88,8 @@ def is_allowed(text: str, place: Place) -> bool:
 
 
 def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> list[Place] | None:
-    """Return the places that give lines of exactly these widths, or None."""
-    ends = dict(places)
+    """Return the places, of at most one space each, that give lines of exactly these widths, or None."""
+    ends = {i: min(i + 1, end) for start, end in places for i in range(start, max(end, start + 1))}
     found, position = [], 0
     for width in widths[:-1]:
         start = position + width

@@ -1,7 +1,7 @@
 """Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
 
-Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the end of
-a sentence or a pause. Speech dashes, names of speakers, musical notes and brackets around sounds are copied, too.
+Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the
+end of a sentence or a pause. Speech dashes, names of speakers, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, pairwise, takewhile
+from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from .layout import line_break_text
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 MAX_PAUSE = 2.0  # seconds between two cues of one sentence
 MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
 MAX_CUES = 12  # cues of one block, for texts without punctuation
-TAIL = 20  # characters in which the end of a sentence is found
 
 CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})(?:[.,:](\d{1,3}))?"
 TIMES = re.compile(rf"[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}(?!\S)")
 NUMBER = re.compile(r"\s*\d+\s*")
 LINE_END = re.compile(r"(\r\n?|\n)")
-SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽։؟۔।॥။።፧។៕᠃᠉。｡\uff0e\uff01\uff1f")
-QUOTES = "\"'”’»›「」『』)]}\uff09"
+SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
+QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
 
 DASH = re.compile(r"(?:[-\u2010\u2013—]+(?!\d)|(?:>|&gt;){2,3})[ \t]*")
 LABEL = re.compile(r"([^\W\d_][^:<>{}\[\]]{0,31}):[ \t]+(?=(.{1,80}))")  # "MAN 1: ", and what he says
@@ -65,8 +64,8 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     first = next(lines, "")
     is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
     runs = Runs(is_vtt)
-    for cue in cues_of(chain([first], lines), is_vtt):
-        yield from (part for part in runs.add(cue) if part.raw)
+    parts = (part for cue in cues_of(chain([first], lines), is_vtt) for part in runs.add(cue))
+    yield from (part for part in chain(parts, runs.end()) if part.raw)
 
 
 def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
@@ -130,26 +129,82 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
         before += line + end
 
 
-class Markup:
-    """Divides the lines of cues into tokens, and literals at which a block ends.
+class Segment(NamedTuple):
+    """A part of a cue's text by one speaker.
 
-    Attributes:
-        opened: The raw of the markup with each number.
-        voice: The last VTT voice, such as "<v Mary>".
+    before: What stands before it. is_first: whether it begins the cue, without the mark of a speaker or a sound.
     """
 
+    before: str
+    tokens: list[Token]
+    line: int
+    is_first: bool
+
+    @property
+    def text(self) -> str:
+        return text_of(self.tokens)
+
+
+class Reader:
+    """Divides cues into segments."""
+
     def __init__(self, is_vtt: bool) -> None:
-        self.opened: dict[int, str] = {}
-        self.voice = ""
         self._pattern = VTT if is_vtt else SRT
+        self._voice = ""  # the last VTT voice, such as "<v Mary>"
         self._numbers = count()
-        self._open: defaultdict[str, list[int]] = defaultdict(list)
+        self._opened: dict[int, str] = {}  # number of markup of this cue -> its raw
+        self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
 
-    def start_cue(self) -> None:
-        """Forget what a cue left open: it ends with the cue."""
+    def segments(self, cue: Cue) -> tuple[list[Segment], str]:
+        """Return the segments of a cue, and what stands behind the last one. Markup around a segment is not in it."""
+        self._opened.clear()
         self._open.clear()
+        found: list[Segment] = []
+        before, line, is_first = cue.before, cue.line, True
+        for tokens, mark in split(self._joined_lines(cue.text)):
+            outer, inner, behind = trimmed(tokens)
+            if inner:
+                found.append(Segment(before + outer, inner, line, is_first))
+            before = (behind if inner else before + outer) + mark
+            line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
+            is_first = False
+        return found, before
 
-    def tokens(self, line: str, is_start: bool = True) -> Iterator[Token | Literal]:
+    def _joined_lines(self, text: str) -> list[Token | Literal]:
+        """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
+        found: list[Token | Literal] = []
+        last = ""  # the text since the last literal
+        same: dict[int, int] = {}  # number of markup that goes on behind a break -> its number before
+        for before, content in lines_of(text):
+            line = [*self._tokens(content)]
+            first = text_of(until_literal(line))
+            if last and first:
+                raw, line = self._fold(found, before, line, same)
+                found.append(Break(raw, line_break_text(last, first), is_required=False))
+            elif before:
+                found.append(Literal(before))
+            found += (
+                replace(token, number=same.get(token.number, token.number)) if isinstance(token, Close) else token
+                for token in line
+            )
+            ending = [*until_literal(reversed(line))]
+            last = text_of(reversed(ending)) or (last if len(ending) == len(line) else "")
+        return found
+
+    def _fold(
+        self, found: list[Token | Literal], raw: str, line: list[Token | Literal], same: dict[int, int]
+    ) -> tuple[str, list[Token | Literal]]:
+        """Let a break include markup that ends before it and begins again behind it. Returns its raw, and the rest."""
+        for taken, token in enumerate(line):
+            last = found[-1]
+            if not (isinstance(last, Close) and isinstance(token, Open) and self._opened[last.number] == token.raw):
+                return raw, line[taken:]
+            raw = last.raw + raw + token.raw
+            same[token.number] = last.number
+            found.pop()
+        return raw, []
+
+    def _tokens(self, line: str, is_start: bool = True) -> Iterator[Token | Literal]:
         """Yield the tokens of a line. is_start: whether marks of speakers and sounds may stand at its beginning."""
         position = 0
         while position < len(line):
@@ -159,7 +214,7 @@ class Markup:
                 yield Literal(mark.group())
             elif sound:
                 opening, inside, closing = filter(None, sound.groups())
-                yield from (Literal(opening), *self.tokens(inside, is_start=False), Literal(closing))
+                yield from (Literal(opening), *self._tokens(inside, is_start=False), Literal(closing))
             if found := mark or sound:
                 position = found.end()
                 continue
@@ -191,9 +246,9 @@ class Markup:
             return Close(raw, numbers.pop() if numbers else next(self._numbers))
         number = next(self._numbers)
         numbers.append(number)
-        self.opened[number] = raw
-        if tag[2] == "v" and raw != self.voice:
-            self.voice = raw
+        self._opened[number] = raw
+        if tag[2] == "v" and raw != self._voice:
+            self._voice = raw
             return Literal(raw)
         return Open(raw, number)
 
@@ -206,103 +261,96 @@ def speaker(line: str, position: int) -> re.Match[str] | None:
     return label if label and label[1].isupper() and any(map(str.islower, label[2])) else None
 
 
+def until_literal(tokens: Iterable[Token | Literal]) -> Iterator[Token]:
+    for token in tokens:
+        if isinstance(token, Literal):
+            return
+        yield token
+
+
+def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]]:
+    """Yield the tokens up to each literal, and the literal's raw; at last the rest and an empty text."""
+    found: list[Token] = []
+    for token in tokens:
+        if isinstance(token, Literal):
+            yield found, token.raw
+            found = []
+        else:
+            found.append(token)
+    yield found, ""
+
+
+def trimmed(tokens: list[Token]) -> tuple[str, list[Token], str]:
+    """Return the tokens without markup that encloses all of their text, and what stands before and behind them."""
+    texts = [index for index, token in enumerate(tokens) if token.text.strip()]
+    if not texts:
+        return raw_of(tokens), [], ""
+    start, end = texts[0], texts[-1] + 1
+    closed = {token.number for token in tokens[start:end] if isinstance(token, Close)}
+    opening = enumerate(tokens[:start])
+    start = next((index for index, token in opening if isinstance(token, Open) and token.number in closed), start)
+    opened = {token.number for token in tokens[start:end] if isinstance(token, Open)}
+    closing = enumerate(tokens[end:], end + 1)
+    inner = (index for index, token in closing if isinstance(token, Close) and token.number in opened)
+    end = max(inner, default=end)
+    return raw_of(tokens[:start]), tokens[start:end], raw_of(tokens[end:])
+
+
+def text_of(tokens: Iterable[Token]) -> str:
+    return "".join(token.text for token in tokens).strip()
+
+
+def raw_of(tokens: Iterable[Token]) -> str:
+    return "".join(token.raw for token in tokens)
+
+
 class Runs:
-    """Joins cues into blocks. is_vtt: whether text is written with entities."""
+    """Joins the segments of cues into blocks. is_vtt: whether text is written with entities."""
 
     def __init__(self, is_vtt: bool) -> None:
-        self._markup = Markup(is_vtt)
+        self._reader = Reader(is_vtt)
         self._write = write_vtt if is_vtt else str
-        self._previous = Cue("")
-        self._clear()
-
-    def _clear(self) -> None:
-        self._tokens: list[Token] = []
-        self._same: dict[int, int] = {}  # number of markup that goes on behind a break -> its number before
+        self._tokens: list[Token] = []  # of the block
         self._line = self._cues = 0
-        self._tail = ""  # the last characters of the block
+        self._last = ""  # the text of the last segment of the block
+        self._previous = Cue("")
+        self._behind = ""  # what stands behind the block
 
     def add(self, cue: Cue) -> Iterator[Part]:
         """Yield the parts that end with this cue, or within it."""
-        self._markup.start_cue()
-        line = cue.line
-        is_new = True
-        for before, content in lines_of(cue.text):
-            tokens = [*self._markup.tokens(content)]
-            text = "".join(token.text for token in takewhile(is_token, tokens)).strip()
-            line += len(LINE_END.findall(before))
-            if self._goes_on(cue, text, is_new):
-                tokens = self._join(cue.before if is_new else before, tokens, text, is_new)
+        segments, behind = self._reader.segments(cue)
+        for segment in segments:
+            before = self._behind + segment.before
+            if segment.is_first and self._goes_on(cue, segment.text):
+                self._tokens.append(Break(before, line_break_text(self._last, segment.text)))
             else:
                 yield from self._end()
-                yield Literal(cue.before if is_new else before)
-            is_new = False
-            yield from self._extend(tokens, line)
-        if is_new:
-            yield from self._end()
-            yield Literal(cue.before)
-        self._previous = cue
+                yield Literal(before)
+                self._line, self._cues = segment.line, 0
+            self._tokens += segment.tokens
+            self._last = segment.text
+            self._behind = ""
+        self._behind += behind
         self._cues += 1
+        self._previous = cue
 
-    def _goes_on(self, cue: Cue, text: str, is_new: bool) -> bool:
-        """Whether a line belongs to the block. text: up to the first literal in the line."""
-        if not text or not self._tail or not is_new:
-            return bool(text and self._tail)
+    def end(self) -> Iterator[Part]:
+        """Yield the last parts."""
+        yield from self._end()
+        yield Literal(self._behind)
+
+    def _end(self) -> Iterator[Part]:
+        if self._tokens:
+            yield Block(self._tokens, self._line, self._write)
+        self._tokens = []
+
+    def _goes_on(self, cue: Cue, text: str) -> bool:
+        """Whether a text that begins a cue belongs to the block."""
         previous = self._previous
         is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE
         is_bound = self._cues >= MAX_CUES or KARAOKE.search(cue.text) or KARAOKE.search(previous.text)
-        is_end = self._tail.rstrip(QUOTES)[-1:] in SENTENCE_END and not text[0].islower()
-        return is_next and not is_bound and not is_end
-
-    def _join(self, before: str, tokens: list[Token | Literal], text: str, is_new: bool) -> list[Token | Literal]:
-        """Append a break, which includes markup that ends before it and begins again behind it. Return the rest."""
-        raw, taken = before, 0
-        for token in tokens:
-            last = self._tokens[-1]
-            is_same = isinstance(token, Open) and isinstance(last, Close)
-            if is_same and self._markup.opened.get(last.number) == token.raw:
-                raw = last.raw + raw + token.raw
-                self._same[token.number] = last.number
-                self._tokens.pop()
-            elif (is_new and isinstance(token, Point)) or token.raw == self._markup.voice:
-                raw += token.raw
-            else:
-                break
-            taken += 1
-        self._tokens.append(Break(raw, line_break_text(self._tail, text), is_required=is_new))
-        return tokens[taken:]
-
-    def _extend(self, tokens: Iterable[Token | Literal], line: int) -> Iterator[Part]:
-        for token in tokens:
-            if isinstance(token, Literal):
-                yield from self._end()
-                yield token
-                continue
-            if isinstance(token, Close):
-                token = replace(token, number=self._same.get(token.number, token.number))
-            self._line = self._line or line
-            self._tail = (self._tail + token.text)[-TAIL:].rstrip()
-            self._tokens.append(token)
-
-    def _end(self) -> Iterator[Part]:
-        """Yield the block, and before and behind it what need not be in it, and start another one."""
-        tokens, line = self._tokens, self._line
-        self._clear()
-        texts = [i for i, token in enumerate(tokens) if token.text.strip()]
-        first, last = (texts[0], texts[-1] + 1) if texts else (len(tokens), len(tokens))
-        closed = {token.number for token in tokens[first:last] if isinstance(token, Close)}
-        inner = (i for i in range(first) if isinstance(tokens[i], Open) and tokens[i].number in closed)
-        first = next(inner, first)
-        opened = {token.number for token in tokens[first:last] if isinstance(token, Open)}
-        inner = (i for i in range(last, len(tokens)) if isinstance(tokens[i], Close) and tokens[i].number in opened)
-        last = max(inner, default=last - 1) + 1
-        yield Literal("".join(token.raw for token in tokens[:first]))
-        if texts:
-            yield Block(tokens[first:last], line, self._write)
-        yield Literal("".join(token.raw for token in tokens[last:]))
-
-
-def is_token(part: Token | Literal) -> bool:
-    return not isinstance(part, Literal)
+        is_end = self._last.rstrip(QUOTES)[-1:] in SENTENCE_END and not next(filter(str.isalpha, text), "").islower()
+        return bool(self._tokens) and is_next and not is_bound and not is_end
 
 
 def write_vtt(text: str) -> str:
