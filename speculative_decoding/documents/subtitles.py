@@ -132,13 +132,15 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
 class Segment(NamedTuple):
     """A part of a cue's text by one speaker.
 
-    before: What stands before it. is_first: whether it begins the cue, without the mark of a speaker or a sound.
+    before: What stands before it. is_first, is_last: whether it begins and ends the cue, without a mark of a speaker, a
+    sound or a song.
     """
 
     before: str
     tokens: list[Token]
     line: int
     is_first: bool
+    is_last: bool
 
     @property
     def text(self) -> str:
@@ -164,7 +166,7 @@ class Reader:
         for tokens, mark in split(self._joined_lines(cue.text)):
             outer, inner, behind = trimmed(tokens)
             if inner:
-                found.append(Segment(before + outer, inner, line, is_first))
+                found.append(Segment(before + outer, inner, line, is_first, is_last=not mark))
             before = (behind if inner else before + outer) + mark
             line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
             is_first = False
@@ -312,7 +314,7 @@ class Runs:
         self._write = write_vtt if is_vtt else str
         self._tokens: list[Token] = []  # of the block
         self._line = self._cues = 0
-        self._last = ""  # the text of the last segment of the block
+        self._last = Segment("", [], 0, True, True)  # of the block
         self._previous = Cue("")
         self._behind = ""  # what stands behind the block
 
@@ -322,13 +324,13 @@ class Runs:
         for segment in segments:
             before = self._behind + segment.before
             if segment.is_first and self._goes_on(cue, segment.text):
-                self._tokens.append(Break(before, line_break_text(self._last, segment.text)))
+                self._tokens.append(Break(before, line_break_text(self._last.text, segment.text)))
             else:
                 yield from self._end()
                 yield Literal(before)
                 self._line, self._cues = segment.line, 0
             self._tokens += segment.tokens
-            self._last = segment.text
+            self._last = segment
             self._behind = ""
         self._behind += behind
         self._cues += 1
@@ -349,8 +351,10 @@ class Runs:
         previous = self._previous
         is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE
         is_bound = self._cues >= MAX_CUES or KARAOKE.search(cue.text) or KARAOKE.search(previous.text)
-        is_end = self._last.rstrip(QUOTES)[-1:] in SENTENCE_END and not next(filter(str.isalpha, text), "").islower()
-        return bool(self._tokens) and is_next and not is_bound and not is_end
+        is_end = (
+            self._last.text.rstrip(QUOTES)[-1:] in SENTENCE_END and not next(filter(str.isalpha, text), "").islower()
+        )
+        return bool(self._tokens) and self._last.is_last and is_next and not is_bound and not is_end
 
 
 def write_vtt(text: str) -> str:
