@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
@@ -73,16 +74,23 @@ class Renderer:
         markup = [*markup_of(piece, output)]
         own = [(index, token) for index, token in enumerate(piece.tokens) if isinstance(token, Break)]
         breaks = [*((-1, each) for each in self._breaks), *own]
-        text = output.text
-        for each in markup:  # no line break within a kept text
-            text = text[: each.start] + "x" * (each.end - each.start) + text[each.end :]
-        places = break_places(text, line_widths(piece, len(self._breaks))) if breaks else []
+        places = break_places(unbroken(piece, output), line_widths(piece, len(self._breaks))) if breaks else []
         laid = [
             Insertion(start, end, index, 0, (0,), each.raw)
             for (start, end), (index, each) in zip(places, breaks, strict=False)
         ]
         self._breaks = [each for _, each in breaks[len(places) :]]
         return written(piece, output.text, ordered([*laid, *markup]))
+
+
+def unbroken(piece: Piece, output: DecodedText) -> str:
+    """Return the output with word joiners where no line may break: within markup that is in one line of the source."""
+    breaks = [start for start, _ in break_spans(piece.tokens)]
+    letters = [*output.text]
+    for mark, place in zip(piece.marks, output.places, strict=True):
+        if place and bisect_left(breaks, mark.start) == bisect_left(breaks, mark.end):
+            letters[place[0] + 1 : place[1]] = "\u2060" * (place[1] - place[0] - 1)
+    return "".join(letters)
 
 
 def line_widths(piece: Piece, carried: int) -> list[int]:
@@ -159,7 +167,8 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
 def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
     """Sort insertions. At the same place they have the order of the source, unless that would cross markup."""
     found: list[Insertion] = []
-    for _, group in groupby(sorted(insertions, key=lambda each: (each.start, each.order)), lambda each: each.start):
+    by_place = sorted(insertions, key=lambda each: (each.start, each.start < each.end, each.order))
+    for _, group in groupby(by_place, lambda each: each.start):
         together = [*group]
         sides = [each.side for each in together if each.side]
         if sides != sorted(sides):  # one ends behind the beginning of another
