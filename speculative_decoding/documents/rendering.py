@@ -88,7 +88,7 @@ def unbroken(piece: Piece, output: DecodedText) -> str:
     breaks = [start for start, _ in break_spans(piece.tokens)]
     letters = [*output.text]
     for mark, place in zip(piece.marks, output.places, strict=True):
-        if place and bisect_left(breaks, mark.start) == bisect_left(breaks, mark.end):
+        if place and place[0] < place[1] and bisect_left(breaks, mark.start) == bisect_left(breaks, mark.end):
             letters[place[0] + 1 : place[1]] = "\u2060" * (place[1] - place[0] - 1)
     return "".join(letters)
 
