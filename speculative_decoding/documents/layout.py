@@ -60,12 +60,14 @@ def break_places(
         scripts without spaces. Fewer than `len(widths) - 1` if the text has too few places.
     """
     lines = len(widths)
+    if lines == 1:
+        return []
     places = [each for each in all_places(text) if may_start is None or may_start(first_word(text, each[1]))]
     if (same := source_places(text, widths, places)) is not None:
         return same
     places = [each for each in places if is_allowed(text, each)]
-    if len(places) < lines or lines == 1:
-        return places[: lines - 1]
+    if len(places) < lines:
+        return places
     gap = sum(end - start for start, end in places) / len(places)
     limit = max(limit, *widths)
     shares = shares_of(max(len(text) - gap * (lines - 1), 1), widths, limit)

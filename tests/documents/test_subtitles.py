@@ -232,6 +232,11 @@ def test_lines_of_blocks_are_those_of_the_document() -> None:
             lambda text: {"went": "bin nach Hause"}.get(text, "Ich bin nach Hause gegangen."),
             row("Ich <i>bin nach Hause</i>", "gegangen."),
         ),
+        (
+            row("He sat there all day long. I\nwent home."),
+            lambda text: {"I went home.": "Ich bin nach Hause gegangen."}.get(text, text),
+            row("He sat there all day long. Ich\nbin nach Hause gegangen."),
+        ),
         (row("他<i>走了</i>\n<b>然后</b>来a"), str.upper, row("他<i>走了</i>\n<b>然后</b>来A")),
         (row("I went", "home", "late."), lambda text: "Vado.", row("Vado.", "", "")),
         (row("<i>I went</i>", "<i>home</i>", "late"), lambda text: "Vado", row("<i>Vado</i>", "<i></i>", "")),
