@@ -64,12 +64,12 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     first = next(lines, "")
     is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
     runs = Runs(is_vtt)
-    parts = (part for cue in cues_of(chain([first], lines), is_vtt) for part in runs.add(cue))
-    yield from (part for part in chain(parts, runs.end()) if part.raw)
+    for cue in cues_of(chain([first], lines), is_vtt):
+        yield from (part for part in runs.add(cue) if part.raw)
 
 
 def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
-    """Yield the texts of all cues.
+    """Yield the texts of all cues, and at last a cue without text.
 
     In SRT, what follows a blank line is another text of the same cue, up to the next times. In VTT it is not shown.
     """
@@ -162,15 +162,17 @@ class Reader:
         self._opened.clear()
         self._open.clear()
         found: list[Segment] = []
-        before, line, is_first = cue.before, cue.line, True
+        outside, line, is_first = [cue.before], cue.line, True
         for tokens, mark in split(self._joined_lines(cue.text)):
-            outer, inner, behind = trimmed(tokens)
+            before, inner, behind = trimmed(tokens)
+            outside.append(before)
             if inner:
-                found.append(Segment(before + outer, inner, line, is_first, is_last=not mark))
-            before = (behind if inner else before + outer) + mark
+                found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
+                outside = [behind]
+            outside.append(mark)
             line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
             is_first = False
-        return found, before
+        return found, "".join(outside)
 
     def _joined_lines(self, text: str) -> list[Token | Literal]:
         """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
@@ -199,7 +201,7 @@ class Reader:
         """Let a break include markup that ends before it and begins again behind it. Returns its raw, and the rest."""
         for taken, token in enumerate(line):
             last = found[-1]
-            if not (isinstance(last, Close) and isinstance(token, Open) and self._opened[last.number] == token.raw):
+            if not (isinstance(last, Close) and isinstance(token, Open) and self._opened.get(last.number) == token.raw):
                 return raw, line[taken:]
             raw = last.raw + raw + token.raw
             same[token.number] = last.number
@@ -234,7 +236,7 @@ class Reader:
 
     def _token(self, raw: str) -> Token | Literal:
         if raw.startswith("&"):
-            return Text(html.unescape(raw), raw)
+            return Text(html.unescape(raw) or raw, raw)
         if raw.startswith("<"):
             return self._tag(raw)
         return Point(raw) if raw.startswith("{") else Literal(raw)
@@ -332,14 +334,14 @@ class Runs:
             self._tokens += segment.tokens
             self._last = segment
             self._behind = ""
-        self._behind += behind
+        if segments:
+            self._behind = behind
+        else:
+            yield from self._end()
+            yield Literal(self._behind + behind)
+            self._behind = ""
         self._cues += 1
         self._previous = cue
-
-    def end(self) -> Iterator[Part]:
-        """Yield the last parts."""
-        yield from self._end()
-        yield Literal(self._behind)
 
     def _end(self) -> Iterator[Part]:
         if self._tokens:

@@ -174,6 +174,8 @@ BLOCKS = {
     "no blank line": ("1\n0:00:01,0 --> 0:00:02,0\nI went\n2\n0:00:02,0 --> 0:00:03,0\nhome", ["I went home"]),
     "a blank line in a cue": (row("I went\n\nhome", "soon"), ["I went", "home soon"]),
     "numbers as text": (row("42", "7 days"), ["42 7 days"]),
+    "unbalanced tags": (row("I went</i>\n<i>home</i>", "</b>now<b>"), ["I went home now"]),
+    "a cue of markup": (row("I went", "<i></i>", "home"), ["I went", "home"]),
     "an override": (row("{\\an8}I went", "{\\an8}home"), ["I went home"]),
     "symbols": (row("1 < 2 & <3 {x}"), ["1 < 2 & <3 {x}"]),
     "header, comments and style sheets": (
@@ -186,7 +188,7 @@ BLOCKS = {
         "00:02.000 --> 00:03.000\n<v Mary>yes</v> <v Fred>no</v>",
         ["I went home", "yes", "no"],
     ),
-    "entities": (VTT + "00:00.000 --> 00:01.000\n&gt;&gt; I &amp; you &lt;3\n", ["I & you <3"]),
+    "entities": (VTT + "00:00.000 --> 00:01.000\n&gt;&gt; I &amp; you &lt;3 &#1; &x;\n", ["I & you <3 &#1; &x;"]),
     "tags that no player knows": (VTT + "00:00.000 --> 00:01.000\nI <3 you\n", ["I"]),
     "times in a cue": (
         VTT + "00:00.000 --> 00:01.000\nI <00:00.500>went\n\n00:01.000 --> 00:02.000\nhome",
