@@ -81,7 +81,8 @@ class Renderer:
             self._source_column += len(literal.raw)
 
     def _leftover(self) -> str:
-        """Write the required breaks that found no place."""
+        """End the line, and write the required breaks that found no place."""
+        self._column = self._source_column = 0
         breaks, self._breaks = self._breaks, []
         return "".join(each.raw for each in breaks if each.is_required)
 
