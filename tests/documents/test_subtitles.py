@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.options import UNITS, DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.subtitles import MAX_CUES, parse
 from speculative_decoding.documents.tokens import Block, Break, Kept, Literal
@@ -90,10 +90,12 @@ def test_a_model_that_copies_gives_the_document(document: tuple[str, str]) -> No
 
 
 @laws
-@given(documents())
-def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(document: tuple[str, str]) -> None:
+@given(documents(), st.sampled_from(UNITS))
+def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(
+    document: tuple[str, str], unit: str
+) -> None:
     text, format = document
-    options = DocumentOptions(format=format)
+    options = DocumentOptions(format=format, unit=unit)
     expected = "".join(
         part.raw
         if isinstance(part, Literal)
@@ -103,7 +105,7 @@ def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(doc
         )
         for part in parts_of(StringIO(text, newline=""), options, "en")
     )
-    assert document_with(text, str.swapcase, format) == expected
+    assert document_with(text, str.swapcase, format, unit=unit) == expected
 
 
 MODELS = pytest.mark.parametrize("model", [every_third, twice])
