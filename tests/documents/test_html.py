@@ -239,7 +239,7 @@ def test_each_character_is_read_a_few_times(repeated: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("repeated", ["<p>The quick <b>brown</b> fox &amp; the dog.\n", "<b>x</b> ", "ab\n"])
 @pytest.mark.slow
 def test_memory_of_a_long_document_is_at_most_six_times_its_size(repeated: str) -> None:
-    source = repeated * (500_000 // len(repeated))
+    source = repeated * (1_500_000 // len(repeated))
     lines = StringIO(source, newline="")
     tracemalloc.start()
     try:
