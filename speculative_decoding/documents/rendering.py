@@ -138,39 +138,50 @@ def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
     """Write texts as the document writes them.
 
     Characters that the piece writes in a special way, such as "&" or "&amp;", are written in the same way again, one
-    after the other if there are as many of them.
+    after the other if there are as many of them. A bare "&" is written again only before the same character, because
+    before another one it might be markup.
     """
     known = spellings(piece)
     if not known:
         return [piece.write(run) for run in runs]
     count = Counter("".join(runs))
     next_of = {
-        character: iter(raws) if count[character] == len(raws) else repeat(Counter(raws).most_common(1)[0][0])
-        for character, raws in known.items()
+        character: iter(found) if count[character] == len(found) else repeat(Counter(found).most_common(1)[0][0])
+        for character, found in known.items()
     }
-    pattern = re.compile(f"([{re.escape(''.join(known))}])")
-    return [
-        "".join(
-            next(next_of[each]) if number % 2 else piece.write(each) for number, each in enumerate(pattern.split(run))
-        )
-        for run in runs
-    ]
+    pattern = re.compile(f"[{re.escape(''.join(known))}]")
+
+    def spell(run: str) -> Iterator[str]:
+        position = 0
+        for match in pattern.finditer(run):
+            yield piece.write(run[position : match.start()])
+            position = match.end()
+            raw, before = next(next_of[match[0]])
+            is_same = raw != match[0] or before == run[position : position + 1].casefold()
+            yield raw if is_same else piece.write(match[0])
+        yield piece.write(run[position:])
+
+    return ["".join(spell(run)) for run in runs]
 
 
-def spellings(piece: Piece) -> dict[str, list[str]]:
-    """Return how the piece writes characters that it writes specially, or that `write` would change, in order."""
-    texts = [token for token in piece.tokens if isinstance(token, Text)]
-    special = {token.text for token in texts if token.raw != token.text and len(token.text) == 1}
+def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
+    """Return how the piece writes characters that it writes specially, or that `write` would change.
+
+    Returns:
+        For each character, in order: how it is written, and the character that follows it.
+    """
+    special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
     special |= {character for character in set(piece.text) if piece.write(character) != character}
-    found: dict[str, list[str]] = defaultdict(list)
-    for token in texts:
-        if token.raw != token.text:
-            found[token.text].append(token.raw)
-        elif special:
-            for character in token.text:
-                if character in special:
-                    found[character].append(character)
-    return {character: raws for character, raws in found.items() if len(character) == 1}
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    position = 0
+    for token in piece.tokens if special else ():
+        for offset, character in enumerate(token.text if isinstance(token, Text) else ""):
+            if character in special:
+                raw = token.raw if len(token.text) == 1 else character
+                following = piece.text[position + offset + 1 : position + offset + 2]
+                found[character].append((raw, following.casefold()))
+        position += len(token.text)
+    return found
 
 
 def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
@@ -182,7 +193,7 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
         if mark.is_kept and mark.opening is not None:
             yield Insertion(start, end, mark.opening, 0, (0,), piece.tokens[mark.opening].raw)
             continue
-        side = 0 if start == end else 1
+        side = 0 if start == end or None in (mark.opening, mark.closing) else 1
         if mark.opening is not None:
             yield Insertion(start, start, mark.opening, side, (-end, start), piece.tokens[mark.opening].raw)
         if mark.closing is not None:

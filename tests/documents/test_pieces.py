@@ -155,3 +155,28 @@ def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
     ]
     block = Block(tokens, 1)
     assert written_with(pieces_of(block, "sentence", "en"), str.upper) == block.raw.replace("word", "WORD")
+
+
+def escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+SPELLED = [
+    ("R&D, A < b", "D&D, C < b", "D&D, C < b"),  # as the source has it
+    ("A < b here", "Ici a <b", "Ici a &lt;b"),  # it would be a tag
+    ("Cats & dogs", "Dogs &copy", "Dogs &amp;copy"),
+    ("one", "a & b", "a &amp; b"),
+]
+
+
+@pytest.mark.parametrize(("source", "output", "expected"), SPELLED)
+def test_bare_characters_are_written_again_only_where_they_stood(source: str, output: str, expected: str) -> None:
+    block = Block([Text(source, source)], 1, escaped)
+    assert written_with(pieces_of(block, "sentence", "en"), {source: output}.__getitem__) == expected
+
+
+def test_references_are_written_again_in_their_order() -> None:
+    block = Block([Text("a", "a"), Text("é", "&eacute;"), Text(" é b", " é b")], 1, escaped)
+    parts = [*pieces_of(block, "sentence", "en")]
+    assert written_with(parts, lambda _: "Cé dé") == "C&eacute; dé"
+    assert written_with(parts, lambda _: "é é é") in ("&eacute; &eacute; &eacute;", "é é é")
