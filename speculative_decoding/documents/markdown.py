@@ -1,7 +1,8 @@
 """Markdown: CommonMark with tables, strikethrough and front matter.
 
-The text of paragraphs, headings and cells is decoded. markdown-it-py reads the blocks. This module finds where their text lies in the document, behind list indents and "> ".
-Code, HTML blocks, link reference definitions and all that a block has around its text are copied.
+The text of paragraphs, headings and cells is decoded. markdown-it-py finds the blocks, and this module where their text
+lies in the document, behind the markup of lists and quotes. All else is copied: code, HTML blocks, link reference
+definitions, and the markup around the text of a block.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token as Event
 
 from .markdown_inline import Content, Span, inline_parts
-from .markdown_writing import starts_block
 from .options import DocumentOptions
 from .tokens import Literal, Part
-
-__all__ = ["parse", "starts_block"]
 
 DEEPEST = 100  # lists and quotes within each other; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
@@ -88,7 +86,7 @@ class Outline(StateBlock):
             spans = list(zip(borders[::2], borders[1::2], strict=True))
             yield Content.of_cell(text, spans[0], line) if kind == CELL else Content.of_lines(text, spans, line)
 
-    def push(self, ttype: str, tag: str, nesting: int) -> Event:  # type: ignore[override]
+    def push(self, ttype: str, tag: str, nesting: int) -> Event:
         """Begin an event. What is known of the one before, which is complete now, is noted."""
         if self.tokens and self.tokens[-1].type == "inline" and self.tokens[-1].content:
             self._note(self.tokens[-1], tag)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from markdown_it.token import Token as Event
 
 from ..errors import InputError, Name
 from .layout import line_break_text
-from .markdown_writing import writer_of
+from .markdown_writing import writers_of
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
 
 Span = tuple[int, int]  # of the document: start and end
@@ -173,7 +173,7 @@ def comment(state: StateInline, silent: bool) -> bool:
 PARSER = inline_parser()
 
 
-def inline_parts(content: Content, env: dict[str, Any]) -> Iterator[Literal | Block]:
+def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Literal | Block]:
     """Yield the blocks of a content, and literals such as hard line breaks between them.
 
     env: What markdown-it-py knows about the document: its link reference definitions.
@@ -189,7 +189,7 @@ def inline_parts(content: Content, env: dict[str, Any]) -> Iterator[Literal | Bl
             tokens.append(part)
             continue
         if tokens:
-            yield Block(tokens, line, writer_of(tokens, content.in_cell))
+            yield Block(tokens, line, *writers_of(tokens, content.in_cell))
             line += sum(len(LINE_END.findall(token.raw)) for token in tokens)
             tokens = []
         if part is not None:
@@ -200,7 +200,7 @@ def inline_parts(content: Content, env: dict[str, Any]) -> Iterator[Literal | Bl
 class Inline:
     """Turns the events of markdown-it-py for a content into tokens, and literals between them."""
 
-    def __init__(self, content: Content, env: dict[str, Any]) -> None:
+    def __init__(self, content: Content, env: MutableMapping[str, Any]) -> None:
         self.parts: list[Literal | Token] = []
         self._content = content
         self._opened: list[tuple[int, str]] = []  # index in `parts`; for HTML the name of the element
@@ -215,6 +215,7 @@ class Inline:
         assert position == len(source)
         self._drop_unclosed()
         self.parts = [*self._without_kept()] if self._kept else self.parts
+        self.parts = single_spaced(self.parts)
 
     def _add(self, event: Event, start: int, end: int) -> None:
         raw = self._content.raw(start, end)
@@ -288,3 +289,31 @@ class Inline:
 
 def kept(text: str, raw: str) -> Kept | Point:
     return Kept(text, raw) if text.strip() else Point(raw)
+
+
+def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
+    """Make points of white space that follows white space, such as around an image or at the end of a line."""
+    found: list[Literal | Token] = []
+    behind_space = True
+    for part in parts:
+        if isinstance(part, Break):
+            end_without_space(found)
+        elif isinstance(part, Text) and part.raw == part.text and behind_space:
+            rest = part.text.lstrip()
+            found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
+            part = Text(rest, rest)
+        if part.raw:
+            found.append(Point(part.raw) if isinstance(part, Break) and behind_space else part)
+        if isinstance(part, Literal) or part.text:
+            behind_space = isinstance(part, Break | Literal) or part.text[-1].isspace()
+    return found
+
+
+def end_without_space(parts: list[Literal | Token]) -> None:
+    """Make a point of white space at the end of the text."""
+    index = len(parts) - 1
+    while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
+        index -= 1
+    if index >= 0 and isinstance(last, Text) and last.raw == last.text and last.text[-1].isspace():
+        rest = last.text.rstrip()
+        parts[index : index + 1] = [*([Text(rest, rest)] if rest else []), Point(last.text[len(rest) :])]

@@ -3,62 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
-from .tokens import Open, Text, Token, Write
+from .tokens import Break, Open, Point, Token, Write
 
-# Each of these needs a backslash at the place of the first group, or before its first character.
-ANYWHERE = [
-    r"[`\[\]]",
-    r"\*(?!\s)|(?<!\s)\*",  # not "2 * 3"
-    r"_(?!\w)|(?<!\w)_",  # not "a_b"
-    r"~(?=~|$)|(?<=~)~|^~",
-    r"\\(?=[!-/:-@\[-`{-~]|$)",
-    r"<(?=[A-Za-z/!?]|$)",
-    r"&(?=#?\w|$)",
-    r"(?:^|(?<=\s))#(?=#*$)",  # the end of a heading
-]
-# At the start of a text, which may be that of a line
-AT_START = [r"^[-+>:](?=\s)", r"^>(?=.)", r"^(?=#{1,6}\s)", r"^[-=](?=[-=]+\s*$)", r"^:(?=::)", r"^\d{1,9}(?=[.)]\s)()"]
-STARTS_BLOCK = re.compile(r"[-+*]$|\d{1,9}[.)]$|#{1,6}$|>|`{3}|~{3}|<[A-Za-z/!?]|=+$|--+$|\*\*\*+$|__+$|[|:-]+$|:::")
-
-
-def starts_block(word: str) -> bool:
-    """Return whether a line that begins with this word may begin a list, heading, quote, table, code or HTML block."""
-    return STARTS_BLOCK.match(word) is not None
-
-
-def writer_of(tokens: Iterable[Token], in_cell: bool) -> Write:
-    """Return how to write decoded text in a block with these tokens."""
-    starts = has_link = False
-    for token in tokens:
-        if isinstance(token, Text):
-            starts = starts or (token.raw == token.text and start_pattern().match(token.text) is not None)
-        elif isinstance(token, Open):
-            has_link = has_link or token.raw == "["
-    return writer(in_cell, not starts, has_link)
+# A backslash is put before each of these
+INLINE = (
+    r"[`\[\]]"
+    r"|\*(?!\s)|(?<!\s)\*"  # not in "2 * 3"
+    r"|_(?!\w)|(?<!\w)_"  # not in "a_b"
+    r"|~(?=~|$)|(?<=~)~|^~"
+    r"|\\(?=[!-/:-@\[-`{-~]|$)"
+    r"|<(?=[A-Za-z/!?]|$)"
+    r"|&(?=#?\w|$)"
+    r"|(?:^|(?<=\s))#(?=#*$)"  # at the end of a heading
+)
+# A backslash is put after each of these at the start of a line: the number of a list, or nothing before other markup
+LINE_START = re.compile(
+    r"\d{1,9}(?=[.)](?:\s|$))"
+    r"|(?=[-+*](?:\s|$)|#{1,6}(?:\s|$)|>|=+\s*$|-+\s*$|([-*_])\s*(?:\1\s*){2,}$|`{3}|~{3}|<[A-Za-z/!?]|:(?:\s|::))"
+    r"|(?=\[[^\]]*\]:)"  # the definition of a link
+)
 
 
 @lru_cache
-def start_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(AT_START))
-
-
-@lru_cache
-def writer(in_cell: bool, escapes_starts: bool, before_link: bool) -> Write:
+def writer(in_cell: bool, before_link: bool) -> Write:
     """Return a function that writes a text.
 
     Args:
-        in_cell: Whether a pipe ends the cell.
-        escapes_starts: Whether the text must not begin as a list or the like does.
+        in_cell: Whether a pipe would end the cell.
         before_link: Whether a link may follow the text, which an exclamation mark would turn into an image.
     """
-    rules = ANYWHERE + [r"\|"] * in_cell + AT_START * escapes_starts + ["!$"] * before_link
-    pattern = re.compile("|".join(rules))
+    pattern = re.compile(INLINE + r"|\|" * in_cell + "|!$" * before_link)
+    return lambda text: pattern.sub(r"\\\g<0>", text)
 
-    def escaped(match: re.Match[str]) -> str:
-        found = match.group()
-        return found + "\\" if found.isdigit() else "\\" + found
 
-    return lambda text: pattern.sub(escaped, text)
+def write_start(text: str) -> str:
+    """Return how to write a text at the start of a line."""
+    found = LINE_START.match(text)
+    return f"{text[: found.end()]}\\{text[found.end() :]}" if found else text
+
+
+def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
+    """Return how to write text in a block with these tokens, and at the start of its lines.
+
+    If a line of the block starts as if it were markup, its place makes it text, as in a cell.
+    """
+    before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
+    starts = (token.raw for last, token in zip([Point(""), *tokens], tokens) if isinstance(last, Break | Point))
+    is_plain = in_cell or any(write_start(raw) != raw for raw in starts)
+    return writer(in_cell, before_link), str if is_plain else write_start

@@ -13,6 +13,8 @@ from .layout import break_places
 from .pieces import Piece, break_spans
 from .tokens import Break, Literal, Text
 
+LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # perhaps in a quote
+
 
 class Insertion(NamedTuple):
     """A token that is written into an output.
@@ -41,18 +43,29 @@ class Renderer:
 
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # left by earlier pieces of the block
+        self._starts_line = True  # whether the next part does
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
         """Return what to write for a part. decoded: its output, for a piece."""
         if isinstance(part, Literal):
-            return self._literal(part)
+            return self._part(part)
         assert decoded is not None
-        inner = iter(part.divide(decoded.spans))
         outputs = iter(decoded.outputs)
         written = "".join(
-            self._literal(each) if isinstance(each, Literal) else self._text(each, next(outputs)) for each in inner
+            self._part(each) if isinstance(each, Literal) else self._part(each, next(outputs))
+            for each in part.divide(decoded.spans)
         )
         return written + (self._leftover() if part.ends_block else "")
+
+    def _part(self, part: Literal | Piece, output: DecodedText | None = None) -> str:
+        if isinstance(part, Literal):
+            written = self._literal(part)
+        else:
+            assert output is not None
+            written = self._text(part, output)
+        if written:
+            self._starts_line = isinstance(part, Literal) and (part.ends_block or bool(LINE_START.search(written)))
+        return written
 
     def _literal(self, literal: Literal) -> str:
         if not self._breaks:
@@ -82,7 +95,7 @@ class Renderer:
             for (start, end), (index, each) in zip(places, breaks, strict=False)
         ]
         self._breaks = [each for _, each in breaks[len(places) :]]
-        return written(piece, output.text, ordered([*laid, *markup]))
+        return written(piece, output.text, ordered([*laid, *markup]), self._starts_line)
 
 
 def line_widths(piece: Piece, carried: int) -> list[int]:
@@ -91,13 +104,15 @@ def line_widths(piece: Piece, carried: int) -> list[int]:
     return [0] * carried + [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
 
 
-def written(piece: Piece, text: str, insertions: Sequence[Insertion]) -> str:
+def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_line: bool) -> str:
     """Write an output with its markup and line breaks. Of the text that an insertion replaces, nothing is written."""
+    starts = [starts_line, *(each.order < 0 or isinstance(piece.tokens[each.order], Break) for each in insertions)]
     runs, position = [], 0
     for each in insertions:
         runs.append(text[position : each.start])
         position = max(position, each.end)
     runs = spelled([*runs, text[position:]], piece)
+    runs = [piece.write_start(run) if starts_line else run for starts_line, run in zip(starts, runs, strict=True)]
     return runs[0] + "".join(each.raw + run for each, run in zip(insertions, runs[1:], strict=True))
 
 
