@@ -181,7 +181,7 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
     if sum(content.content.count(mark) for mark in MARKS) > MAX_MARKS:
         problem = f"line {content.line}: a paragraph has more than {MAX_MARKS:,} characters of markup"
         raise InputError(problem, way_out=("divide it, or set ", Name("format"), " to text"))
-    parts = Inline(content, env).parts
+    parts = single_spaced(Inline(content, env).without_kept())
     line = content.line
     tokens: list[Token] = []
     for part in [*parts, None]:
@@ -214,8 +214,6 @@ class Inline:
             position = end
         assert position == len(source)
         self._drop_unclosed()
-        self.parts = [*self._without_kept()] if self._kept else self.parts
-        self.parts = single_spaced(self.parts)
 
     def _add(self, event: Event, start: int, end: int) -> None:
         raw = self._content.raw(start, end)
@@ -276,7 +274,7 @@ class Inline:
             index, _ = self._opened.pop()
             self.parts[index] = Point(self.parts[index].raw)
 
-    def _without_kept(self) -> Iterator[Literal | Token]:
+    def without_kept(self) -> Iterator[Literal | Token]:
         """Yield the parts, with one token in place of all that stays as it is together."""
         index = 0
         while index < len(self.parts):

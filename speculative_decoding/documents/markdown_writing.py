@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
+from functools import lru_cache, partial
 
 from .tokens import Break, Open, Point, Token, Write
 
@@ -22,9 +22,10 @@ INLINE = (
 # A backslash is put after each of these at the start of a line: the number of a list, or nothing before other markup
 LINE_START = re.compile(
     r"\d{1,9}(?=[.)](?:\s|$))"
-    r"|(?=[-+*](?:\s|$)|#{1,6}(?:\s|$)|>|=+\s*$|-+\s*$|([-*_])\s*(?:\1\s*){2,}$|`{3}|~{3}|<[A-Za-z/!?]|:(?:\s|::))"
+    r"|(?=[-+*]\s|#{1,6}(?:\s|$)|>|={2,}\s*$|-{2,}\s*$|([-*_])\s*(?:\1\s*){2,}$|`{3}|~{3}|<[A-Za-z/!?]|:(?:\s|::))"
     r"|(?=\[[^\]]*\]:)"  # the definition of a link
 )
+MARK = re.compile(r"\d+|(.)\1*", re.DOTALL)
 
 
 @lru_cache
@@ -39,18 +40,28 @@ def writer(in_cell: bool, before_link: bool) -> Write:
     return lambda text: pattern.sub(r"\\\g<0>", text)
 
 
-def write_start(text: str) -> str:
-    """Return how to write a text at the start of a line."""
+def write_start(text: str, except_for: Collection[str] = ()) -> str:
+    """Return how to write a text at the start of a line. except_for: first marks that stay as they are."""
     found = LINE_START.match(text)
-    return f"{text[: found.end()]}\\{text[found.end() :]}" if found else text
+    if not found or first_mark(text) in except_for:
+        return text
+    return f"{text[: found.end()]}\\{text[found.end() :]}"
+
+
+def first_mark(text: str) -> str:
+    """Return the number that a text starts with, or all copies of its first character there."""
+    found = MARK.match(text)
+    return found.group() if found else ""
 
 
 def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
     """Return how to write text in a block with these tokens, and at the start of its lines.
 
-    If a line of the block starts as if it were markup, its place makes it text, as in a cell.
+    A line of the source may start with what looks like markup where it is none, such as in a cell or far from the margin.
+    The same mark stays as it is.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
     starts = (token.raw for last, token in zip([Point(""), *tokens], tokens) if isinstance(last, Break | Point))
-    is_plain = in_cell or any(write_start(raw) != raw for raw in starts)
-    return writer(in_cell, before_link), str if is_plain else write_start
+    marks = frozenset(first_mark(raw) for raw in starts if write_start(raw) != raw)
+    writes = partial(write_start, except_for=marks) if marks else write_start
+    return writer(in_cell, before_link), str if in_cell else writes

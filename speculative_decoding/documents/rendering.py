@@ -119,18 +119,20 @@ def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_lin
 def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
     """Write texts as the document writes them.
 
-    Characters that the piece writes in a special way, such as "&" or "&amp;", are written in the same way again, one
+    Characters that the piece writes in a special way, such as "&amp;" for "&", are written in the same way again, one
     after the other if there are as many of them.
     """
-    known = spellings(piece)
-    if not known:
-        return [piece.write(run) for run in runs]
     count = Counter("".join(runs))
-    next_of = {
-        character: iter(raws) if count[character] == len(raws) else repeat(Counter(raws).most_common(1)[0][0])
-        for character, raws in known.items()
-    }
-    pattern = re.compile(f"([{re.escape(''.join(known))}])")
+    next_of: dict[str, Iterator[str]] = {}
+    for character, raws in spellings(piece).items():
+        special = Counter(raw for raw in raws if raw != character)
+        if count[character] == len(raws):
+            next_of[character] = iter(raws)
+        elif special:
+            next_of[character] = repeat(special.most_common(1)[0][0])
+    if not next_of:
+        return [piece.write(run) for run in runs]
+    pattern = re.compile(f"([{re.escape(''.join(next_of))}])")
     return [
         "".join(
             next(next_of[each]) if number % 2 else piece.write(each) for number, each in enumerate(pattern.split(run))
