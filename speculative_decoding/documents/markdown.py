@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock
+from markdown_it.rules_block import StateBlock, reference
 from markdown_it.token import Token as Event
 
 from .markdown_inline import Content, Span, inline_parts
@@ -47,8 +47,15 @@ def too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     return True
 
 
+def definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A rule for link reference definitions that leaves footnotes to paragraphs, even those of one word."""
+    is_footnote = state.src.startswith("[^", state.bMarks[start] + state.tShift[start])
+    return not is_footnote and reference(state, start, end, silent)
+
+
 def block_parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"maxNesting": DEEPEST + 10}).enable("table")
+    parser.block.ruler.at("reference", definition)
     parser.block.ruler.before("table", "too_deep", too_deep)
     return parser
 

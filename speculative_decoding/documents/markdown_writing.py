@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 
 from .tokens import Break, Open, Point, Token, Write
 
@@ -16,7 +17,7 @@ INLINE = (
     r"|~(?=~|$)|(?<=~)~|^~"
     r"|\\(?=[!-/:-@\[-`{-~]|$)"
     r"|<(?=[A-Za-z/!?]|$)"
-    r"|&(?=#?\w|$)"
+    r"|&(?=#?\w+;|$)"
     r"|(?:^|(?<=\s))#(?=#*$)"  # at the end of a heading
 )
 # A backslash is put after each of these at the start of a line: the number of a list, or nothing before other markup
@@ -57,11 +58,11 @@ def first_mark(text: str) -> str:
 def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
     """Return how to write text in a block with these tokens, and at the start of its lines.
 
-    A line of the source may start with what looks like markup where it is none, such as in a cell or far from the margin.
+    Lines of the source may start with what looks like markup where it is none, such as in a cell or far from the margin.
     The same mark stays as it is.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
-    starts = (token.raw for last, token in zip([Point(""), *tokens], tokens) if isinstance(last, Break | Point))
+    starts = [token.raw for last, token in pairwise([Point(""), *tokens]) if isinstance(last, Break | Point)]
     marks = frozenset(first_mark(raw) for raw in starts if write_start(raw) != raw)
     writes = partial(write_start, except_for=marks) if marks else write_start
     return writer(in_cell, before_link), str if in_cell else writes
