@@ -29,8 +29,8 @@ LINE_END = re.compile(r"\r\n?|\n")
 # mark of a definition, and lines that begin or end a container, such as ":::: note"
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
 MARKER = re.compile(rf"\n{CONTAINER}")
-FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]+\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
-FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,1000}\]")
+FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{1, 100}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
+FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
 TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
 BETWEEN_BLOCKS = frozenset(

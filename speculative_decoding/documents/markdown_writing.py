@@ -58,8 +58,8 @@ def first_mark(text: str) -> str:
 def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
     """Return how to write text in a block with these tokens, and at the start of its lines.
 
-    Lines of the source may start with what looks like markup where it is none, such as in a cell or far from the margin.
-    The same mark stays as it is.
+    A line of the source may start with what looks like markup but is none, such as "-" far from the margin. The same
+    mark stays as it is.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
     starts = [token.raw for last, token in pairwise([Point(""), *tokens]) if isinstance(last, Break | Point)]
