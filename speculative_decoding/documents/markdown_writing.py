@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import groupby
 
 from .tokens import Break, Open, Point, Token, Write
 
@@ -49,6 +49,10 @@ def write_start(text: str, except_for: Collection[str] = ()) -> str:
     return f"{text[: found.end()]}\\{text[found.end() :]}"
 
 
+def looks_like_markup(line: str) -> bool:
+    return any(write_start(start) != start for start in (line, line[: len(first_mark(line)) + 1]))
+
+
 def first_mark(text: str) -> str:
     """Return the number that a text starts with, or all copies of its first character there."""
     found = MARK.match(text)
@@ -62,7 +66,8 @@ def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
     mark stays as it is.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
-    starts = [token.raw for last, token in pairwise([Point(""), *tokens]) if isinstance(last, Break | Point)]
-    marks = frozenset(first_mark(raw) for raw in starts if write_start(raw) != raw)
+    groups = groupby(tokens, lambda token: isinstance(token, Break | Point))
+    lines = ["".join(token.raw for token in group) for is_gap, group in groups if not is_gap]
+    marks = frozenset(first_mark(line) for line in lines if looks_like_markup(line))
     writes = partial(write_start, except_for=marks) if marks else write_start
     return writer(in_cell, before_link), str if in_cell else writes

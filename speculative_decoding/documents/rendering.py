@@ -14,6 +14,8 @@ from .layout import break_places
 from .pieces import Piece, break_spans
 from .tokens import Break, Literal, Text
 
+LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # perhaps in a quote
+
 
 class Insertion(NamedTuple):
     """A token that is written into an output.
@@ -42,6 +44,7 @@ class Renderer:
 
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # left by earlier pieces of the block
+        self._starts_line = True  # whether what follows does
         self._column = 0  # characters of the block's line so far
         self._source_column = 0  # the same in the source
         self._widest = 0  # characters of the widest line of the source that a break ends
@@ -66,12 +69,13 @@ class Renderer:
             return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
         if not literal.raw.isspace():
             return literal.raw
-        self._column = 0
+        self._column, self._starts_line = 0, True
         return self._breaks.pop(0).raw
 
     def _pass(self, literal: Literal) -> None:
         """Note how wide the lines are with a literal."""
         ends_line = "\n" in literal.raw or "\r" in literal.raw
+        self._starts_line = literal.ends_block or LINE_START.search(literal.raw) is not None
         if ends_line and not literal.ends_block:
             self._widest = max(self._widest, self._source_column)
         if ends_line or literal.ends_block:
@@ -88,7 +92,7 @@ class Renderer:
 
     def _text(self, piece: Piece, output: DecodedText) -> str:
         """Write the output for a piece."""
-        starts_line = self._column == 0
+        starts_line, self._starts_line = self._starts_line, False
         first, *others = line_widths(piece)
         self._widest = max(self._widest, *([self._source_column + first, *others[:-1]] if others else []), 0)
         self._source_column = others[-1] if others else self._source_column + first
