@@ -29,13 +29,11 @@ LINE_END = re.compile(r"\r\n?|\n")
 # mark of a definition, and lines that begin or end a container, such as ":::: note"
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
 MARKER = re.compile(rf"\n{CONTAINER}")
-FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{1, 100}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
+FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{{1,100}}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
 TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
-BETWEEN_BLOCKS = frozenset(
-    [*block_names, "script", "pre", "style", "textarea", "br"]
-)  # these may begin a block of HTML
+BETWEEN_BLOCKS = frozenset([*block_names, "script", "pre", "style", "textarea", "br"])
 CODE = frozenset(["code", "kbd", "samp", "tt", "var"])
 ENDING = {"newline": rules.newline, "escape": rules.escape, "backticks": rules.backtick, "link": rules.link}
 WHOLE = {"image": rules.image, "autolink": rules.autolink, "html_inline": rules.html_inline}
@@ -245,7 +243,7 @@ class Inline:
                 self._close(raw, is_kept=raw in ("]", "][]"))  # the text of the link names its target
 
     def _add_html(self, raw: str) -> None:
-        """Add a tag, or a comment or the like. Those that may begin a block of HTML stay where they are."""
+        """Add a tag, or a comment or the like. Those that may begin a block of HTML end the sentence."""
         found = TAG.match(raw)
         name = found[1].lower() if found else ""
         if not name or name in BETWEEN_BLOCKS:
@@ -292,18 +290,22 @@ def kept(text: str, raw: str) -> Kept | Point:
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
     """Make points of white space that follows white space, such as around an image or at the end of a line."""
     found: list[Literal | Token] = []
-    behind_space = True
+    starts_line = behind_space = True
     for part in parts:
-        if isinstance(part, Break):
+        if isinstance(part, Break) and starts_line:
+            part = Point(part.raw)
+        elif isinstance(part, Break):
             end_without_space(found)
         elif isinstance(part, Text) and part.raw == part.text and behind_space:
             rest = part.text.lstrip()
             found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
             part = Text(rest, rest)
         if part.raw:
-            found.append(Point(part.raw) if isinstance(part, Break) and behind_space else part)
-        if isinstance(part, Literal) or part.text:
-            behind_space = isinstance(part, Break | Literal) or part.text[-1].isspace()
+            found.append(part)
+        if isinstance(part, Literal | Break):
+            starts_line = behind_space = True
+        elif part.text:
+            starts_line, behind_space = False, part.text[-1].isspace()
     return found
 
 
