@@ -50,7 +50,8 @@ def write_start(text: str, except_for: Collection[str] = ()) -> str:
 
 
 def looks_like_markup(line: str) -> bool:
-    return any(write_start(start) != start for start in (line, line[: len(first_mark(line)) + 1]))
+    size = len(first_mark(line))
+    return any(write_start(start) != start for start in (line, line[:size], line[: size + 1]))
 
 
 def first_mark(text: str) -> str:

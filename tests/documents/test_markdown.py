@@ -111,7 +111,7 @@ def joined(said: Iterable[tuple[str, str]]) -> Said:
             found[-1] = kind, found[-1][1] + text
         elif kind != "text" or text:
             found.append((kind, text))
-    return [(kind, re.sub(r"\s+", " ", text)) for kind, text in found]
+    return [(kind, text if kind == "text" else "".join(text.split())) for kind, text in found]
 
 
 def said_by(parts: Iterable[Literal | Token]) -> Iterator[tuple[str, str]]:
