@@ -112,7 +112,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     lost = lost_in(piece, must, decoded)
     if lost:
         around = spans_around(piece, must, rules.fits)
-        if around and around != spans:
+        if around != spans:
             other = yield from _decode_parts(piece, around, rules)
             if len(still_lost := lost_in(piece, must, other)) < len(lost):
                 decoded, lost = other, still_lost
@@ -126,6 +126,8 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     """Decode the parts of a piece with these spans, and find the places of their markup."""
+    if not spans:  # nothing is left to decode
+        return DecodedPiece(piece.text, [], [])
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
     outputs = yield [part.text for part in parts]
     texts = [

@@ -40,13 +40,14 @@ class Piece:
     Args:
         tokens: Its content, of which it may be a part: markup may begin or end in other pieces.
         line: The line of the document on which it begins, from 1.
-        write: See `Block`.
+        write, write_start: See `Block`.
         ends_block: Whether it is the last part of its block.
     """
 
     tokens: Sequence[Token]
     line: int
     write: Write = str
+    write_start: Write = str
     ends_block: bool = False
 
     @cached_property
@@ -136,7 +137,7 @@ def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Lite
     for number, tokens in enumerate(trimmed(cut(whole.tokens, spans))):
         raw = "".join(token.raw for token in tokens)
         if number % 2:
-            yield Piece(tokens, line, whole.write)
+            yield Piece(tokens, line, whole.write, whole.write_start)
         elif raw:
             yield Literal(raw, ends_block=False)
         line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")

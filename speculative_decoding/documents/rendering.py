@@ -6,13 +6,15 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, repeat
 from typing import NamedTuple
 
 from .decoding import DecodedPiece, DecodedText
 from .layout import break_places
 from .pieces import Piece, break_spans
 from .tokens import Break, Literal, Text
+
+LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # perhaps in a quote
 
 
 class Insertion(NamedTuple):
@@ -42,6 +44,7 @@ class Renderer:
 
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # left by earlier pieces of the block
+        self._starts_line = True  # whether what follows does
         self._column = 0  # characters of the block's line so far
         self._source_column = 0  # the same in the source
         self._widest = 0  # characters of the widest line of the source that a break ends
@@ -66,12 +69,13 @@ class Renderer:
             return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
         if not literal.raw.isspace():
             return literal.raw
-        self._column = 0
+        self._column, self._starts_line = 0, True
         return self._breaks.pop(0).raw
 
     def _pass(self, literal: Literal) -> None:
         """Note how wide the lines are with a literal."""
         ends_line = "\n" in literal.raw or "\r" in literal.raw
+        self._starts_line = literal.ends_block or LINE_START.search(literal.raw) is not None
         if ends_line and not literal.ends_block:
             self._widest = max(self._widest, self._source_column)
         if ends_line or literal.ends_block:
@@ -88,6 +92,7 @@ class Renderer:
 
     def _text(self, piece: Piece, output: DecodedText) -> str:
         """Write the output for a piece."""
+        starts_line, self._starts_line = self._starts_line, False
         first, *others = line_widths(piece)
         self._widest = max(self._widest, *([self._source_column + first, *others[:-1]] if others else []), 0)
         self._source_column = others[-1] if others else self._source_column + first
@@ -105,7 +110,7 @@ class Renderer:
             for (start, end), (index, each) in zip(places, breaks, strict=False)
         ]
         self._breaks = [each for _, each in breaks[len(places) :]]
-        return written(piece, output.text, ordered([*laid, *markup]))
+        return written(piece, output.text, ordered([*laid, *markup]), starts_line)
 
 
 def unbroken(piece: Piece, output: DecodedText) -> str:
@@ -124,13 +129,15 @@ def line_widths(piece: Piece) -> list[int]:
     return [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
 
 
-def written(piece: Piece, text: str, insertions: Sequence[Insertion]) -> str:
+def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_line: bool) -> str:
     """Write an output with its markup and line breaks. Of the text that an insertion replaces, nothing is written."""
+    starts = [starts_line, *(each.order < 0 or isinstance(piece.tokens[each.order], Break) for each in insertions)]
     runs, position = [], 0
     for each in insertions:
         runs.append(text[position : each.start])
         position = max(position, each.end)
     runs = spelled([*runs, text[position:]], piece)
+    runs = [piece.write_start(run) if is_first else run for is_first, run in zip(starts, runs, strict=True)]
     return runs[0] + "".join(each.raw + run for each, run in zip(insertions, runs[1:], strict=True))
 
 
@@ -138,18 +145,20 @@ def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
     """Write texts as the document writes them.
 
     Characters that the piece writes in a special way, such as "&" or "&amp;", are written in the same way again, one
-    after the other if there are as many of them. A bare "&" is written again only before the same character, because
-    before another one it might be markup.
+    after the other if there are as many of them. A bare "&" is written again only then, and only before the same
+    character, because elsewhere it might be markup.
     """
-    known = spellings(piece)
-    if not known:
-        return [piece.write(run) for run in runs]
     count = Counter("".join(runs))
-    next_of = {
-        character: iter(found) if count[character] == len(found) else repeat(Counter(found).most_common(1)[0][0])
-        for character, found in known.items()
-    }
-    pattern = re.compile(f"[{re.escape(''.join(known))}]")
+    next_of: dict[str, Iterator[tuple[str, str]]] = {}
+    for character, found in spellings(piece).items():
+        special = Counter(each for each in found if each[0] != character)
+        if count[character] == len(found):
+            next_of[character] = iter(found)
+        elif special:
+            next_of[character] = repeat(special.most_common(1)[0][0])
+    if not next_of:
+        return [piece.write(run) for run in runs]
+    pattern = re.compile(f"[{re.escape(''.join(next_of))}]")
 
     def spell(run: str) -> Iterator[str]:
         position = 0
@@ -168,19 +177,16 @@ def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
     """Return how the piece writes characters that it writes specially, or that `write` would change.
 
     Returns:
-        For each character, in order: how it is written, and the character that follows it.
+        For each character, in order: how it is written, and the character that follows it, unless markup does.
     """
     special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
     special |= {character for character in set(piece.text) if piece.write(character) != character}
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    position = 0
-    for token in piece.tokens if special else ():
-        for offset, character in enumerate(token.text if isinstance(token, Text) else ""):
+    for token, other in zip(piece.tokens, [*piece.tokens[1:], None], strict=True) if special else ():
+        following = other.text[:1] if isinstance(other, Text) else ""
+        for character, after in pairwise([*token.text, following] if isinstance(token, Text) else []):
             if character in special:
-                raw = token.raw if len(token.text) == 1 else character
-                following = piece.text[position + offset + 1 : position + offset + 2]
-                found[character].append((raw, following.casefold()))
-        position += len(token.text)
+                found[character].append((token.raw if len(token.text) == 1 else character, after.casefold()))
     return found
 
 

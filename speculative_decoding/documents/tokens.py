@@ -111,11 +111,13 @@ class Block:
         tokens: Its content.
         line: The line of the document on which it begins, from 1.
         write: Returns how the document must write a decoded text, such as with "&amp;" for "&". Default: unchanged.
+        write_start: Returns how such a text must be written at the start of a line. Default: unchanged.
     """
 
     tokens: Sequence[Token]
     line: int
     write: Write = str
+    write_start: Write = str
 
     @property
     def text(self) -> str:
