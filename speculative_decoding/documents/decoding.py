@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from . import survival
-from .findings import CUT, FAILED, LOOP, LOST, MARKUP, SPLIT, Finding
+from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .loops import loop_in
 from .pieces import Piece, Span
 from .places import Places, enclosed_texts, find_places
@@ -102,26 +102,22 @@ Steps = Generator[list[str], list[Output], DecodedPiece]
 
 
 def decode_piece(piece: Piece, rules: Rules) -> Steps:
-    """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`."""
+    """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`.
+
+    If something that must survive is lost, the parts around it are decoded and joined. If that loses something else, so
+    are the parts around everything that must survive, which loses nothing.
+    """
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
-    found = []
-    if len(spans) > 1:
-        found.append(Finding(piece.line, SPLIT, f"{len(spans)} prompts, as the model does not accept it as one"))
     must = must_survive(piece, rules.terms)
-    lost = lost_in(piece, must, decoded)
-    if lost:
-        around = spans_around(piece, must, rules.fits)
-        if around != spans:
-            other = yield from _decode_parts(piece, around, rules)
-            if len(still_lost := lost_in(piece, must, other)) < len(lost):
-                decoded, lost = other, still_lost
-    return DecodedPiece(
-        decoded.source,
-        decoded.spans,
-        decoded.outputs,
-        [*found, *decoded.findings, *(Finding(piece.line, LOST, each) for each in lost)],
-    )
+    if lost := lost_in(piece, must, decoded):
+        decoded = yield from _decode_parts(piece, spans_around(piece, lost, rules.fits), rules)
+        if lost_in(piece, must, decoded):
+            decoded = yield from _decode_parts(piece, spans_around(piece, must, rules.fits), rules)
+    if len(spans) > 1:
+        what = f"{len(spans)} prompts, as the model does not accept it as one"
+        decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
+    return decoded
 
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
@@ -164,50 +160,59 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
     if repeated := loop_in(decoded.text, part.text):
         found.append(Finding(part.line, LOOP, repeated))
     for mark, place in zip(part.marks, decoded.places, strict=True):
-        if place is None and not (mark.is_kept or mark.is_link):
+        if place is None and not mark.is_kept:
             indices = [index for index in (mark.opening, mark.closing) if index is not None]
             found.append(Finding(part.line, MARKUP, " ... ".join(part.tokens[index].raw for index in indices)))
     return found
 
 
-def must_survive(piece: Piece, terms: Collection[str]) -> list[survival.Span]:
-    """Return what must appear unchanged in the output, besides kept texts: spans of the text, in order."""
-    kept = [mark for mark in piece.marks if mark.is_kept]
-    return [
-        span
-        for span in survival.must_survive(piece.text, terms)
-        if all(span.end <= mark.start or mark.end <= span.start for mark in kept)
+class Fragile(NamedTuple):
+    """A part of a piece that must survive: a span, a kept text, or the text of a link, which may change."""
+
+    start: int
+    end: int
+    span: survival.Span | None = None
+    is_link: bool = False
+
+
+def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
+    """Return what must survive in a piece. Within kept texts, nothing else must."""
+    found = [
+        Fragile(mark.start, mark.end, is_link=mark.is_link) for mark in piece.marks if mark.is_link or mark.is_kept
     ]
-
-
-def lost_in(piece: Piece, must: Sequence[survival.Span], decoded: DecodedPiece) -> list[str]:
-    """Return what the decoded parts of a piece have lost: spans, kept texts, and links without their place."""
-    found = []
-    parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
-    for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
-        inside = [span for span in must if start <= span.start and span.end <= end]
-        found += [span.text for span in survival.lost(inside, output.text)]
-        for mark, place in zip(part.marks, output.places, strict=True):
-            if place is None and (mark.is_link or mark.is_kept):
-                found.append(part.text[mark.start : mark.end])
+    kept = [each for each in found if not each.is_link]
+    for span in survival.must_survive(piece.text, terms):
+        if all(span.end <= each.start or each.end <= span.start for each in kept):
+            found.append(Fragile(span.start, span.end, span))
     return found
 
 
-def spans_around(piece: Piece, must: Sequence[survival.Span], fits: Callable[[str], bool]) -> list[Span]:
-    """Return the parts of a piece between what must survive, and within and between links."""
+def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
+    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place."""
+    found = []
+    parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
+    for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
+        inside = [each for each in must if start <= each.start and each.end <= end]
+        lost = {span for span in survival.lost([each.span for each in inside if each.span], output.text)}
+        unplaced = {
+            (start + mark.start, start + mark.end)
+            for mark, place in zip(part.marks, output.places, strict=True)
+            if place is None
+        }
+        found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
+    return found
+
+
+def spans_around(piece: Piece, lost: Sequence[Fragile], fits: Callable[[str], bool]) -> list[Span]:
+    """Return the parts of a piece around what was lost. The text of a link is a part."""
     text = piece.text
-    covered = [(span.start, span.end) for span in must]
-    covered += [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
-    borders = {0, len(text), *(border for span in covered for border in span)}
-    for mark in piece.marks:
-        if mark.is_link:
-            borders |= {mark.start, mark.end}
+    copied = [(each.start, each.end) for each in lost if not each.is_link]
+    borders = sorted({0, len(text), *(border for each in lost for border in each[:2])})
     found: list[Span] = []
-    for start, end in pairwise(sorted(borders)):
-        if any(first <= start and end <= last for first, last in covered) or not needs_decoding(text[start:end]):
-            continue
+    for start, end in pairwise(borders):
         words = WORDS.search(text, start, end)
-        if words is not None:
-            start = words.start()
-            found += [(start + each, start + last) for each, last in fitting_spans(words[0], fits)]
+        if words is None or any(first <= start and end <= last for first, last in copied):
+            continue
+        if needs_decoding(words[0]):
+            found += [(words.start() + first, words.start() + last) for first, last in fitting_spans(words[0], fits)]
     return found

@@ -10,7 +10,6 @@ from ..errors import one_line
 
 MAX_LINES = 20  # of each kind in a report
 
-LOST = "lost"  # something that had to appear unchanged
 MARKUP = "markup"  # inline markup that was dropped, because its place in the output was not found
 LOOP = "loop"  # the output repeats itself
 LENGTH = "length"  # the output is unusually short or long

@@ -73,12 +73,10 @@ def best_place(
     target = (mark.end - len(enclosed.lstrip())) / len(text)
     words = not is_within_word(text, mark.start), not is_within_word(text, mark.end)
     for candidate in wanted:
-        found = [
-            place
-            for place in occurrences(candidate.strip(), output, words, exact=mark.is_kept)
-            if all(is_consistent(mark, place, *other) for other in taken)
-        ]
-        if found:
+        there = [*occurrences(candidate.strip(), output, words, exact=mark.is_kept)]
+        if mark.is_kept and len(there) < sum(1 for _ in occurrences(enclosed, text, words, exact=False)):
+            return None  # the source has the text elsewhere, too, so nothing tells which one this is
+        if found := [each for each in there if all(is_consistent(mark, each, *other) for other in taken)]:
             start, end = min(found, key=lambda place: abs(place[0] / len(output) - target))
             return with_ends(mark, start, end, text, output)
     return None

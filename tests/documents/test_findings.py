@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.documents.findings import LENGTH, LOST, MAX_LINES, Finding, report
+from speculative_decoding.documents.findings import LENGTH, MARKUP, MAX_LINES, Finding, report
 from speculative_decoding.documents.lengths import MIN_PIECES, LengthRatios
 from speculative_decoding.documents.loops import loop_in
 
@@ -91,16 +91,16 @@ def test_outliers_are_named_by_line_and_ratio() -> None:
 
 def test_a_report_names_file_line_and_what_was_found_grouped_by_kind() -> None:
     findings = [
-        Finding(2, LOST, "{a}"),
-        Finding(2, LOST, "{b}"),
+        Finding(2, MARKUP, "{a}"),
+        Finding(2, MARKUP, "{b}"),
         Finding(3, LENGTH, "long"),
-        Finding(4, LOST, "\x1b[2J"),
+        Finding(4, MARKUP, "\x1b[2J"),
     ]
-    expected = ["a.md:2: lost: {a}, {b}", r"a.md:4: lost: \x1b[2J", "a.md:3: length: long"]
+    expected = ["a.md:2: markup: {a}, {b}", r"a.md:4: markup: \x1b[2J", "a.md:3: length: long"]
     assert report(findings, "a.md") == expected
 
 
 def test_a_report_of_many_findings_ends_with_their_number() -> None:
-    lines = report((Finding(line, LOST, "x") for line in range(1, 1_001)), "a.md")
+    lines = report((Finding(line, MARKUP, "x") for line in range(1, 1_001)), "a.md")
     assert len(lines) == MAX_LINES + 1
-    assert lines[-1] == f"a.md: lost: {1_000 - MAX_LINES} more"
+    assert lines[-1] == f"a.md: markup: {1_000 - MAX_LINES} more"
