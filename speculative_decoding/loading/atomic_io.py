@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -45,15 +46,26 @@ def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
 
     A killed process may leave a temporary file, which `clean_up` removes.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
-    partial = Path(name)
+    with atomic_file(path) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text.encode())
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes `path` when the block ends without an error. Raises OSError.
+
+    An existing file stays until the new one is on disk. A killed process may leave a temporary file, which `clean_up`
+    removes. The file has the permissions of any new file.
+    """
+    partial = Path(tempfile.mktemp(prefix=f".{path.name}.partial-", dir=path.parent))
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # `clean_up` skips locked files
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        partial.chmod(mode)
-        partial.replace(path)
+            partial.replace(path)
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)

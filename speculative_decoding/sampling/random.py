@@ -29,6 +29,15 @@ def sample_seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
+def line_seed(seed: int, number: int) -> int:
+    """Return the seed of a line of a job, or a piece of a document. It depends only on --seed and the number.
+
+    So resuming changes nothing. Without the hash, neighbouring values of --seed would give the same seeds to
+    neighbouring lines.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
+
+
 def random_keys(draws: Sequence[Draw]) -> mx.array:
     """(N, 2): one random key per draw. Rounds start at different positions, so they never share a key."""
     return mx.array([[seed, position * len(Purpose) + purpose] for seed, position, purpose in draws], mx.uint32)
