@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,6 @@ from ..cli.summary import summary_notes
 from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
-from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows import BatchResult, Scheduler
 from ..sampling import GenerationOptions

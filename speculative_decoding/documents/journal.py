@@ -1,0 +1,174 @@
+"""The journal of a run: the outputs of its finished pieces, so that an interrupted run can be continued.
+
+The first line has the settings that the outputs depend on. Each other line is a finished piece, with its number and a
+hash of its source. A killed process leaves at most the beginning of a line at the end; after a power failure, the end
+may be missing or have zeros. Everything from the first line that is not the next record is cut off, and those pieces
+are decoded again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..checkpoints.json_text import parse_json_object
+from ..cli.run_config import changed_setting
+from ..errors import InputError, Name, writing
+
+VERSION = 1
+MAX_LINE_BYTES = 1 << 28  # limits the memory that a damaged file without newlines takes
+START = b'{"version": '
+START_OVER = (", or start over with ", Name("force"))
+WAY_OUT = "the finished pieces are kept; run the same command again to continue"
+
+
+class Journal:
+    """A journal within its context `open`. Ask `recorded` for each piece in order, and `append` the decoded ones.
+
+    Attributes:
+        settings: Everything that the outputs depend on. "exact" may be added to those of a new journal.
+        is_new: Whether there is no earlier run to continue.
+        count: The number of finished pieces, as far as they have been read or written.
+    """
+
+    def __init__(self, path: Path, reader: BinaryIO, writer: BinaryIO, settings: dict[str, Any], force: bool) -> None:
+        self.path = path
+        self.count = 0
+        self._reader: BinaryIO | None = reader  # None after the last record
+        self._writer = writer
+        self._force = force
+        header = reader.readline(MAX_LINE_BYTES)
+        recorded = self._checked(header, settings)
+        self.is_new = recorded is None
+        self.settings = recorded or settings
+        self._size = 0 if recorded is None else len(header)  # bytes that are kept
+        if recorded is None:
+            self._reader = None
+        self._is_writing = False
+
+    @staticmethod
+    @contextmanager
+    def open(path: Path, settings: Mapping[str, Any], *, force: bool = False) -> Iterator[Journal]:
+        """Lock a journal, or create it. An empty one is removed at the end.
+
+        Args:
+            path: The file.
+            settings: Everything that the outputs depend on, as JSON values.
+            force: Whether to decode again what cannot be continued.
+
+        Raises:
+            InputError: The file is in use, cannot be written, is no journal, or belongs to a run with other settings.
+        """
+        if os.path.lexists(path) and not path.is_file():
+            raise another_file(path)
+        with writing(Name("output"), path):
+            writer = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        with writer, path.open("rb") as reader:
+            try:
+                fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                problem = f"{path}: another run is writing it"
+                raise InputError(problem, "output", "wait, or name another output") from error
+            try:
+                yield Journal(path, reader, writer, json.loads(json.dumps(settings)), force)
+            finally:
+                if not os.fstat(writer.fileno()).st_size:
+                    path.unlink(missing_ok=True)
+
+    def recorded(self, source: str, place: str) -> dict[str, Any] | None:
+        """Return the recorded output of the next piece, or None if it must be decoded.
+
+        place: Where the piece is, for messages.
+
+        Raises:
+            InputError: The source has changed since the piece was recorded.
+        """
+        if self._reader is None:
+            return None
+        line = self._reader.readline(MAX_LINE_BYTES)
+        fields = parse_record(line, self.count + 1)
+        if fields is not None and fields["source_sha256"] != digest(source):
+            if not self._force:
+                problem = f"{place} has changed since the interrupted run"
+                raise InputError(problem, "files", ("restore it", *START_OVER))
+            fields = None
+        if fields is None:
+            self._reader = None
+            return None
+        self.count += 1
+        self._size += len(line)
+        return dict(fields["output"])
+
+    def append(self, source: str, output: Mapping[str, Any]) -> None:
+        """Record the next piece. Nothing of an earlier run is lost before this call."""
+        self.count += 1
+        with writing(Name("output"), self.path, WAY_OUT):
+            if not self._is_writing:
+                self._begin()
+            self._write({"piece": self.count, "source_sha256": digest(source), "output": output})
+
+    def remove(self) -> None:
+        """Remove the journal, after all outputs are in place."""
+        self.path.unlink(missing_ok=True)
+
+    def _begin(self) -> None:
+        """Cut off everything after the last record."""
+        self._is_writing = True
+        self._writer.truncate(self._size)
+        self._writer.seek(self._size)
+        if self.is_new:
+            self._write({"version": VERSION, "settings": self.settings})
+            os.fsync(self._writer.fileno())
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        rest = memoryview(json.dumps(fields).encode() + b"\n")
+        while rest:
+            rest = rest[self._writer.write(rest) :]
+
+    def _checked(self, line: bytes, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the settings of an earlier run, or None if there is nothing to continue."""
+        header = parse_line(line)
+        if not {"version", "settings"} <= header.keys() or not isinstance(header["settings"], dict):
+            if line.strip(b"\0") and not START.startswith(line[: len(START)]):
+                raise another_file(self.path)
+            return None  # it is empty, or an interruption left only a part of the line
+        problem = f"{self.path} was written by another version"
+        way_out = "finish the run with that version"
+        if header["version"] == VERSION:
+            if not (changed := changed_setting(header["settings"], settings)):
+                return dict(header["settings"])
+            problem = f"{self.path} is the journal of a run with other settings ({changed})"
+            way_out = "give the same settings"
+        if not self._force:
+            raise InputError(problem, "output", (way_out, *START_OVER))
+        return None
+
+
+def parse_record(line: bytes, number: int) -> dict[str, Any] | None:
+    """Return the fields of the record with this number, or None for the end and for damage."""
+    fields = parse_line(line)
+    is_record = fields.get("piece") == number and isinstance(fields.get("output"), dict)
+    return fields if is_record and isinstance(fields.get("source_sha256"), str) else None
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the object of a complete line, or an empty one."""
+    try:
+        return parse_json_object(line.decode()) if line.endswith(b"\n") else {}
+    except ValueError:  # not UTF-8, or an `InputError`
+        return {}
+
+
+def digest(source: str) -> str:
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def another_file(path: Path) -> InputError:
+    way_out = ("name another ", Name("output"), ", or move that file")
+    return InputError(f"{path} is needed for the journal, but is another file", "output", way_out)
