@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name
 from ..loading.pair import ModelPair
+from ..rooms import has_room
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
 from ..session import Session
@@ -29,6 +31,12 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
 COMPARE = "also decode without a draft and with only the draft model, and compare"
 VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
+# The end of a sentence and the next letter. The word before it is longer than abbreviations such as "Prof." are.
+SENTENCE_END = re.compile(r"\w{5}[.!?]\W{0,2}\s\W{0,2}([^\W\d_])|[\u3002\uff01\uff1f]\s*(\w)")
+DOCUMENTS = (
+    "note: a prompt has several sentences, and models for translation are trained on single ones; to decode each of "
+    "them, use python -m speculative_decoding document"
+)
 SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
 
 
@@ -88,7 +96,8 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
 
             warm_up(session, tokens)
         note = config.demonstration_note()
-        is_same = decode_each(chain([first], prompts), tokens, session, runner, note, verify=flags.verify)
+        prompts = with_document_note(chain([first], prompts), bool(pair.target.tokenizer.languages))
+        is_same = decode_each(prompts, tokens, session, runner, note, verify=flags.verify)
         stats = runner.finish(session)
     if flags.stats_json is not None:
         write_stats(flags.stats_json, pair.folders | config.settings() | stats.as_dict())
@@ -156,6 +165,24 @@ def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> 
     model, tokenizer = pair.target.model, pair.target.tokenizer
     build_decoder_prompt(model, tokenizer, options)
     return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+
+
+def with_document_note(prompts: Iterable[str], has_languages: bool) -> Iterator[str]:
+    """Yield the prompts. Before the first translation of several sentences, print a note about `document`.
+
+    has_languages: Whether the model has languages, so that every prompt is a translation.
+    """
+    is_noted = not has_room("documents")
+    for prompt in prompts:
+        if not is_noted and (has_languages or prompt.lower().startswith("translate ")) and has_sentences(prompt):
+            say(DOCUMENTS)
+            is_noted = True
+        yield prompt
+
+
+def has_sentences(text: str) -> bool:
+    """Return whether a text surely has several sentences. Many such texts are not found."""
+    return any(match[2] or match[1].isupper() for match in SENTENCE_END.finditer(text))
 
 
 def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:

@@ -36,7 +36,7 @@ ji:yi yor:yo zha:za zul:zu
 CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
 NO_REGION = ("xx", "zz")
 # Languages that are written in several scripts, so that a tag names the script
-SEVERAL_SCRIPTS = set("zh sr uz az pa ks kr ku ace bjn min taq".split())
+SEVERAL_SCRIPTS = {"zh", "sr", "uz", "az", "pa", "ks", "kr", "ku", "ace", "bjn", "min", "taq"}
 
 
 class Language(NamedTuple):

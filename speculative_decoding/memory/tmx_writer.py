@@ -34,7 +34,8 @@ def writing_tmx(
 ) -> Iterator[Callable[[str, str], None]]:
     """Yield a function that adds a pair of texts. The file appears when the block ends without an error.
 
-    A pair with a blank text, or one longer than `tmx.py` reads, is left out. White space is collapsed, as `tmx.py` does when it reads a file.
+    A pair with a blank text, or with one longer than `tmx.py` reads, is left out. White space is collapsed, as
+    `tmx.py` does when it reads a file.
 
     Args:
         path: The file, which is replaced.
