@@ -16,7 +16,7 @@ from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
 from ..rooms import require_room
 from ..sampling import GenerationOptions
-from ..sampling.random import line_seed
+from ..sampling.random import row_seed
 from .fields import PROMPT, PROMPT_FIELDS
 
 INPUT_FORMATS = ("text", "jsonl")
@@ -74,7 +74,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
         return ParsedLine(line, carried=names.carried(given), error=str(error))
     if not fields["prompt"].strip():
         return ParsedLine(line, carried=names.carried(given))
-    seed = fields.setdefault("seed", line_seed(options.seed, line.number))
+    seed = fields.setdefault("seed", row_seed(options.seed, line.number))
     is_sampled = fields.get("temperature", options.temperature) > 0
     return ParsedLine(line, fields, fields["prompt"], seed if is_sampled else None, names.carried(given))
 

@@ -29,11 +29,10 @@ def sample_seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
-def line_seed(seed: int, number: int) -> int:
-    """Return the seed of a line of a job, or a piece of a document. It depends only on --seed and the number.
+def row_seed(seed: int, number: int) -> int:
+    """Return the default seed of row `number` of a file. It depends on nothing else, so resuming changes nothing.
 
-    So resuming changes nothing. Without the hash, neighbouring values of --seed would give the same seeds to
-    neighbouring lines.
+    Without the hash, neighbouring seeds would give the same seeds to neighbouring rows.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
