@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 from ..checkpoints.json_text import parse_json_object
 from ..cli.run_config import changed_setting
 from ..errors import InputError, Name, writing
+from .decoding import DecodedPiece
+from .pieces import Piece
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 28  # limits the memory that a damaged file without newlines takes
@@ -29,7 +31,7 @@ WAY_OUT = "the finished pieces are kept; run the same command again to continue"
 
 
 class Journal:
-    """A journal within its context `open`. Ask `recorded` for each piece in order, and `append` the decoded ones.
+    """A journal within its context `open`. All pieces pass `recorded`, and then `append`, in the order of the run.
 
     Attributes:
         settings: Everything that the outputs depend on. "exact" may be added to those of a new journal.
@@ -39,7 +41,7 @@ class Journal:
 
     def __init__(self, path: Path, reader: BinaryIO, writer: BinaryIO, settings: dict[str, Any], force: bool) -> None:
         self.path = path
-        self.count = 0
+        self.count = self._written = 0
         self._reader: BinaryIO | None = reader  # None after the last record
         self._writer = writer
         self._force = force
@@ -81,10 +83,10 @@ class Journal:
                 if not os.fstat(writer.fileno()).st_size:
                     path.unlink(missing_ok=True)
 
-    def recorded(self, source: str, place: str) -> dict[str, Any] | None:
+    def recorded(self, piece: Piece, name: str) -> DecodedPiece | None:
         """Return the recorded output of the next piece, or None if it must be decoded.
 
-        place: Where the piece is, for messages.
+        name: The name of its document, for messages.
 
         Raises:
             InputError: The source has changed since the piece was recorded.
@@ -92,26 +94,29 @@ class Journal:
         if self._reader is None:
             return None
         line = self._reader.readline(MAX_LINE_BYTES)
-        fields = parse_record(line, self.count + 1)
-        if fields is not None and fields["source_sha256"] != digest(source):
+        record = parse_record(line, self.count + 1)
+        if record is not None and record[0] != digest(piece):
             if not self._force:
-                problem = f"{place} has changed since the interrupted run"
+                problem = f"{name} has changed since the interrupted run (line {piece.line})"
                 raise InputError(problem, "files", ("restore it", *START_OVER))
-            fields = None
-        if fields is None:
+            record = None
+        if record is None:
             self._reader = None
             return None
         self.count += 1
         self._size += len(line)
-        return dict(fields["output"])
+        return record[1]
 
-    def append(self, source: str, output: Mapping[str, Any]) -> None:
-        """Record the next piece. Nothing of an earlier run is lost before this call."""
+    def append(self, piece: Piece, decoded: DecodedPiece) -> None:
+        """Record the next piece, unless it is recorded. Nothing of an earlier run is lost before this call."""
+        self._written += 1
+        if self._written <= self.count:
+            return
         self.count += 1
         with writing(Name("output"), self.path, WAY_OUT):
             if not self._is_writing:
                 self._begin()
-            self._write({"piece": self.count, "source_sha256": digest(source), "output": output})
+            self._write({"piece": self.count, "source_sha256": digest(piece), "output": decoded.as_json()})
 
     def remove(self) -> None:
         """Remove the journal, after all outputs are in place."""
@@ -150,11 +155,14 @@ class Journal:
         return None
 
 
-def parse_record(line: bytes, number: int) -> dict[str, Any] | None:
-    """Return the fields of the record with this number, or None for the end and for damage."""
+def parse_record(line: bytes, number: int) -> tuple[str, DecodedPiece] | None:
+    """Return the hash of the source and the output of the record with this number; None for the end and for damage."""
     fields = parse_line(line)
-    is_record = fields.get("piece") == number and isinstance(fields.get("output"), dict)
-    return fields if is_record and isinstance(fields.get("source_sha256"), str) else None
+    try:
+        found = str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if fields.get("piece") == number else None
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -165,8 +173,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def digest(source: str) -> str:
-    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()[:16]
+def digest(piece: Piece) -> str:
+    """Return a hash of a piece as its document has it, and its line."""
+    return hashlib.sha256(f"{piece.line} {piece.raw}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def another_file(path: Path) -> InputError:

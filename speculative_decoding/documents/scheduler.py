@@ -10,7 +10,10 @@ from typing import Unpack
 from ..decoding.prompt import build_decoder_prompt
 from ..decoding.results import GenerationResult, GenerationStats
 from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
 from ..rows import BatchResult, drive, in_order
+from ..sampling import GenerationOptions
 from ..sampling.keywords import OptionKeywords
 from ..sampling.random import row_seed
 from ..session import Session
@@ -64,11 +67,7 @@ class PieceScheduler:
         **options: Unpack[OptionKeywords],
     ) -> None:
         chosen = session.options_with(options)
-        if chosen.num_return_sequences > 1:
-            raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
-        if session.model.audio is not None:
-            raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
-        build_decoder_prompt(session.model, session.tokenizer, chosen)
+        require_usable(session.model, session.tokenizer, chosen)
         self.stats = GenerationStats()
         self.prompts = self.pieces = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
@@ -138,6 +137,15 @@ class PieceScheduler:
         outputs = [output for output in task.outputs if output is not None]
         if len(outputs) == len(task.outputs):
             yield from self._advance(task, outputs)
+
+
+def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> None:
+    """Raise `InputError` for a model or options that cannot be used for documents."""
+    if options.num_return_sequences > 1:
+        raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
+    if model.audio is not None:
+        raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
+    build_decoder_prompt(model, tokenizer, options)
 
 
 def decode_parts(scheduler: PieceScheduler, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import open_text, printing, say, start, write_stats
+from ..cli.common import open_text, say, start, write_stats, write_to_stdout
 from ..cli.flags import (
     NamedFile,
     RunFlags,
@@ -273,12 +273,6 @@ def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> N
     with progress(may_be_bar=may_be_bar) as show:
         for totals in job.run():
             show(totals.input_bytes, input_bytes, job_progress(totals))
-
-
-def write_to_stdout(record: bytes) -> None:
-    with printing():
-        sys.stdout.buffer.write(record)
-        sys.stdout.buffer.flush()
 
 
 def open_input(name: str) -> BufferedReader:

@@ -61,17 +61,19 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)
+    file = open(descriptor, "wb")  # noqa: SIM115
     try:
-        with open(descriptor, "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            partial.chmod(0o666 & ~umask() if mode is None else mode)
-            partial.replace(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        partial.chmod(0o666 & ~umask() if mode is None else mode)
+        partial.replace(path)
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk, closing it fails again
+            file.close()
 
 
 def umask() -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from ..errors import Name, writing
 from ..loading.atomic_io import atomic_file, clean_up
 from ..version import __version__
 from .tmx import MAX_TEXT
@@ -44,21 +46,27 @@ def writing_tmx(
         segment: What the texts are: "sentence", "paragraph" or "block".
 
     Raises:
-        OSError: The file cannot be written.
+        InputError: The file cannot be written.
     """
     languages = {"source": quoteattr(source_language), "target": quoteattr(target_language)}
-    clean_up(path)
-    with atomic_file(path) as file:
-        header = HEADER.format(version=quoteattr(__version__), segment=quoteattr(segment), source=languages["source"])
-        file.write(header.encode())
+    header = HEADER.format(version=quoteattr(__version__), segment=quoteattr(segment), source=languages["source"])
+    failing = partial(writing, Name("write_memory"), path)
+    with ExitStack() as stack:
+        with failing():
+            clean_up(path)
+            file = stack.enter_context(atomic_file(path))
+            file.write(header.encode())
 
         def add(source: str, target: str) -> None:
             texts = [segment_of(text) for text in (source, target)]
             if all(0 < len(text) <= MAX_TEXT for text in texts):
-                file.write(UNIT.format(*texts, **languages).encode())
+                with failing():
+                    file.write(UNIT.format(*texts, **languages).encode())
 
         yield add
-        file.write(END.encode())
+        with failing():
+            file.write(END.encode())
+            stack.close()
 
 
 def segment_of(text: str) -> str:
