@@ -1,7 +1,7 @@
-"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive was lost.
+"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive is lost.
 
-Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so a session, a server and a test can
-drive it.
+Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so that a session, a server or a test
+drives it.
 """
 
 from __future__ import annotations
@@ -157,34 +157,33 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
 
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[survival.Span]:
-    """Return what must appear unchanged in the output: spans of the text, in order, kept texts included."""
-    kept = [
-        survival.Span(mark.start, mark.end, piece.text[mark.start : mark.end]) for mark in piece.marks if mark.is_kept
+    """Return what must appear unchanged in the output, besides kept texts: spans of the text, in order."""
+    kept = [mark for mark in piece.marks if mark.is_kept]
+    return [
+        span
+        for span in survival.must_survive(piece.text, terms)
+        if all(span.end <= mark.start or mark.end <= span.start for mark in kept)
     ]
-    found = [*kept]
-    for span in survival.must_survive(piece.text, terms):
-        if all(span.end <= each.start or each.end <= span.start for each in kept):
-            found.append(span)
-    return sorted(found)
 
 
 def lost_in(piece: Piece, must: Sequence[survival.Span], decoded: DecodedPiece) -> list[str]:
-    """Return what a decoded piece has lost: texts, and links without their place."""
-    lost = [span.text for span in survival.lost(must, decoded.text)]
+    """Return what the decoded parts of a piece have lost: spans, kept texts, and links without their place."""
+    found = []
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
-    for part, output in zip(parts, decoded.outputs, strict=True):
+    for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
+        inside = [span for span in must if start <= span.start and span.end <= end]
+        found += [span.text for span in survival.lost(inside, output.text)]
         for mark, place in zip(part.marks, output.places, strict=True):
             if place is None and (mark.is_link or mark.is_kept):
-                text = part.text[mark.start : mark.end]
-                if mark.is_link or text not in lost:
-                    lost.append(text)
-    return lost
+                found.append(part.text[mark.start : mark.end])
+    return found
 
 
 def spans_around(piece: Piece, must: Sequence[survival.Span], fits: Callable[[str], bool]) -> list[Span]:
     """Return the parts of a piece between what must survive, and within and between links."""
     text = piece.text
     covered = [(span.start, span.end) for span in must]
+    covered += [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
     borders = {0, len(text), *(border for span in covered for border in span)}
     for mark in piece.marks:
         if mark.is_link:

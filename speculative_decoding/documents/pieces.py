@@ -173,7 +173,7 @@ def trimmed(segments: list[list[Token]]) -> list[list[Token]]:
     """Move tokens without text at the ends of a span into the span that they belong to, or between the spans."""
     for number in range(1, len(segments), 2):  # of two adjacent spans, markup that ends the first is in the second
         inside = segments[number]
-        size = leading(inside, (Open, Close, Point))
+        size = next((count for count, token in enumerate(inside) if token.text), len(inside))
         segments[number - 1] += inside[:size]
         segments[number] = inside[size:]
     for number in range(1, len(segments), 2):

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
+from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import open_text, say, start, write_stats, write_to_stdout
+from ..cli.common import say, start, write_stats, write_to_stdout
 from ..cli.flags import (
     NamedFile,
     RunFlags,
