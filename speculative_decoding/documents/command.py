@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
 from ..cli.common import read_text, require_one_process, say, start_alone, write_stats, write_to_stdout
-from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, check_files
-from ..cli.parser import File, Parser, add_flags, flags_from, require_writable
+from ..cli.flags import RunFlags, add_decoding_flags
+from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import settle_exactness
 from ..cli.summary import summary_notes
 from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Name, writing
+from ..errors import InputError, Name
 from ..loading.language_map import language_tag
 from ..loading.pair import ModelPair
 from ..models.speech_languages import CODES
@@ -33,6 +34,7 @@ from ..rooms import require_room
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
 from .decoding import DecodedPiece
+from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
 from .journal import Journal
 from .options import DocumentOptions
@@ -49,7 +51,6 @@ WRITE_MEMORY = "write the sources and outputs of all pieces to this translation 
 CHECK = "exit with status 1 if anything is listed for checking"
 FORCE = "replace existing outputs, and decode again what an interrupted run cannot continue"
 SLOTS = "number of prompts to decode together"
-STDIN = "-"
 SEGMENTS = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # what TMX calls the units
 LANGUAGE_PAIR = re.compile(r"(\w+) (?:in)?to (\w+)")
 
@@ -69,9 +70,7 @@ class DocumentFlags(RunFlags):
     slots: A[int, Int(1), SLOTS] = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
-        if self.files.count(STDIN) > 1:
-            raise InputError("- is given twice", "files", "give it once")
-        if self.force and self.output in (None, STDIN) and self.write_memory is None:
+        if self.force and self.output in (None, STANDARD) and self.write_memory is None:
             raise InputError(("has no effect without ", Name("output")), "force", "give both, or leave it out")
         if self.write_memory is not None:
             require_room("memory", "write_memory")
@@ -102,10 +101,10 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
-    outputs = outputs_of(flags)
-    check_places(vars(chosen), flags, outputs)
+    places = Destinations(flags.files, flags.output, flags.write_memory)
+    places.check(vars(chosen), [] if flags.keep is None else [((Name("keep"),), flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
-    documents = [document_of(*each, options) for each in zip(flags.files, outputs, strict=True)]
+    documents = [document_of(*each, options) for each in zip(flags.files, places.outputs, strict=True)]
     with ExitStack() as stack:
         for document in documents:
             document.check(stack)
@@ -116,19 +115,13 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         check_languages(pair.target.tokenizer, config.options)
         require_usable(pair.target.model, pair.target.tokenizer, config.options)
         say(config.describe(drafts_text=pair.drafts_text))
-        settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": names_of(flags)}
-        journal = opened_journal(stack, settings, flags, outputs)
+        settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
+        journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, {} if journal is None else journal.settings)
-        stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
-        run = Run(documents, stream, journal)
-        scheduler = PieceScheduler(
-            session,
-            rules_for(session, config.options, flags.prefix, frozenset(terms)),
-            prefix=flags.prefix,
-            slots=flags.slots,
-            recorded=run.recorded,
-        )
+        run = Run(documents, DocumentStream(documents, source_language(languages[0], flags.prefix)), journal)
+        rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
+        scheduler = PieceScheduler(session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded)
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
                 run.decode(scheduler, add_pair, total_size(flags.files))
@@ -141,58 +134,6 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     return finish(run, scheduler, config, pair.folders | settings, flags)
 
 
-def outputs_of(flags: DocumentFlags) -> list[Path | None]:
-    """Return the file for each document; None is standard output. Raises `InputError`."""
-    output, count = flags.output, len(flags.files)
-    if output in (None, STDIN):
-        if count > 1:
-            raise InputError(f"several documents need a folder (got {count})", "output", "name one")
-        return [None]
-    assert output is not None
-    if not is_folder(flags):
-        return [Path(output)]
-    if STDIN in flags.files:
-        raise InputError("standard input has no name for a file in a folder", "output", "name a file")
-    outputs: dict[str, Path | None] = {}
-    for name in (Path(each).name for each in flags.files):
-        if name.casefold() in outputs:
-            raise InputError(f"two documents are named {name}", "files", "write them to different folders")
-        outputs[name.casefold()] = Path(output, name)
-    return [*outputs.values()]
-
-
-def is_folder(flags: DocumentFlags) -> bool:
-    output = flags.output or ""
-    return len(flags.files) > 1 or output.endswith("/") or Path(output).is_dir()
-
-
-def journal_path(flags: DocumentFlags, output: Path) -> Path:
-    """Return the place of the journal. output: the file for the first document."""
-    return output.with_name(".documents.journal" if len(flags.files) > 1 else f"{output.name}.journal")
-
-
-def check_places(given: Mapping[str, Any], flags: DocumentFlags, outputs: Sequence[Path | None]) -> None:
-    """Raise `InputError` for a file that cannot be written, or that is given for two purposes."""
-    read: list[NamedFile] = [((Name("files"),), name) for name in flags.files if name != STDIN]
-    read += [] if flags.keep is None else [((Name("keep"),), flags.keep)]
-    written: list[NamedFile] = [((Name("output"),), path) for path in outputs if path is not None]
-    if written:
-        path = Path(written[0][1])
-        written.append(((Name("output"), "'s journal"), journal_path(flags, path)))
-        folder = path.parent if is_folder(flags) else path
-        if is_folder(flags) and folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is not a folder", "output", "name one")
-        if not folder.is_dir():
-            require_writable("output", folder)
-    if flags.write_memory is not None:
-        require_writable("write_memory", flags.write_memory)
-        written.append(((Name("write_memory"),), flags.write_memory))
-    check_files(given, read, written)
-    for (name, *_), each in written:
-        if os.path.exists(each) and not os.path.isfile(each):
-            raise InputError(f"{each} is not a regular file", name, "name another")
-
-
 def read_terms(path: Path) -> list[str]:
     lines = map(str.strip, read_text(path, Name("keep")).split("\n"))
     return sorted({line for line in lines if line})
@@ -200,7 +141,7 @@ def read_terms(path: Path) -> list[str]:
 
 def document_of(name: str, output: Path | None, options: DocumentOptions) -> Document:
     """Return a document that is not open yet. Raises `InputError` for its format."""
-    is_stdin = name == STDIN
+    is_stdin = name == STANDARD
     file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
     return Document(file, output, replace(options, format=file.format), not is_stdin and Path(name).is_file())
 
@@ -237,28 +178,17 @@ def run_settings(config: RunConfig, pair: ModelPair, options: DocumentOptions, t
     return config.output_settings(pair) | reading | {"keep_sha256": digest}
 
 
-def names_of(flags: DocumentFlags) -> list[str]:
-    """Return what the run writes, relative to the journal."""
-    documents = [Path(name).name for name in flags.files] if is_folder(flags) else [Path(flags.output or "").name]
-    return documents if flags.write_memory is None else [*documents, str(flags.write_memory)]
-
-
-def opened_journal(
-    stack: ExitStack, settings: Mapping[str, Any], flags: DocumentFlags, outputs: Sequence[Path | None]
-) -> Journal | None:
-    """Open the journal, unless the output is not a file. Raises `InputError` for outputs of other runs."""
+def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destinations, force: bool) -> Journal | None:
+    """Open the journal, unless the document goes to standard output. Raises `InputError` for outputs of other runs."""
     journal = None
-    if (first := outputs[0]) is not None:
-        with writing(Name("output"), first.parent):
-            first.parent.mkdir(exist_ok=True)
-        path = journal_path(flags, first)
-        journal = stack.enter_context(Journal.open(path, settings, force=flags.force))
+    if places.journal is not None:
+        places.make_folder()
+        journal = stack.enter_context(Journal.open(places.journal, settings, force=force))
         if not journal.is_new:
-            say(f"continuing an interrupted run; {path} has its finished pieces")
+            say(f"continuing an interrupted run; {places.journal} has its finished pieces")
             return journal
-    for name, path in [*(("output", each) for each in outputs), ("write_memory", flags.write_memory)]:
-        if path is not None and path.exists() and not flags.force:
-            raise InputError(f"{path} already exists", name, ("name another, or replace it with ", Name("force")))
+    if not force:
+        places.require_new()
     return journal
 
 
@@ -325,16 +255,14 @@ def finish(
     """Print a summary and what a reader should check, write the statistics, and return the exit status."""
     stats = scheduler.stats
     rate = stats.generated_tokens / run.seconds if run.seconds else 0.0
-    say(
-        f"{run.pieces} pieces of {len(run.documents)} documents; {stats.generated_tokens} tokens of "
+    count = len(run.documents)
+    summary = (
+        f"{run.pieces} pieces of {count} document{'s' * (count > 1)}; {stats.generated_tokens} tokens of "
         f"{scheduler.prompts} prompts in {run.seconds:.1f} s, {rate:.1f} tokens/s"
     )
-    for line in summary_notes(stats, config.options, scheduler.prompts, 0):
-        say(line)
     found = {document.file.name: document.findings for document in run.documents}
-    for name, findings in found.items():
-        for line in report(findings, name):
-            say(line)
+    lists = (report(findings, name) for name, findings in found.items())
+    say("\n".join([summary, *summary_notes(stats, config.options, scheduler.prompts, 0), *chain.from_iterable(lists)]))
     if flags.stats_json is not None:
         counts = {"pieces": run.pieces, "prompts": scheduler.prompts, "seconds": run.seconds, "slots": flags.slots}
         listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]

@@ -140,7 +140,8 @@ class Journal:
         """Return the settings of an earlier run, or None if there is nothing to continue."""
         header = parse_line(line)
         if not {"version", "settings"} <= header.keys() or not isinstance(header["settings"], dict):
-            if line.strip(b"\0") and not START.startswith(line[: len(START)]):
+            begun = line.rstrip(b"\0")[: len(START)]
+            if line.endswith(b"\n") or not START.startswith(begun):
                 raise another_file(self.path)
             return None  # it is empty, or an interruption left only a part of the line
         problem = f"{self.path} was written by another version"
