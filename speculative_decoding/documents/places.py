@@ -10,6 +10,7 @@ from .splitting import needs_decoding
 
 Places = Sequence[Span | None]
 
+MAX_MARKS = 256  # of one piece that are placed; each is compared with all others
 MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
 FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
@@ -42,7 +43,7 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
-    for number in order:
+    for number in order[:MAX_MARKS]:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
