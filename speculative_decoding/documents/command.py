@@ -45,10 +45,10 @@ from .scheduler import PieceScheduler, decode_parts, require_usable
 from .splitting import KNOWN_CODES, effective_unit, source_language
 
 FILES = "decode these documents; - reads standard input"
-OUTPUT = "file for the document; for several, a folder, which is created if needed (default: standard output)"
-KEEP = "file with terms that must appear unchanged, one per line"
-WRITE_MEMORY = "write the sources and outputs of all pieces to this translation memory (TMX)"
-CHECK = "exit with status 1 if anything is listed for checking"
+OUTPUT = "file, or a folder for several documents (default: standard output)"
+KEEP = "terms that must appear unchanged, one per line"
+WRITE_MEMORY = "write the sources and outputs as a TMX file"
+CHECK = "exit with status 1 if anything needs checking"
 FORCE = "replace existing outputs, and decode again what an interrupted run cannot continue"
 SLOTS = "number of prompts to decode together"
 SEGMENTS = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # what TMX calls the units

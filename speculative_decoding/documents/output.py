@@ -17,6 +17,7 @@ from ..errors import Name, writing
 from ..loading.atomic_io import atomic_file, clean_up
 from .decoding import DecodedPiece
 from .findings import Finding
+from .formats import FORMATS
 from .lengths import LengthRatios
 from .options import DocumentOptions
 from .pieces import Piece, parts_of
@@ -51,6 +52,7 @@ class Document:
 
     def check(self, stack: ExitStack) -> None:
         """Read the document once. Raises `InputError` if it cannot be decoded. stack: closes what stays open."""
+        FORMATS[self.file.format].parse  # noqa: B018  # imports packages, which may be missing
         if not self.can_reopen:
             stack.enter_context(self.file)
             return
