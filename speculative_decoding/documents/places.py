@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .pieces import Mark, Piece, Span
 from .splitting import needs_decoding
+from .survival import is_within_word
 
 Places = Sequence[Span | None]
 
@@ -120,17 +121,6 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
             return
         if not any(each and is_within_word(output, at) for each, at in zip(words, match.span(1), strict=True)):
             yield match.span(1)
-
-
-def is_within_word(text: str, position: int) -> bool:
-    """Return whether a letter or digit stands on both sides of a position. In scripts without spaces, none does."""
-    sides = text[max(position - 1, 0) : position + 1]
-    return len(sides) == 2 and position > 0 and all(each.isalnum() and not is_unspaced(each) for each in sides)
-
-
-def is_unspaced(character: str) -> bool:
-    """Whether words are not separated by spaces in this character's script: Chinese, Japanese, Thai and the like."""
-    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or character >= "\U00020000"
 
 
 def point_place(text: str, position: int, output: str) -> int:
