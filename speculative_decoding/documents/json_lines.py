@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 
 from ..errors import InputError
 from .options import DocumentOptions
@@ -43,27 +42,27 @@ def text_spans(line: str, fields: Iterable[str], number: int) -> list[tuple[int,
     try:
         if not isinstance(DECODER.decode(line), dict):
             raise ValueError("an object is needed")
-        found = {key: (start, end, value) for key, start, end, value in members(line)}  # of equal keys, the last
+        found = {key: (start, end) for key, start, end in members(line)}  # of equal keys, the last
     except (ValueError, RecursionError) as error:
         raise InputError(f"line {number}: not a JSON object ({error})", way_out="correct it") from error
     spans = []
     for field in fields:
-        start, end, value = found.get(field, (0, 0, None))
-        if not isinstance(value, str):
+        start, end = found.get(field, (0, 0))
+        if line[start] != '"':
             way_out = "name a field that has a text in every line"
             raise InputError(f"line {number} has no text in the field {field!r}", "fields", way_out)
         spans.append((start + 1, end - 1))
     return sorted(spans)
 
 
-def members(line: str) -> Iterator[tuple[str, int, int, Any]]:
-    """Yield the key, the start and end of the value, and the value of each member of a valid JSON object."""
+def members(line: str) -> Iterator[tuple[str, int, int]]:
+    """Yield each key of a valid JSON object, and the start and end of its value."""
     position = line.index("{") + 1
     while line[position := skip_space(line, position)] != "}":
         key, position = DECODER.raw_decode(line, position)
         start = skip_space(line, skip_space(line, position) + 1)
-        value, end = DECODER.raw_decode(line, start)
-        yield key, start, end, value
+        _, end = DECODER.raw_decode(line, start)
+        yield key, start, end
         position = skip_space(line, end)
         position += line[position] == ","
 

@@ -31,6 +31,10 @@ def objects_in(text: str) -> list[dict[str, object]]:
     return [json.loads(line, parse_int=str) for line in text.split("\n") if line.strip()]
 
 
+def others_in(text: str) -> list[dict[str, object]]:
+    return [each | {"text": ""} for each in objects_in(text)]
+
+
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_only_letters_of_texts_change(end: str) -> None:
     for line in HAND_WRITTEN:
@@ -51,8 +55,7 @@ def test_any_json_is_edited_in_place(objects: list[dict[str, object]], is_ascii:
     lines = [json.dumps({**each, "text": "A b. " + "".join(each)}, ensure_ascii=is_ascii) for each in objects]
     text = "\n".join(lines)
     require_laws(text, "jsonl")
-    written = document_with(text, swapped, "jsonl")
-    assert objects_in(document_with(written, swapped, "jsonl")) == objects_in(text)
+    assert others_in(document_with(text, swapped, "jsonl")) == others_in(text)
 
 
 def test_several_fields_are_decoded() -> None:
