@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -119,7 +120,8 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, {} if journal is None else journal.settings)
-        run = Run(documents, DocumentStream(documents, source_language(languages[0], flags.prefix)), journal)
+        stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
+        run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
         scheduler = PieceScheduler(session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded)
         try:
@@ -192,6 +194,11 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
     return journal
 
 
+def continued_from(journal: Journal | None, force: bool) -> float:
+    """Return since when outputs must not have changed: the end of the run that is continued."""
+    return math.inf if journal is None or journal.is_new or force else journal.ended
+
+
 @contextmanager
 def memory_writer(flags: DocumentFlags, unit: str, languages: Sequence[str | None]) -> Iterator[AddPair | None]:
     """Yield a function that adds a pair to the memory, or None if no memory is written."""
@@ -209,6 +216,12 @@ def memory_writer(flags: DocumentFlags, unit: str, languages: Sequence[str | Non
 class Run:
     """Decodes and writes documents.
 
+    Args:
+        documents: The documents.
+        stream: Their parts.
+        journal: The journal; None without one.
+        unchanged_since: See `write_documents`.
+
     Attributes:
         pieces: The number of written pieces.
         seconds: The time that it took.
@@ -217,6 +230,7 @@ class Run:
     documents: Sequence[Document]
     stream: DocumentStream
     journal: Journal | None
+    unchanged_since: float = math.inf
     pieces: int = 0
     seconds: float = 0.0
 
@@ -233,7 +247,9 @@ class Run:
         decoded = decode_parts(scheduler, self.stream)
         may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
         with progress(may_be_bar=may_be_bar) as show:
-            for document, part, piece in write_documents(self.documents, decoded, write_to_stdout):
+            for document, part, piece in write_documents(
+                self.documents, decoded, write_to_stdout, self.unchanged_since
+            ):
                 done += len(document.file.encode(part.raw))
                 if isinstance(part, Piece) and piece is not None:
                     self._keep(part, piece, add_pair)

@@ -34,7 +34,12 @@ class Format:
 
     @property
     def parse(self) -> Parse:
-        return cast(Parse, import_module(f".{self.module}", __package__).parse)
+        """The function that reads it. Raises `InputError` if a package is missing that it needs."""
+        try:
+            return cast(Parse, import_module(f".{self.module}", __package__).parse)
+        except ModuleNotFoundError as error:
+            way_out = "run pip install 'speculative-decoding[documents]'"
+            raise InputError(f"{self.module} requires {error.name}", "format", way_out) from error
 
 
 FORMATS = {

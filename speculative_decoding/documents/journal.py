@@ -36,6 +36,7 @@ class Journal:
     Attributes:
         settings: Everything that the outputs depend on. "exact" may be added to those of a new journal.
         is_new: Whether there is no earlier run to continue.
+        ended: When the earlier run ended.
         count: The number of finished pieces, as far as they have been read or written.
     """
 
@@ -48,6 +49,7 @@ class Journal:
         header = reader.readline(MAX_LINE_BYTES)
         recorded = self._checked(header, settings)
         self.is_new = recorded is None
+        self.ended = os.fstat(writer.fileno()).st_mtime
         self.settings = recorded or settings
         self._size = 0 if recorded is None else len(header)  # bytes that are kept
         if recorded is None:

@@ -6,6 +6,8 @@ when the document is complete.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from ..errors import Name, writing
+from ..errors import InputError, Name, writing
 from ..loading.atomic_io import atomic_file, clean_up
 from .decoding import DecodedPiece
 from .findings import Finding
@@ -84,9 +86,11 @@ class DocumentStream:
 
 
 def write_documents(
-    documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write
+    documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, unchanged_since: float = math.inf
 ) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
     """Write the decoded parts of a `DocumentStream`. Yields each part after it was written.
+
+    unchanged_since: When an interrupted run ended. A file that was changed later is not replaced by another content.
 
     Raises:
         InputError: A file cannot be written. No part of it is left.
@@ -95,7 +99,7 @@ def write_documents(
     for document in documents:
         ratios = LengthRatios()
         renderer = Renderer()
-        with opened(document.output, write_to_stdout) as write:
+        with opened(document.output, write_to_stdout, unchanged_since) as write:
             write(document.file.preamble)
             for part, piece in takewhile(lambda each: each[0] is not END, stream):
                 write(document.file.encode(renderer.add(part, piece)))
@@ -107,11 +111,14 @@ def write_documents(
 
 
 @contextmanager
-def opened(path: Path | None, write_to_stdout: Write) -> Iterator[Write]:
-    """Yield a function that writes to a new file, or to standard output."""
+def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) -> Iterator[Write]:
+    """Yield a function that writes to a new file, or to standard output. See `write_documents`."""
     if path is None:
         yield write_to_stdout
         return
+    path = path.resolve()  # so that a link stays one
+    changed = digest_of_changed(path, unchanged_since)
+    digest = hashlib.sha256()
     failing = partial(writing, Name("output"), path, WAY_OUT)
     with ExitStack() as stack:
         with failing():
@@ -119,9 +126,21 @@ def opened(path: Path | None, write_to_stdout: Write) -> Iterator[Write]:
             file = stack.enter_context(atomic_file(path))
 
         def write(content: bytes) -> None:
+            digest.update(content)
             with failing():
                 file.write(content)
 
         yield write
+        if changed not in (None, digest.digest()):
+            way_out = ("move it, or replace it with ", Name("force"))
+            raise InputError(f"{path} was changed after the interrupted run", "output", way_out)
         with failing():
             stack.close()
+
+
+def digest_of_changed(path: Path, since: float) -> bytes | None:
+    """Return a hash of a file if it was changed after this time."""
+    if not path.exists() or path.stat().st_mtime <= since:
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -118,7 +118,7 @@ def test_findings_are_listed_with_their_lines_and_fail_only_a_check(document: Co
     Path("terms.txt").write_text("page\n\nnot here\n")
     for more, wanted in (((), 0), (("--check",), 1)):
         status, _, said = document("a.txt", *MODEL, "--keep", "terms.txt", "-m", "2", *more)
-        assert status == wanted and "\na.txt:1: cut " in said and "\na.txt:5: " in said
+        assert status == wanted and "\na.txt:1: cut" in said and "\na.txt:5: " in said
     Path("numbers.txt").write_text("12\n")
     assert document("numbers.txt", *MODEL, "--check")[:2] == (0, "12\n")
 
@@ -155,7 +155,7 @@ REFUSED = {
     ("a.txt", "-o", "/dev/null"): "--output: /dev/null is not a regular file",
     ("a.txt", "b.txt", "-o", "no/where"): "--output: no/where cannot be written",
     ("a.txt", "--force"): "--force: has no effect without --output",
-    ("a.txt", "--max-document", "5", "--format", "srt"): "a.txt: ",
+    ("a.txt", "--max-document", "5", "--format", "srt"): "a.txt: has more than 5 bytes",
     ("a.txt", "--keep", "none"): "--keep: none: not readable",
     ("a.txt", "-o", "terms.txt", "--keep", "terms.txt"): "--output: terms.txt is already used by --keep",
     ("a.txt", "--unwrap", "--format", "jsonl"): "--unwrap: has no effect with --format jsonl",

@@ -12,7 +12,7 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.decoding.results import GenerationStats
-from speculative_decoding.documents.command import Run, document_of, opened_journal
+from speculative_decoding.documents.command import Run, continued_from, document_of, opened_journal
 from speculative_decoding.documents.decoding import DecodedPiece
 from speculative_decoding.documents.destinations import Destinations
 from speculative_decoding.documents.journal import Journal
@@ -73,7 +73,7 @@ def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int
         for document in documents:
             document.check(stack)
         journal = opened_journal(stack, {"unit": "line"}, places, force)
-        run = Run(documents, DocumentStream(documents, "en"), journal)
+        run = Run(documents, DocumentStream(documents, "en"), journal, continued_from(journal, force))
         scheduler = SwappingScheduler(run)
 
         def add(source: str, target: str) -> None:
@@ -162,6 +162,29 @@ def test_existing_outputs_are_kept_without_force(folder: Path) -> None:
         decode(folder)
     assert outputs(folder) == {"c.jsonl": b"years of work"}
     assert decode(folder, force=True) == PIECES and outputs(folder) == SWAPPED
+
+
+def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder: Path) -> None:
+    edited = folder / "out" / "a.txt"
+    with pytest.raises(KeyboardInterrupt):
+        decode(folder, stop=4)
+    assert edited.read_bytes() == SWAPPED["a.txt"]
+    for content in (b"years of work", SWAPPED["a.txt"]):
+        edited.write_bytes(content)
+        later = (folder / "out" / ".documents.journal").stat().st_mtime + 5
+        os.utime(edited, (later, later))
+        if content != SWAPPED["a.txt"]:
+            with pytest.raises(InputError, match="a.txt was changed after the interrupted run; move it, or replace it"):
+                decode(folder)
+            assert edited.read_bytes() == content
+    assert decode(folder) == 1 and outputs(folder) == SWAPPED
+
+
+def test_a_link_is_written_through(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "a.txt").symlink_to("../elsewhere.txt")
+    decode(folder)
+    assert (folder / "out" / "a.txt").is_symlink() and (folder / "elsewhere.txt").read_bytes() == SWAPPED["a.txt"]
 
 
 def test_memory_does_not_grow_with_a_text(folder: Path, tmp_path: Path) -> None:
