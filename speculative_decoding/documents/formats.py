@@ -15,6 +15,9 @@ from .tokens import Part
 Parse = Callable[[Iterable[str], Any], Iterator[Part]]
 
 
+INSTALL = 'pip install "speculative-decoding[documents]"'
+
+
 @dataclass(frozen=True)
 class Format:
     """A format of documents.
@@ -35,8 +38,8 @@ class Format:
         try:
             return cast(Parse, import_module(f".{self.module}", __package__).parse)
         except ModuleNotFoundError as error:
-            way_out = "run pip install 'speculative-decoding[documents]'"
-            raise InputError(f"{self.module} requires {error.name}", "format", way_out) from error
+            problem = f"{self.module} requires {error.name}"
+            raise InputError(problem, "format", f"run {INSTALL}") from error
 
 
 FORMATS = {

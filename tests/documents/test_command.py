@@ -71,7 +71,9 @@ def test_files_standard_input_and_pipes_give_what_python_gives(
     assert "3 pieces of 1 document; " in said and " tokens of " in said and os.listdir() != ["a.txt"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert document("-", "-o", "new.txt", "--prefix", PREFIX, *MODEL)[0] == 0 and content("new.txt") == wanted[0]
+    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
     status, out, said = document("a.txt", "b.txt", "-o", "out", "--prefix", PREFIX, *MODEL)
+    assert [line.split(" pieces, ")[0] for line in said.splitlines() if " pieces, " in line] == [*"12345"]
     assert (status, out) == (0, "") and "5 pieces of 2 documents; " in said
     assert sorted(os.listdir("out")) == ["a.txt", "b.txt"]
     assert [content("out/a.txt"), content("out/b.txt")] == wanted
@@ -195,6 +197,16 @@ def test_bad_arguments_are_one_line_with_status_2_before_weights_load(
         line
     )
     assert sorted(os.listdir()) == before and content("a.txt") == TEXT
+
+
+def test_a_missing_package_is_named_before_weights_load(document: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelPair, "load_weights", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    for name in [name for name in sys.modules if name.startswith("speculative_decoding.documents.markdown")]:
+        monkeypatch.delitem(sys.modules, name)
+    Path("a.md").write_text("# Title\n")
+    status, _, said = document("a.md", *MODEL)
+    assert status == 2 and '--format: markdown requires markdown_it; run pip install "spec' in said
 
 
 @pytest.mark.slow
