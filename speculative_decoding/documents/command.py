@@ -123,13 +123,15 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
         run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
-        scheduler = PieceScheduler(session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded)
+        scheduler = PieceScheduler(
+            session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded, finished=run.record
+        )
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
                 run.decode(scheduler, add_pair, total_size(flags.files))
         except KeyboardInterrupt:
             way_out = "" if journal is None else "; run the same command again to continue"
-            say(f"\ndocument: interrupted after {run.pieces} pieces{way_out}")
+            say(f"\ndocument: interrupted after {scheduler.pieces} pieces{way_out}")
             return 130
         if journal is not None:
             journal.remove()
@@ -234,11 +236,16 @@ class Run:
     pieces: int = 0
     seconds: float = 0.0
 
-    def recorded(self, piece: Piece) -> DecodedPiece | None:
+    def recorded(self, number: int, piece: Piece) -> DecodedPiece | None:
         """Return the output for a piece that an earlier run has decoded."""
         if self.journal is None or self.stream.current is None:
             return None
-        return self.journal.recorded(piece, self.stream.current.file.name)
+        return self.journal.recorded(number, piece, self.stream.current.file.name)
+
+    def record(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
+        """Record the output for a piece that was decoded."""
+        if self.journal is not None:
+            self.journal.append(number, piece, decoded)
 
     def decode(self, scheduler: PieceScheduler, add_pair: AddPair | None, size: int | None) -> None:
         """Decode and write all documents. size: their bytes, if they are known."""
@@ -251,18 +258,13 @@ class Run:
                 self.documents, decoded, write_to_stdout, self.unchanged_since
             ):
                 done += len(document.file.encode(part.raw))
-                if isinstance(part, Piece) and piece is not None:
-                    self._keep(part, piece, add_pair)
+                if piece is not None:
+                    self.pieces += 1
+                    if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
+                        add_pair(piece.source, piece.text)
                     self.seconds = time.perf_counter() - started
                     rate = scheduler.stats.generated_tokens / self.seconds
                     show(done, size, f"{self.pieces} pieces, {rate:.1f} tokens/s")
-
-    def _keep(self, part: Piece, piece: DecodedPiece, add_pair: AddPair | None) -> None:
-        self.pieces += 1
-        if self.journal is not None:
-            self.journal.append(part, piece)
-        if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
-            add_pair(piece.source, piece.text)
 
 
 def finish(

@@ -1,9 +1,9 @@
 """The journal of a run: the outputs of its finished pieces, so that an interrupted run can be continued.
 
 The first line has the settings that the outputs depend on. Each other line is a finished piece, with its number and a
-hash of its source. A killed process leaves at most the beginning of a line at the end; after a power failure, the end
-may be missing or have zeros. Everything from the first line that is not the next record is cut off, and those pieces
-are decoded again.
+hash of its source, in the order in which they were finished. A killed process leaves at most the beginning of a line at
+the end; after a power failure, the end may be missing or have zeros. Everything from the first line that is not a
+record is cut off, and those pieces are decoded again.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ WAY_OUT = "the finished pieces are kept; run the same command again to continue"
 
 
 class Journal:
-    """A journal within its context `open`. All pieces pass `recorded`, and then `append`, in the order of the run.
+    """A journal within its context `open`. Ask `recorded` for each piece, and `append` each one that was decoded.
 
     Attributes:
         settings: Everything that the outputs depend on. "exact" may be added to those of a new journal.
         is_new: Whether there is no earlier run to continue.
         ended: When the earlier run ended.
-        count: The number of finished pieces, as far as they have been read or written.
     """
 
     def __init__(self, path: Path, reader: BinaryIO, writer: BinaryIO, settings: dict[str, Any], force: bool) -> None:
         self.path = path
-        self.count = self._written = 0
+        self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # records by number that were read, but not used yet
         self._reader: BinaryIO | None = reader  # None after the last record
         self._writer = writer
         self._force = force
@@ -85,44 +84,48 @@ class Journal:
                 if not os.fstat(writer.fileno()).st_size:
                     path.unlink(missing_ok=True)
 
-    def recorded(self, piece: Piece, name: str) -> DecodedPiece | None:
-        """Return the recorded output of the next piece, or None if it must be decoded.
+    def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
+        """Return the recorded output of a piece, or None if it must be decoded. The numbers must ascend.
 
         name: The name of its document, for messages.
 
         Raises:
             InputError: The source has changed since the piece was recorded.
         """
-        if self._reader is None:
-            return None
-        line = self._reader.readline(MAX_LINE_BYTES)
-        record = parse_record(line, self.count + 1)
-        if record is not None and record[0] != digest(piece):
-            if not self._force:
+        wanted = digest(piece)
+        while (found := self._ahead.get(number)) is None or found[0] != wanted:
+            if found is not None and not self._force:
                 problem = f"{name} has changed since the interrupted run (line {piece.line})"
                 raise InputError(problem, "files", ("restore it", *START_OVER))
-            record = None
-        if record is None:
-            self._reader = None
-            return None
-        self.count += 1
-        self._size += len(line)
-        return record[1]
+            if not self._read():
+                return None
+        del self._ahead[number]
+        return found[1]
 
-    def append(self, piece: Piece, decoded: DecodedPiece) -> None:
-        """Record the next piece, unless it is recorded. Nothing of an earlier run is lost before this call."""
-        self._written += 1
-        if self._written <= self.count:
-            return
-        self.count += 1
+    def append(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
+        """Record a decoded piece. Nothing of an earlier run is lost before this call."""
         with writing(Name("output"), self.path, WAY_OUT):
             if not self._is_writing:
                 self._begin()
-            self._write({"piece": self.count, "source_sha256": digest(piece), "output": decoded.as_json()})
+            self._write({"piece": number, "source_sha256": digest(piece), "output": decoded.as_json()})
 
     def remove(self) -> None:
         """Remove the journal, after all outputs are in place."""
         self.path.unlink(missing_ok=True)
+
+    def _read(self) -> bool:
+        """Read the next record. Returns False after the last one."""
+        if self._reader is None:
+            return False
+        line = self._reader.readline(MAX_LINE_BYTES)
+        record = parse_record(line)
+        if record is None:
+            self._reader = None
+            return False
+        number, source, decoded = record
+        self._ahead[number] = source, decoded
+        self._size += len(line)
+        return True
 
     def _begin(self) -> None:
         """Cut off everything after the last record."""
@@ -158,14 +161,13 @@ class Journal:
         return None
 
 
-def parse_record(line: bytes, number: int) -> tuple[str, DecodedPiece] | None:
-    """Return the hash of the source and the output of the record with this number; None for the end and for damage."""
+def parse_record(line: bytes) -> tuple[int, str, DecodedPiece] | None:
+    """Return the number, the hash of the source and the output of a record; None for the end and for damage."""
     fields = parse_line(line)
     try:
-        found = str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])
+        return int(fields["piece"]), str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if fields.get("piece") == number else None
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

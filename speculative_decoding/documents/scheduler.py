@@ -50,7 +50,8 @@ class PieceScheduler:
         rules: How pieces are decoded.
         prefix: Text to put before every prompt.
         slots: How many prompts are decoded together (default: the session's).
-        recorded: Returns the output for a piece if an earlier run has decoded it.
+        recorded: Returns the output for a numbered piece if an earlier run has decoded it.
+        finished: Called with each decoded piece and its number as soon as it is finished, which may be out of order.
         options: See `GenerationOptions`.
 
     Attributes:
@@ -69,7 +70,8 @@ class PieceScheduler:
         *,
         prefix: str = "",
         slots: int | None = None,
-        recorded: Callable[[Piece], DecodedPiece | None] = lambda piece: None,
+        recorded: Callable[[int, Piece], DecodedPiece | None] = lambda number, piece: None,
+        finished: Callable[[int, Piece, DecodedPiece], None] = lambda number, piece, decoded: None,
         **options: Unpack[OptionKeywords],
     ) -> None:
         chosen = session.options_with(options)
@@ -81,6 +83,7 @@ class PieceScheduler:
         self._prefix = prefix
         self._seed = chosen.seed
         self._recorded = recorded
+        self._finished = finished
         self._window = max(256, 64 * (slots or session.slots))  # parts
         self._held: deque[int] = deque()  # characters of the parts that were not yet returned in order
         self._held_characters = 0
@@ -103,7 +106,7 @@ class PieceScheduler:
             yield number, (part, None)
             return
         self._submitted += 1
-        if (recorded := self._recorded(part)) is not None:
+        if (recorded := self._recorded(number, part)) is not None:
             self.pieces += 1
             yield number, (part, recorded)
             return
@@ -124,6 +127,7 @@ class PieceScheduler:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
             self.pieces += 1
+            self._finished(task.number, task.piece, end.value)
             yield task.number, (task.piece, end.value)
             return
         task.outputs = [None] * len(texts)

@@ -91,10 +91,12 @@ def test_an_interrupted_run_is_continued_with_the_same_bytes(
     """Also above temperature 0. What another run has written is never replaced."""
     arguments = ("a.txt", "-o", "out.txt", "--prefix", PREFIX, *MODEL, "--temperature", "1", "--seed", "5")
     append = Journal.append
+    appended: list[int] = []
 
-    def interrupt(journal: Journal, *given: Any) -> None:
-        append(journal, *given)
-        if journal.count == 2:
+    def interrupt(journal: Journal, number: int, *given: Any) -> None:
+        append(journal, number, *given)
+        appended.append(number)
+        if len(appended) == 2:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:

@@ -54,10 +54,11 @@ class SwappingScheduler:
         number, part = item
         decoded: DecodedPiece | None = None
         if isinstance(part, Piece):
-            decoded = self.run.recorded(part)
+            decoded = self.run.recorded(number, part)
             if decoded is None:
                 self.decoded += 1
                 decoded = decode_with(part, str.swapcase)
+                self.run.record(number, part, decoded)
         yield number, (part, decoded)
 
     def release(self) -> None:
