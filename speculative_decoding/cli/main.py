@@ -96,8 +96,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
 
             warm_up(session, tokens)
         note = config.demonstration_note()
-        prompts = with_document_note(chain([first], prompts), bool(pair.target.tokenizer.languages))
-        is_same = decode_each(prompts, tokens, session, runner, note, verify=flags.verify)
+        is_same = decode_each(chain([first], prompts), tokens, session, runner, note, verify=flags.verify)
         stats = runner.finish(session)
     if flags.stats_json is not None:
         write_stats(flags.stats_json, pair.folders | config.settings() | stats.as_dict())
@@ -167,24 +166,6 @@ def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> 
     return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
 
 
-def with_document_note(prompts: Iterable[str], has_languages: bool) -> Iterator[str]:
-    """Yield the prompts. Before the first translation of several sentences, print a note about `document`.
-
-    has_languages: Whether the model has languages, so that every prompt is a translation.
-    """
-    is_noted = not has_room("documents")
-    for prompt in prompts:
-        if not is_noted and (has_languages or prompt.lower().startswith("translate ")) and has_sentences(prompt):
-            say(DOCUMENTS)
-            is_noted = True
-        yield prompt
-
-
-def has_sentences(text: str) -> bool:
-    """Return whether a text surely has several sentences. Many such texts are not found."""
-    return any(match[2] or match[1].isupper() for match in SENTENCE_END.finditer(text))
-
-
 def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:
     in_one_line = flags.prompt is None or options.num_return_sequences > 1
     if flags.compare:
@@ -205,11 +186,19 @@ def decode_each(
 ) -> bool:
     """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
 
+    Before the first translation of several sentences, a note names the command for documents.
+
     tokens: the source tokens of the first prompt.
     note: printed before the first prompt that is not in `demonstration_prompts`.
     """
     is_same = True
+    knows_documents = has_room("documents")
     for prompt in prompts:
+        is_translation = prompt.lower().startswith("translate ") or session.tokenizer.languages
+        ends = SENTENCE_END.finditer(prompt) if knows_documents and is_translation else ()
+        if any(end[2] or end[1].isupper() for end in ends):
+            say(DOCUMENTS)
+            knows_documents = False
         if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
             say(note)
             note = None

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,6 @@ from speculative_decoding.cli.main import (
     decode_each,
     given_prompts,
     prompt_parser,
-    with_document_note,
 )
 from speculative_decoding.cli.runner import PromptRunner
 from speculative_decoding.sampling import GenerationOptions
@@ -115,7 +115,9 @@ def test_a_translation_of_several_sentences_gets_a_note_once(
 ) -> None:
     for has_documents in (False, True):
         monkeypatch.setattr(main_command, "has_room", {"documents": has_documents}.__getitem__)
-        assert [*with_document_note([prompt, prompt], has_languages)] == [prompt, prompt]
+        session = SimpleNamespace(tokenizer=SimpleNamespace(languages={"de": 1} if has_languages else {}))
+        runner = SimpleNamespace(run=lambda *_, **__: None)
+        assert decode_each([prompt, prompt], None, session, runner, None, verify=False)  # type: ignore[arg-type]
         said = capsys.readouterr().err
         assert said.count("python -m speculative_decoding document") == (is_noted and has_documents)
 
