@@ -166,6 +166,12 @@ def printing() -> Iterator[None]:
         raise InputError(f"standard output: {error.strerror}; redirect it to another disk") from error
 
 
+def write_to_stdout(content: bytes) -> None:
+    with printing():
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+
+
 def drop_output() -> None:
     """Discard unprinted output, which Python would otherwise try to print again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

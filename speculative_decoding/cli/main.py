@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name
 from ..loading.pair import ModelPair
+from ..rooms import has_room
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
 from ..session import Session
@@ -29,6 +31,12 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
 COMPARE = "also decode without a draft and with only the draft model, and compare"
 VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
+# The end of a sentence and the next letter. The word before it is longer than abbreviations such as "Prof." are.
+SENTENCE_END = re.compile(r"\w{5}[.!?]\W{0,2}\s\W{0,2}([^\W\d_])|[\u3002\uff01\uff1f]\s*(\w)")
+DOCUMENTS = (
+    "note: a prompt has several sentences, and models for translation are trained on single ones; to decode each of "
+    "them, use python -m speculative_decoding document"
+)
 SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
 
 
@@ -178,11 +186,19 @@ def decode_each(
 ) -> bool:
     """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
 
+    Before the first translation of several sentences, a note names the command for documents.
+
     tokens: the source tokens of the first prompt.
     note: printed before the first prompt that is not in `demonstration_prompts`.
     """
     is_same = True
+    knows_documents = has_room("documents")
     for prompt in prompts:
+        is_translation = prompt.lower().startswith("translate ") or session.tokenizer.languages
+        ends = SENTENCE_END.finditer(prompt) if knows_documents and is_translation else ()
+        if any(end[2] or end[1].isupper() for end in ends):
+            say(DOCUMENTS)
+            knows_documents = False
         if note and prompt != EXAMPLE and prompt not in demonstration_prompts():
             say(note)
             note = None

@@ -21,7 +21,7 @@ from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
 from ..loading.names import shown_name
-from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, open_pair
+from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
 from ..models.memory_budget import memory_limits
 from ..rooms import require_room
 from ..sampling import GenerationOptions
@@ -232,6 +232,28 @@ class RunConfig:
             "draft_text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest() if texts else None
         }
 
+    def output_settings(self, pair: ModelPair) -> dict[str, Any]:
+        """Return every setting that affects outputs, for a run that can be resumed. Models are named by their content.
+
+        The first run adds "exact", unless the options decide it.
+        """
+        options = self.settings() | asdict(self.flags)
+        memory = self.memory
+        del options["recalibrate"], options["memory"]
+        del options["draft_text_file"]  # the hash of the texts is among the settings
+        strict = options.pop("strict")
+        prefix = "".join(self.prompt_prefixes)
+        return {
+            **({} if strict is None else {"exact": strict}),
+            **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+            "dtype": self.models.dtype,
+            "target_sha256": fingerprint(pair.target),
+            "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
+            **({"prompt_prefix": prefix} if prefix else {}),
+            **({} if memory is None else {"memory_sha256": memory.sha256, "memory_pairs": len(memory)}),
+            **({} if memory is None or memory.languages is None else {"memory_languages": memory.languages}),
+        }
+
     def describe(self, *, drafts_text: bool = False) -> str:
         """Describe the models and drafts in one line. drafts_text: see `ModelPair`."""
         models, options = self.models, self.options
@@ -296,22 +318,21 @@ class RunConfig:
             require_text(pair.target.model)
         return pair
 
-    def with_memory(self, pair: ModelPair) -> RunConfig:
+    def with_memory(self, pair: ModelPair, *, names_languages: bool = False) -> RunConfig:
         """Return this configuration with the translation memory, which is read unless it was read before.
 
         The languages of the options choose the languages of a TMX file. For a model without languages, that is all
         they do.
+
+        names_languages: Whether they also have another use for such a model, as in documents.
         """
-        path, options = self.flags.memory, self.options
-        if path is None:
-            return self
-        languages = {name: getattr(options, name) for name in ("src_lang", "tgt_lang")}
-        memory = self.memory
-        if memory is None:
-            memory = open_memory(path, pair, **languages)
+        path, options, memory = self.flags.memory, self.options, self.memory
+        if path is not None and memory is None:
+            memory = open_memory(path, pair, src_lang=options.src_lang, tgt_lang=options.tgt_lang)
             if not launched_rank():  # the other ranks read it, too
                 say(memory.describe())
-        if memory.languages is not None and not pair.target.tokenizer.languages:
+        names_languages |= memory is not None and memory.languages is not None
+        if names_languages and not pair.target.tokenizer.languages:
             options = options.with_values(src_lang=None, tgt_lang=None)
         return replace(self, options=options, memory=memory)
 
@@ -355,6 +376,19 @@ class RunConfig:
         from ..drafters.draft_model import DraftVocabulary
 
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
+
+
+def changed_setting(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return how `output_settings` differ from those of an earlier run, such as "seed was 0, is 1"; "" if they do not.
+
+    "exact" may be recorded although the settings leave it open.
+    """
+    current = {"exact": recorded.get("exact"), **settings}
+    for name in sorted(recorded.keys() | settings.keys()):
+        if recorded.get(name) != current.get(name):
+            before, now = (json.dumps(each.get(name)) for each in (recorded, current))
+            return f"{name} was {before}, is {now}"
+    return ""
 
 
 @contextmanager

@@ -40,6 +40,21 @@ def note_exactness(session: Session, slots: int = 1) -> None:
         say(f"note: {written(note, flag)}")
 
 
+def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
+    """Decide whether passes are exact, unless an earlier run has decided it.
+
+    recorded: The settings of an output that can be resumed. "exact" is added to them.
+    """
+    options = session.options_with({})
+    if options.strict is not None or options.num_beams > 1:
+        note_exactness(session, slots)
+        return
+    if "exact" not in recorded:
+        note_exactness(session, slots)
+        recorded["exact"] = session.planner.widths(options, slots).exact
+    session.options = session.options.with_values(strict=recorded["exact"])
+
+
 def answer_mode(session: Session) -> str:
     """Return the mode that produces the answer."""
     return BASELINE if session.options_with({}).drafter == "none" else SPECULATIVE

@@ -15,6 +15,9 @@ from .tokens import Part
 Parse = Callable[[Iterable[str], Any], Iterator[Part]]
 
 
+INSTALL = 'pip install "speculative-decoding[documents]"'
+
+
 @dataclass(frozen=True)
 class Format:
     """A format of documents.
@@ -31,7 +34,12 @@ class Format:
 
     @property
     def parse(self) -> Parse:
-        return cast(Parse, import_module(f".{self.module}", __package__).parse)
+        """The function that reads it. Raises `InputError` if a package is missing that it needs."""
+        try:
+            return cast(Parse, import_module(f".{self.module}", __package__).parse)
+        except ModuleNotFoundError as error:
+            problem = f"{self.module} requires {error.name}"
+            raise InputError(problem, "format", f"run {INSTALL}") from error
 
 
 FORMATS = {

@@ -10,7 +10,10 @@ from typing import Unpack
 from ..decoding.prompt import build_decoder_prompt
 from ..decoding.results import GenerationResult, GenerationStats
 from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
 from ..rows import BatchResult, drive, in_order
+from ..sampling import GenerationOptions
 from ..sampling.keywords import OptionKeywords
 from ..sampling.random import row_seed
 from ..session import Session
@@ -47,7 +50,8 @@ class PieceScheduler:
         rules: How pieces are decoded.
         prefix: Text to put before every prompt.
         slots: How many prompts are decoded together (default: the session's).
-        recorded: Returns the output for a piece if an earlier run has decoded it.
+        recorded: Returns the output for a numbered piece if an earlier run has decoded it.
+        finished: Called with each decoded piece and its number as soon as it is finished, which may be out of order.
         options: See `GenerationOptions`.
 
     Attributes:
@@ -66,15 +70,12 @@ class PieceScheduler:
         *,
         prefix: str = "",
         slots: int | None = None,
-        recorded: Callable[[Piece], DecodedPiece | None] = lambda piece: None,
+        recorded: Callable[[int, Piece], DecodedPiece | None] = lambda number, piece: None,
+        finished: Callable[[int, Piece, DecodedPiece], None] = lambda number, piece, decoded: None,
         **options: Unpack[OptionKeywords],
     ) -> None:
         chosen = session.options_with(options)
-        if chosen.num_return_sequences > 1:
-            raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
-        if session.model.audio is not None:
-            raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
-        build_decoder_prompt(session.model, session.tokenizer, chosen)
+        require_usable(session.model, session.tokenizer, chosen)
         self.stats = GenerationStats()
         self.prompts = self.pieces = self._submitted = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
@@ -82,6 +83,7 @@ class PieceScheduler:
         self._prefix = prefix
         self._seed = chosen.seed
         self._recorded = recorded
+        self._finished = finished
         self._window = max(256, 64 * (slots or session.slots))  # parts
         self._held: deque[int] = deque()  # characters of the parts that were not yet returned in order
         self._held_characters = 0
@@ -104,7 +106,7 @@ class PieceScheduler:
             yield number, (part, None)
             return
         self._submitted += 1
-        if (recorded := self._recorded(part)) is not None:
+        if (recorded := self._recorded(number, part)) is not None:
             self.pieces += 1
             yield number, (part, recorded)
             return
@@ -125,6 +127,7 @@ class PieceScheduler:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
             self.pieces += 1
+            self._finished(task.number, task.piece, end.value)
             yield task.number, (task.piece, end.value)
             return
         task.outputs = [None] * len(texts)
@@ -146,6 +149,15 @@ class PieceScheduler:
         outputs = [output for output in task.outputs if output is not None]
         if len(outputs) == len(task.outputs):
             yield from self._advance(task, outputs)
+
+
+def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> None:
+    """Raise `InputError` for a model or options that cannot be used for documents."""
+    if options.num_return_sequences > 1:
+        raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
+    if model.audio is not None:
+        raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
+    build_decoder_prompt(model, tokenizer, options)
 
 
 def decode_parts(scheduler: PieceScheduler, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:

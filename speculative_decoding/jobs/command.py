@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from itertools import chain
@@ -19,7 +17,7 @@ from typing import Annotated as A
 
 from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import printing, say, start, write_stats
+from ..cli.common import say, start, write_stats, write_to_stdout
 from ..cli.flags import (
     NamedFile,
     RunFlags,
@@ -31,15 +29,11 @@ from ..cli.lines import InputLine, read_lines
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
-from ..cli.runner import note_exactness
+from ..cli.runner import settle_exactness
 from ..cli.summary import summary_notes
 from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
-from ..loading import manifest
-from ..loading.draft_head import DraftHeadHandle
-from ..loading.load import ModelHandle
-from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows import BatchResult, Scheduler
 from ..sampling import GenerationOptions
@@ -173,7 +167,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         file_format = files.input_format or choose_format(files.input, file.peek())
         if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
             config = replace(config, options=config.options.with_values(drafter="none"))
-        settings = record_settings(config, files, pair, file_format)
+        settings = config.output_settings(pair) | {"input_format": file_format}
 
         lines = read_lines(file)
         output = None
@@ -234,21 +228,6 @@ def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], fi
     return 1 if totals.errors else 0
 
 
-def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
-    """Decide whether passes are exact, unless the first run of a resumed job has decided it.
-
-    recorded: The settings of the output. "exact" is added to them.
-    """
-    options = session.options_with({})
-    if options.strict is not None or options.num_beams > 1:
-        note_exactness(session, slots)
-        return
-    if "exact" not in recorded:
-        note_exactness(session, slots)
-        recorded["exact"] = session.planner.widths(options, slots).exact
-    session.options = session.options.with_values(strict=recorded["exact"])
-
-
 def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line: InputLine) -> ParsedLine:
     """Parse a line, and put the prefix before its prompt. The record has the prompt without the prefix."""
     parsed = parse_line(line, file_format, options)
@@ -297,12 +276,6 @@ def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> N
             show(totals.input_bytes, input_bytes, job_progress(totals))
 
 
-def write_to_stdout(record: bytes) -> None:
-    with printing():
-        sys.stdout.buffer.write(record)
-        sys.stdout.buffer.flush()
-
-
 def open_input(name: str) -> BufferedReader:
     if name == "-":
         return sys.stdin.buffer  # type: ignore[return-value]
@@ -310,36 +283,6 @@ def open_input(name: str) -> BufferedReader:
         return open_text(Path(name))
     except OSError as error:
         raise InputError(f"{name}: {error.strerror}", "input", "name a file, or - for standard input") from error
-
-
-def record_settings(config: RunConfig, files: BatchFlags, pair: ModelPair, file_format: str) -> dict[str, Any]:
-    """Return every setting that affects the records. Models are identified by content, not by name."""
-    options = config.settings() | asdict(config.flags)
-    memory = config.memory
-    del options["recalibrate"], options["memory"]
-    del options["draft_text_file"]  # the hash of the texts is among the settings
-    strict = options.pop("strict")
-    return {
-        **({} if strict is None else {"exact": strict}),  # if not set, the first run decides
-        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "dtype": config.models.dtype,
-        "target_sha256": fingerprint(pair.target),
-        "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
-        "input_format": file_format,
-        **({"prompt_prefix": files.prefix} if files.prefix else {}),
-        **({} if memory is None else {"memory_sha256": memory.sha256, "memory_pairs": len(memory)}),
-        **({} if memory is None or memory.languages is None else {"memory_languages": memory.languages}),
-    }
-
-
-def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
-    """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
-    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
-    if not files:
-        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
-    if isinstance(handle, ModelHandle) and handle.adapter is not None:
-        files = {**files, "adapter": handle.adapter.fingerprint}
-    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
 def job_summary(totals: JobTotals, options: GenerationOptions) -> str:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_json_object
 from ..cli.lines import InputLine
+from ..cli.run_config import changed_setting
 from ..errors import InputError, Name, Words, words, writing
 from ..loading.atomic_io import atomic_write, clean_up
 from .fields import INPUT_HASH, input_hash
@@ -194,12 +195,8 @@ def recorded_settings(output: Path, settings: Mapping[str, Any]) -> dict[str, An
         raise cannot_resume(f"{path} was written by another version", "finish the job with that version")
     if not isinstance(recorded.get("exact"), bool | None):
         raise cannot_resume(f"{path} is damaged")
-    current = {"exact": recorded.get("exact"), **settings}  # the first run may have decided it
-    for name in sorted(recorded.keys() | settings.keys()):
-        if recorded.get(name) != current.get(name):
-            before, now = (json.dumps(each.get(name)) for each in (recorded, current))
-            problem = f"{output} was written with other settings ({name} was {before}, is {now})"
-            raise cannot_resume(problem, "give the same settings")
+    if changed := changed_setting(recorded, settings):
+        raise cannot_resume(f"{output} was written with other settings ({changed})", "give the same settings")
     return recorded
 
 

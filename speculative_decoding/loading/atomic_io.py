@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -45,18 +46,41 @@ def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
 
     A killed process may leave a temporary file, which `clean_up` removes.
     """
+    with atomic_file(path, mode) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes `path` when the block ends without an error. Raises OSError.
+
+    An existing file stays until the new one is on disk. A killed process may leave a temporary file, which `clean_up`
+    removes unless it is still being written.
+
+    mode: The permissions; None means those of any new file.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)
+    file = open(descriptor, "wb")  # noqa: SIM115
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(mode)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        partial.chmod(0o666 & ~umask() if mode is None else mode)
         partial.replace(path)
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk, closing it fails again
+            file.close()
+
+
+def umask() -> int:
+    """Return the permissions that new files of this process lack. Other threads must not create files meanwhile."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def replace_folder(folder: Path, target: Path, swap: Callable[[Path, Path], bool] | None = None) -> None:

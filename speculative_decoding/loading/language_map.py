@@ -35,6 +35,8 @@ ji:yi yor:yo zha:za zul:zu
 )
 CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
 NO_REGION = ("xx", "zz")
+# Languages that are written in several scripts, so that a tag names the script
+SEVERAL_SCRIPTS = {"zh", "sr", "uz", "az", "pa", "ks", "kr", "ku", "ace", "bjn", "min", "taq"}
 
 
 class Language(NamedTuple):
@@ -61,6 +63,13 @@ def language_of(name: str) -> Language:
     if code == "zh" and not script:
         script = CHINESE_SCRIPTS.get(region, "")
     return Language(code, script, region)
+
+
+def language_tag(name: str) -> str:
+    """Return the BCP 47 tag of a language, as in xml:lang: en for eng_Latn, zh-Hans for zho_Hans, pt-BR for pt_BR."""
+    code, script, region = language_of(name)
+    parts = (code, script.title() if code in SEVERAL_SCRIPTS else "", region.upper())
+    return "-".join(part for part in parts if part)
 
 
 def matching_language(code: str, codes: Iterable[str]) -> str | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ..errors import InputError, Name, note, words
 from ..models import memory_budget
 from ..models.base import EncoderDecoder
 from ..sampling.options import short_repr, validate
 from ..sampling.values import Text
+from . import manifest
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
@@ -181,3 +185,13 @@ def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | Non
         if found != expected:
             return f"token {token} is {found!r}, in the target it is {expected!r}"
     return None
+
+
+def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
+    """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
+    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
+    if not files:
+        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
+    if isinstance(handle, ModelHandle) and handle.adapter is not None:
+        files = {**files, "adapter": handle.adapter.fingerprint}
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()

@@ -63,7 +63,8 @@ NEEDS = {
     "server": r"speculative[_-]decoding.serve|http://",
     "training": r"speculative[_-]decoding.train",
     "distributed": r"mlx\.launch",
-    "memory": r"--memory|from_pairs",
+    "memory": r"--memory|--write-memory|from_pairs",
+    "documents": r"speculative[_-]decoding document|session\.document",
     "doctor": r"speculative[_-]decoding doctor",
 }
 

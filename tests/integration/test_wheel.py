@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
 EXTRAS = {
+    "documents": {"markdown_it", "sentencex"},
     "memory": {"rapidfuzz"},
     "speech": {"av"},
     "training": {"matplotlib"},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speculative_decoding.jobs.command import fingerprint
 from speculative_decoding.loading.load import open_model
+from speculative_decoding.loading.pair import fingerprint
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 from tests.unit.loading.test_adapter import SIZES, matrices, write_adapter
 

@@ -15,9 +15,10 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, generate, load
 from speculative_decoding.cli.common import read_prompts
+from speculative_decoding.cli.runner import settle_exactness
 from speculative_decoding.jobs import ResumableOutput
 from speculative_decoding.jobs import command as batch_command
-from speculative_decoding.jobs.command import open_input, settle_exactness
+from speculative_decoding.jobs.command import open_input
 from speculative_decoding.jobs.output import settings_path
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import FastTokenizer

@@ -7,13 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.main import EXAMPLE, PromptFlags, decode_each, given_prompts, prompt_parser
+from speculative_decoding.cli.main import (
+    EXAMPLE,
+    PromptFlags,
+    decode_each,
+    given_prompts,
+    prompt_parser,
+)
 from speculative_decoding.cli.runner import PromptRunner
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.paths import ROOT
@@ -83,6 +90,36 @@ def test_the_users_own_prompts_print_a_note_once(capsys: pytest.CaptureFixture[s
         assert decode_each(prompts, None, session, PromptRunner(), "a demonstration", verify=True)
         out, err = capsys.readouterr()
         assert err.count("a demonstration") == count and out.count("\n") == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "has_languages", "is_noted"),
+    [
+        ("translate English to German: The method returns the value. It is cached.", False, True),
+        ('Translate English to German: "Read it closely!" (Then stop.)', False, True),
+        ("The method returns the value.  It is cached.", True, True),
+        ("方法返回该值。它被缓存。", True, True),
+        ("summarize: The method returns the value. It is cached.", False, False),
+        ("translate English to German: Ask Dr. Smith and Prof. Miller of Acme Inc. They know.", False, False),
+        ("translate English to German: The method returns a value. e.g. 5.", False, False),
+        ("方法返回该值。", True, False),
+        (PROMPT, True, False),
+    ],
+)
+def test_a_translation_of_several_sentences_gets_a_note_once(
+    prompt: str,
+    has_languages: bool,
+    is_noted: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for has_documents in (False, True):
+        monkeypatch.setattr(main_command, "has_room", {"documents": has_documents}.__getitem__)
+        session = SimpleNamespace(tokenizer=SimpleNamespace(languages={"de": 1} if has_languages else {}))
+        runner = SimpleNamespace(run=lambda *_, **__: None)
+        assert decode_each([prompt, prompt], None, session, runner, None, verify=False)  # type: ignore[arg-type]
+        said = capsys.readouterr().err
+        assert said.count("python -m speculative_decoding document") == (is_noted and has_documents)
 
 
 @pytest.mark.parametrize(

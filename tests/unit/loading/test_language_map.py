@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from speculative_decoding.loading.language_codes import M2M100, MBART50, NLLB
-from speculative_decoding.loading.language_map import SHORT, language_tags, matching_language, tag_language
+from speculative_decoding.loading.language_map import (
+    SHORT,
+    language_of,
+    language_tag,
+    language_tags,
+    matching_language,
+    tag_language,
+)
 from speculative_decoding.loading.tokenizer import Vocabulary
 
 WHISPER = ("en", "de", "no", "nn", "jw", "yue", "zh", "tl", "he")
@@ -35,6 +42,15 @@ WHISPER = ("en", "de", "no", "nn", "jw", "yue", "zh", "tl", "he")
 )
 def test_the_same_language_is_found(code: str, codes: list[str], found: str | None) -> None:
     assert matching_language(code, codes) == found
+
+
+def test_tags_name_the_language_and_tell_its_scripts_apart() -> None:
+    for codes in (NLLB, MBART50, M2M100):
+        languages = {(language_of(code).code, language_of(code).script) for code in codes}
+        assert len({language_tag(code) for code in codes}) >= len(languages)
+        assert all(language_of(code).includes(language_of(language_tag(code))) for code in codes)
+    expected = {"eng_Latn": "en", "English": "en", "de_DE": "de-DE", "zho_Hant": "zh-Hant", "rus_Cyrl": "ru"}
+    assert {code: language_tag(code) for code in expected} == expected
 
 
 def test_almost_every_language_of_mbart_and_m2m_is_one_of_nllb() -> None:

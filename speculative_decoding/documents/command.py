@@ -1,0 +1,288 @@
+"""`document`: decodes whole documents to files, or one to standard output."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
+
+from ..cli.common import read_text, require_one_process, say, start_alone, write_stats, write_to_stdout
+from ..cli.flags import RunFlags, add_decoding_flags
+from ..cli.parser import File, Parser, add_flags, flags_from
+from ..cli.progress import progress
+from ..cli.run_config import RunConfig, run_config_from
+from ..cli.runner import settle_exactness
+from ..cli.summary import summary_notes
+from ..decoding.prompt import check_languages
+from ..engine import DEFAULT_SLOTS
+from ..errors import InputError, Name
+from ..loading.language_map import language_tag
+from ..loading.pair import ModelPair
+from ..models.speech_languages import CODES
+from ..rooms import require_room
+from ..sampling.values import BASIC, Bool, Flag, Int, Text
+from .api import rules_for
+from .decoding import DecodedPiece
+from .destinations import STANDARD, Destinations
+from .findings import FAILED, report
+from .journal import Journal
+from .options import DocumentOptions
+from .output import Document, DocumentStream, write_documents
+from .pieces import Piece
+from .reading import DocumentFile
+from .scheduler import PieceScheduler, decode_parts, require_usable
+from .splitting import KNOWN_CODES, effective_unit, source_language
+
+FILES = "decode these documents; - reads standard input"
+OUTPUT = "file, or a folder for several documents (default: standard output)"
+KEEP = "terms that must appear unchanged, one per line"
+WRITE_MEMORY = "write the sources and outputs as a TMX file"
+CHECK = "exit with status 1 if anything needs checking"
+FORCE = "replace existing outputs, and decode again what an interrupted run cannot continue"
+SLOTS = "number of prompts to decode together"
+SEGMENTS = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # what TMX calls the units
+LANGUAGE_PAIR = re.compile(r"(\w+) (?:in)?to (\w+)")
+
+AddPair = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class DocumentFlags(RunFlags):
+    """The flags of `document`, except for those of `DocumentOptions` and decoding options."""
+
+    files: A[Sequence[str], Text(), FILES] = ()
+    output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
+    keep: A[Path | None, File(), KEEP, BASIC] = None
+    write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
+    check: A[bool, Bool(), CHECK, BASIC] = False
+    force: A[bool, Bool(), FORCE, BASIC] = False
+    slots: A[int, Int(1), SLOTS] = DEFAULT_SLOTS
+
+    def __post_init__(self) -> None:
+        if self.force and self.output in (None, STANDARD) and self.write_memory is None:
+            raise InputError(("has no effect without ", Name("output")), "force", "give both, or leave it out")
+        if self.write_memory is not None:
+            require_room("memory", "write_memory")
+            if self.write_memory.suffix.lower() != ".tmx":
+                raise InputError(f"{self.write_memory} is not a .tmx file", "write_memory", "name one")
+
+
+def document_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s FILE [FILE ...] [-o FILE_OR_FOLDER] [options]",
+        description="Decode whole documents sentence by sentence. Everything else in them stays as it is.",
+        basic=("files", "memory", "src_lang", "tgt_lang"),
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help=FILES)
+    add_flags(parser, "documents", DocumentOptions)
+    add_flags(parser, "output", DocumentFlags, without=("files",))
+    add_decoding_flags(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding document") -> int:
+    return start_alone(document_parser(program), argv, decode_documents)
+
+
+def decode_documents(chosen: argparse.Namespace) -> int:
+    """Decode the documents and return the exit status: 1 if --check is given and anything is listed."""
+    require_one_process()
+    flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
+    options = replace(options, unit=effective_unit(options))
+    places = Destinations(flags.files, flags.output, flags.write_memory)
+    places.check(vars(chosen), [] if flags.keep is None else [((Name("keep"),), flags.keep)])
+    terms = [] if flags.keep is None else read_terms(flags.keep)
+    documents = [document_of(*each, options) for each in zip(flags.files, places.outputs, strict=True)]
+    with ExitStack() as stack:
+        for document in documents:
+            document.check(stack)
+        config = run_config_from(chosen)
+        languages = languages_of(config, flags)
+        pair = config.open()
+        config = config.with_memory(pair, names_languages=True)
+        check_languages(pair.target.tokenizer, config.options)
+        require_usable(pair.target.model, pair.target.tokenizer, config.options)
+        say(config.describe(drafts_text=pair.drafts_text))
+        settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
+        journal = opened_journal(stack, settings, places, flags.force)
+        session = stack.enter_context(config.session(pair))
+        settle_exactness(session, flags.slots, {} if journal is None else journal.settings)
+        stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
+        run = Run(documents, stream, journal, continued_from(journal, flags.force))
+        rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
+        scheduler = PieceScheduler(
+            session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded, finished=run.record
+        )
+        try:
+            with memory_writer(flags, options.unit, languages) as add_pair:
+                run.decode(scheduler, add_pair, total_size(flags.files))
+        except KeyboardInterrupt:
+            way_out = "" if journal is None else "; run the same command again to continue"
+            say(f"\ndocument: interrupted after {scheduler.pieces} pieces{way_out}")
+            return 130
+        if journal is not None:
+            journal.remove()
+    return finish(run, scheduler, config, pair.folders | settings, flags)
+
+
+def read_terms(path: Path) -> list[str]:
+    lines = map(str.strip, read_text(path, Name("keep")).split("\n"))
+    return sorted({line for line in lines if line})
+
+
+def document_of(name: str, output: Path | None, options: DocumentOptions) -> Document:
+    """Return a document that is not open yet. Raises `InputError` for its format."""
+    is_stdin = name == STANDARD
+    file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
+    return Document(file, output, replace(options, format=file.format), not is_stdin and Path(name).is_file())
+
+
+def total_size(names: Sequence[str]) -> int | None:
+    """Return the bytes of all documents, or None if one of them is a pipe."""
+    return sum(map(os.path.getsize, names)) if all(map(os.path.isfile, names)) else None
+
+
+def languages_of(config: RunConfig, flags: DocumentFlags) -> tuple[str | None, str | None]:
+    """Return the languages of the documents and of the outputs, if the options or the prefix name them.
+
+    Raises `InputError` if a memory is to be written and they are unknown.
+    """
+    match = LANGUAGE_PAIR.search(flags.prefix)
+    names = match.groups() if match else (None, None)
+    named = [name if name and (name.lower() in CODES or name in KNOWN_CODES) else None for name in names]
+    languages = config.options.src_lang or named[0], config.options.tgt_lang or named[1]
+    if flags.write_memory is not None:
+        if None in languages:
+            way_out = ("name them with ", Name("src_lang"), " and ", Name("tgt_lang"))
+            raise InputError("needs the languages of the sources and the outputs", "write_memory", way_out)
+        tags = [language_tag(each) for each in languages if each]
+        if tags[0] == tags[1]:
+            raise InputError(f"a memory has two languages, not {tags[0]} twice", "write_memory", "leave it out")
+    return languages
+
+
+def run_settings(config: RunConfig, pair: ModelPair, options: DocumentOptions, terms: Sequence[str]) -> dict[str, Any]:
+    """Return every setting that affects the outputs."""
+    reading = asdict(options)
+    del reading["max_document"]
+    digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest() if terms else None
+    return config.output_settings(pair) | reading | {"keep_sha256": digest}
+
+
+def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destinations, force: bool) -> Journal | None:
+    """Open the journal, unless the document goes to standard output. Raises `InputError` for outputs of other runs."""
+    journal = None
+    if places.journal is not None:
+        places.make_folder()
+        journal = stack.enter_context(Journal.open(places.journal, settings, force=force))
+        if not journal.is_new:
+            say(f"continuing an interrupted run; {places.journal} has its finished pieces")
+            return journal
+    if not force:
+        places.require_new()
+    return journal
+
+
+def continued_from(journal: Journal | None, force: bool) -> float:
+    """Return since when outputs must not have changed: the end of the run that is continued."""
+    return math.inf if journal is None or journal.is_new or force else journal.ended
+
+
+@contextmanager
+def memory_writer(flags: DocumentFlags, unit: str, languages: Sequence[str | None]) -> Iterator[AddPair | None]:
+    """Yield a function that adds a pair to the memory, or None if no memory is written."""
+    if flags.write_memory is None:
+        yield None
+        return
+    from ..memory.tmx_writer import writing_tmx
+
+    source, target = (language_tag(each) for each in languages if each)
+    with writing_tmx(flags.write_memory, source, target, SEGMENTS[unit]) as add:
+        yield add
+
+
+@dataclass
+class Run:
+    """Decodes and writes documents.
+
+    Args:
+        documents: The documents.
+        stream: Their parts.
+        journal: The journal; None without one.
+        unchanged_since: See `write_documents`.
+
+    Attributes:
+        pieces: The number of written pieces.
+        seconds: The time that it took.
+    """
+
+    documents: Sequence[Document]
+    stream: DocumentStream
+    journal: Journal | None
+    unchanged_since: float = math.inf
+    pieces: int = 0
+    seconds: float = 0.0
+
+    def recorded(self, number: int, piece: Piece) -> DecodedPiece | None:
+        """Return the output for a piece that an earlier run has decoded."""
+        if self.journal is None or self.stream.current is None:
+            return None
+        return self.journal.recorded(number, piece, self.stream.current.file.name)
+
+    def record(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
+        """Record the output for a piece that was decoded."""
+        if self.journal is not None:
+            self.journal.append(number, piece, decoded)
+
+    def decode(self, scheduler: PieceScheduler, add_pair: AddPair | None, size: int | None) -> None:
+        """Decode and write all documents. size: their bytes, if they are known."""
+        started = time.perf_counter()
+        done = 0
+        decoded = decode_parts(scheduler, self.stream)
+        may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
+        with progress(may_be_bar=may_be_bar) as show:
+            for document, part, piece in write_documents(
+                self.documents, decoded, write_to_stdout, self.unchanged_since
+            ):
+                done += len(document.file.encode(part.raw))
+                if piece is not None:
+                    self.pieces += 1
+                    if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
+                        add_pair(piece.source, piece.text)
+                    self.seconds = time.perf_counter() - started
+                    rate = scheduler.stats.generated_tokens / self.seconds
+                    show(done, size, f"{self.pieces} pieces, {rate:.1f} tokens/s")
+
+
+def finish(
+    run: Run, scheduler: PieceScheduler, config: RunConfig, settings: Mapping[str, Any], flags: DocumentFlags
+) -> int:
+    """Print a summary and what a reader should check, write the statistics, and return the exit status."""
+    stats = scheduler.stats
+    rate = stats.generated_tokens / run.seconds if run.seconds else 0.0
+    count = len(run.documents)
+    summary = (
+        f"{run.pieces} pieces of {count} document{'s' * (count > 1)}; {stats.generated_tokens} tokens of "
+        f"{scheduler.prompts} prompts in {run.seconds:.1f} s, {rate:.1f} tokens/s"
+    )
+    found = {document.file.name: document.findings for document in run.documents}
+    lists = (report(findings, name) for name, findings in found.items())
+    say("\n".join([summary, *summary_notes(stats, config.options, scheduler.prompts, 0), *chain.from_iterable(lists)]))
+    if flags.stats_json is not None:
+        counts = {"pieces": run.pieces, "prompts": scheduler.prompts, "seconds": run.seconds, "slots": flags.slots}
+        listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]
+        write_stats(flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed})
+    return int(flags.check and any(found.values()))

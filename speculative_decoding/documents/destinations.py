@@ -1,0 +1,111 @@
+"""Where a run over documents writes: the outputs, the journal beside them, and a translation memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..cli.flags import NamedFile, check_files
+from ..cli.parser import require_writable
+from ..errors import InputError, Name, writing
+
+STANDARD = "-"  # standard input, or standard output
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """Where a run writes.
+
+    Args:
+        files: The documents; - is standard input.
+        output: The name of a file or folder; None or - is standard output.
+        memory: The translation memory to write, if there is one.
+
+    Raises:
+        InputError: The documents cannot be written there.
+    """
+
+    files: Sequence[str]
+    output: str | None
+    memory: Path | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.files)
+        if self.output in (None, STANDARD):
+            if count > 1:
+                raise InputError(f"several documents need a folder (got {count})", "output", "name one")
+        elif self._is_folder and STANDARD in self.files:
+            raise InputError("standard input has no name for a file in a folder", "output", "name a file")
+        names = [Path(name).name.casefold() for name in self.files]
+        if twice := next((name for name in self.files if names.count(Path(name).name.casefold()) > 1), None):
+            raise InputError(f"two documents are named {Path(twice).name}", "files", "decode them one by one")
+
+    @cached_property
+    def outputs(self) -> list[Path | None]:
+        """The file for each document; None is standard output."""
+        if self.output in (None, STANDARD):
+            return [None]
+        assert self.output is not None
+        return [Path(self.output, Path(name).name) if self._is_folder else Path(self.output) for name in self.files]
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder to create if needed."""
+        return Path(self.output) if self.output is not None and self._is_folder else None
+
+    @property
+    def journal(self) -> Path | None:
+        first = self.outputs[0]
+        if first is None:
+            return None
+        return first.with_name(".documents.journal" if len(self.files) > 1 else f"{first.name}.journal")
+
+    @property
+    def names(self) -> list[str]:
+        """What is written: the outputs relative to the journal, and the memory."""
+        names = [path.name for path in self.outputs if path is not None]
+        return names if self.memory is None else [*names, str(self.memory)]
+
+    @property
+    def _is_folder(self) -> bool:
+        output = self.output or ""
+        return len(self.files) > 1 or output.endswith("/") or Path(output).is_dir()
+
+    def check(self, given: Mapping[str, Any], read: Sequence[NamedFile]) -> None:
+        """Raise `InputError` if a file cannot be written, or is also given for another purpose.
+
+        given, read: see `check_files`.
+        """
+        if self.folder is not None and os.path.exists(self.folder) and not self.folder.is_dir():
+            raise InputError(f"{self.folder} is not a folder", "output", "name one")
+        if self.journal is not None and (self.folder is None or not self.folder.is_dir()):
+            require_writable("output", self.folder or self.outputs[0])
+        require_writable("write_memory", self.memory)
+        inputs: list[NamedFile] = [((Name("files"),), name) for name in self.files if name != STANDARD]
+        written: list[NamedFile] = [((Name(name),), path) for name, path in self._written]
+        if self.journal is not None:
+            written.append(((Name("output"), "'s journal"), self.journal))
+        check_files(given, [*inputs, *read], written)
+        for name, path in self._written:
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is not a regular file", name, "name another")
+
+    def make_folder(self) -> None:
+        if self.folder is not None:
+            with writing(Name("output"), self.folder):
+                self.folder.mkdir(exist_ok=True)
+
+    def require_new(self) -> None:
+        """Raise `InputError` if a file already exists."""
+        for name, path in self._written:
+            if path.exists():
+                raise InputError(f"{path} already exists", name, ("name another, or replace it with ", Name("force")))
+
+    @property
+    def _written(self) -> list[tuple[str, Path]]:
+        files = [("output", path) for path in self.outputs if path is not None]
+        return files if self.memory is None else [*files, ("write_memory", self.memory)]

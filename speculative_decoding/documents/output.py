@@ -1,0 +1,146 @@
+"""Reads several documents as one stream of parts, and writes their decoded parts to files or standard output.
+
+A file appears whole or not at all: a temporary file in its folder takes the parts as they arrive, and becomes the file
+when the document is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+from ..errors import InputError, Name, writing
+from ..loading.atomic_io import atomic_file, clean_up
+from .decoding import DecodedPiece
+from .findings import Finding
+from .formats import FORMATS
+from .lengths import LengthRatios
+from .options import DocumentOptions
+from .pieces import Piece, parts_of
+from .reading import DocumentFile
+from .rendering import Renderer
+from .scheduler import Decoded
+from .tokens import Literal
+
+END = Literal("")  # stands at the end of each document in a stream of parts
+WAY_OUT = "make space, or name another output"
+
+Write = Callable[[bytes], None]
+
+
+@dataclass
+class Document:
+    """A document and the place for its output.
+
+    Args:
+        file: The document.
+        output: The file to write; None writes to standard output.
+        options: How to read it.
+        can_reopen: Whether the document can be opened again, so that few files are open at once.
+        findings: What a reader should check, after its parts were written.
+    """
+
+    file: DocumentFile
+    output: Path | None
+    options: DocumentOptions
+    can_reopen: bool = True
+    findings: list[Finding] = field(default_factory=list)
+
+    def check(self, stack: ExitStack) -> None:
+        """Read the document once. Raises `InputError` if it cannot be decoded. stack: closes what stays open."""
+        FORMATS[self.file.format].parse  # noqa: B018  # imports packages, which may be missing
+        if not self.can_reopen:
+            stack.enter_context(self.file)
+            return
+        with self.file:
+            pass
+
+    def reading(self) -> AbstractContextManager[object]:
+        return self.file if self.can_reopen else nullcontext()
+
+
+class DocumentStream:
+    """The parts of several documents, one after the other, each followed by `END`.
+
+    Attributes:
+        current: The document whose part was read last.
+    """
+
+    def __init__(self, documents: Iterable[Document], language: str) -> None:
+        self.current: Document | None = None
+        self._documents = documents
+        self._language = language
+
+    def __iter__(self) -> Iterator[Literal | Piece]:
+        for document in self._documents:
+            self.current = document
+            with document.reading():
+                yield from parts_of(document.file.lines, document.options, self._language)
+            yield END
+
+
+def write_documents(
+    documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, unchanged_since: float = math.inf
+) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
+    """Write the decoded parts of a `DocumentStream`. Yields each part after it was written.
+
+    unchanged_since: When an interrupted run ended. A file that was changed later is not replaced by another content.
+
+    Raises:
+        InputError: A file cannot be written. No part of it is left.
+    """
+    stream = iter(decoded)
+    for document in documents:
+        ratios = LengthRatios()
+        renderer = Renderer()
+        with opened(document.output, write_to_stdout, unchanged_since) as write:
+            write(document.file.preamble)
+            for part, piece in takewhile(lambda each: each[0] is not END, stream):
+                write(document.file.encode(renderer.add(part, piece)))
+                if isinstance(part, Piece) and piece is not None:
+                    ratios.add(part.line, piece.source, piece.text)
+                    document.findings += piece.findings
+                yield document, part, piece
+        document.findings = sorted([*document.findings, *ratios.outliers()])
+
+
+@contextmanager
+def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) -> Iterator[Write]:
+    """Yield a function that writes to a new file, or to standard output. See `write_documents`."""
+    if path is None:
+        yield write_to_stdout
+        return
+    path = path.resolve()  # so that a link stays one
+    changed = digest_of_changed(path, unchanged_since)
+    digest = hashlib.sha256()
+    failing = partial(writing, Name("output"), path, WAY_OUT)
+    with ExitStack() as stack:
+        with failing():
+            clean_up(path)
+            file = stack.enter_context(atomic_file(path))
+
+        def write(content: bytes) -> None:
+            digest.update(content)
+            with failing():
+                file.write(content)
+
+        yield write
+        if changed not in (None, digest.digest()):
+            way_out = ("move it, or replace it with ", Name("force"))
+            raise InputError(f"{path} was changed after the interrupted run", "output", way_out)
+        with failing():
+            stack.close()
+
+
+def digest_of_changed(path: Path, since: float) -> bytes | None:
+    """Return a hash of a file if it was changed after this time."""
+    if not path.exists() or path.stat().st_mtime <= since:
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,74 @@
+"""Writes pairs of texts as a TMX 1.4b file, which `tmx.py` and translation programs read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
+
+from ..errors import Name, writing
+from ..loading.atomic_io import atomic_file, clean_up
+from ..version import __version__
+from .tmx import MAX_TEXT
+
+# Control characters, lone surrogates and the last two codes of the first plane cannot be written in XML 1.0.
+NOT_XML = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+HEADER = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4">
+<header creationtool="speculative-decoding" creationtoolversion={version} segtype={segment} o-tmf="text"
+  adminlang="en" srclang={source} datatype="plaintext"/>
+<body>
+"""
+UNIT = """<tu>
+<tuv xml:lang={source}><seg>{}</seg></tuv>
+<tuv xml:lang={target}><seg>{}</seg></tuv>
+</tu>
+"""
+END = "</body>\n</tmx>\n"
+
+
+@contextmanager
+def writing_tmx(
+    path: Path, source_language: str, target_language: str, segment: str = "sentence"
+) -> Iterator[Callable[[str, str], None]]:
+    """Yield a function that adds a pair of texts. The file appears when the block ends without an error.
+
+    A pair with a blank text, or with one longer than `tmx.py` reads, is left out. White space is collapsed, as
+    `tmx.py` does when it reads a file.
+
+    Args:
+        path: The file, which is replaced.
+        source_language: The language of the sources, as xml:lang names it; see `language_tag`.
+        target_language: The language of the targets.
+        segment: What the texts are: "sentence", "paragraph" or "block".
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    languages = {"source": quoteattr(source_language), "target": quoteattr(target_language)}
+    header = HEADER.format(version=quoteattr(__version__), segment=quoteattr(segment), source=languages["source"])
+    failing = partial(writing, Name("write_memory"), path)
+    with ExitStack() as stack:
+        with failing():
+            clean_up(path)
+            file = stack.enter_context(atomic_file(path))
+            file.write(header.encode())
+
+        def add(source: str, target: str) -> None:
+            texts = [segment_of(text) for text in (source, target)]
+            if all(0 < len(text) <= MAX_TEXT for text in texts):
+                with failing():
+                    file.write(UNIT.format(*texts, **languages).encode())
+
+        yield add
+        with failing():
+            file.write(END.encode())
+            stack.close()
+
+
+def segment_of(text: str) -> str:
+    """Return a text as the content of a segment."""
+    return escape(" ".join(NOT_XML.sub(" ", text).split()))
