@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -26,11 +27,12 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides its warni
 
 
 class Part(NamedTuple):
-    """A field of a form."""
+    """A field of a form. file_name: as the client wrote it, which may contain anything."""
 
     name: str
     is_file: bool
     content: bytes
+    file_name: str = ""
 
 
 class PartsReader:
@@ -48,7 +50,7 @@ class PartsReader:
         self._value = b""
         self._disposition = b""
         self._name = ""
-        self._is_file = False
+        self._file_name: str | None = None
         self._content: list[bytes] = []
 
     def on_part_begin(self) -> None:
@@ -77,16 +79,24 @@ class PartsReader:
             self._name = fields[b"name"].decode()
         except UnicodeDecodeError:
             raise invalid("the name of a field is not UTF-8") from None
-        self._is_file = b"filename" in fields
+        self._file_name = file_name(fields[b"filename"]) if b"filename" in fields else None
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._content.append(data[start:end])
 
     def on_part_end(self) -> None:
-        self.parts.append(Part(self._name, self._is_file, b"".join(self._content)))
+        is_file = self._file_name is not None
+        self.parts.append(Part(self._name, is_file, b"".join(self._content), self._file_name or ""))
 
     def on_end(self) -> None:
         self.is_complete = True
+
+
+def file_name(written: bytes) -> str:
+    """Return the name of a file, in the form of `filename` or of `filename*` (RFC 8187)."""
+    text = written.decode("utf-8", "replace")
+    match = re.match("utf-8'[^']*'", text, re.IGNORECASE)
+    return text if match is None else unquote(text[match.end() :], errors="replace")
 
 
 def parse_multipart(content_type: str, body: bytes) -> list[Part]:

@@ -19,14 +19,14 @@ def part(headers: bytes = NAMED, content: bytes = b"x", padding: bytes = b"") ->
 @pytest.mark.parametrize("content", [b"", b"\r\n\r\n--b-", bytes(range(256)) * 300])
 def test_content_is_what_was_sent(content: bytes) -> None:
     body = part(content=content) + part(b'content-disposition: form-data; filename="../f.wav"; name="file"') + b"--b--"
-    assert parse_multipart(FORM, body) == [Part("a", False, content), Part("file", True, b"x")]
+    assert parse_multipart(FORM, body) == [Part("a", False, content), Part("file", True, b"x", "../f.wav")]
 
 
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        (b'name="\xc3\xa9"; filename="\xc3\xa9"', Part("é", True, b"x")),
-        (b"name=file; filename*=utf-8''%c3%a9.wav", Part("file", True, b"x")),
+        (b'name="\xc3\xa9"; filename="\xc3\xa9"', Part("é", True, b"x", "é")),
+        (b"name=file; filename*=utf-8''%c3%a9.wav", Part("file", True, b"x", "é.wav")),
         (b'name="file"; filename=""', Part("file", True, b"x")),
     ],
 )
