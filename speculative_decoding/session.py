@@ -48,6 +48,7 @@ from .sampling.values import Int, Number
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText
+    from .documents.api import DecodedDocument, DocumentKeywords, DocumentPart
     from .drafters.writing import DraftWriter
     from .memory import TranslationMemory
     from .rows import BatchResult, PromptScheduler
@@ -534,6 +535,14 @@ class Session:
         """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
         return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
 
+    def document(self, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
+        """Decode a document, sentence by sentence; see `documents.api.document`, whose help lists all options."""
+        return documents_api().document(self, text, **options)
+
+    def document_parts(self, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
+        """Yield the parts of a document as soon as they are decoded; see `documents.api.document_parts`."""
+        return documents_api().document_parts(self, text, **options)
+
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """Call `scoring.score` with this session's target and languages."""
         from .scoring import score
@@ -678,6 +687,14 @@ def speech_api() -> ModuleType:
     """Return the module with the transcription functions, which is imported on first use."""
     require_room("speech", "audio")
     from .speech import api
+
+    return api
+
+
+def documents_api() -> ModuleType:
+    """Return the module that decodes documents, which is imported on first use."""
+    require_room("documents", "text")
+    from .documents import api
 
     return api
 

@@ -216,9 +216,7 @@ def encode_prompt(
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
         raise InputError("is empty", "prompt", "give it some text")
-    limit, why = model.max_source_tokens, "was trained on"
-    if allow_long or model.max_positions is not None:
-        limit, why = model.max_positions, "has positions for"
+    limit, why = source_limit(model, allow_long)
     if isinstance(prompt, str):
         # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
         if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
@@ -237,6 +235,22 @@ def encode_prompt(
         raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
     return source
+
+
+def source_limit(model: EncoderDecoder, allow_long: bool) -> tuple[int | None, str]:
+    """Return the largest number of source tokens, and its reason. allow_long: see `encode_prompt`."""
+    if allow_long or model.max_positions is not None:
+        return model.max_positions, "has positions for"
+    return model.max_source_tokens, "was trained on"
+
+
+def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions) -> bool:
+    """Whether a prompt has few enough tokens."""
+    limit, _ = source_limit(model, options.allow_long_prompt)
+    if limit is None:
+        return True
+    is_short = len(prompt) - prompt.count(" ") <= limit * TOKEN_CHARACTERS
+    return is_short and len(tokenizer.encode(prompt, options.src_lang)) <= limit
 
 
 def prompt_text(request: RequestView, tokenizer: Tokenizer) -> str:

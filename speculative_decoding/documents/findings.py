@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from ..errors import one_line
+
+MAX_LINES = 20  # of each kind in a report
 
 LOST = "lost"  # something that had to appear unchanged
 MARKUP = "markup"  # inline markup that was dropped, because its place in the output was not found
@@ -19,3 +25,25 @@ class Finding(NamedTuple):
     line: int
     kind: str
     what: str
+
+
+def report(findings: Iterable[Finding], name: str) -> list[str]:
+    """Return lines for a terminal such as "README.md:12: lost {name}", by kind, the first twenty of each.
+
+    A line names everything of its kind that was found in succession on one line of the document.
+    """
+    shown: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
+    more = Counter[str]()
+    for line, kind, what in findings:
+        of_kind = shown[kind]
+        if of_kind and of_kind[-1][0] == line:
+            of_kind[-1][1].append(what)
+        elif len(of_kind) < MAX_LINES:
+            of_kind.append((line, [what]))
+        else:
+            more[kind] += 1
+    lines = []
+    for kind, of_kind in shown.items():
+        lines += [one_line(f"{name}:{line}: {kind} {', '.join(whats)}") for line, whats in of_kind]
+        lines += [f"{name}: {kind} at {more[kind]} more places"] if more[kind] else []
+    return lines

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A part of the document that is copied, such as markup between blocks, code, or a line break."""
+    """A part of the document that is copied, such as markup between blocks, code, or a line break.
+
+    ends_block: False for what stands between two pieces of a block, such as the space between two sentences.
+    """
 
     raw: str
+    ends_block: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ class Point:
 Token = Text | Kept | Break | Open | Close | Point
 
 
+Write = Callable[[str], str]
+
+
 @dataclass(frozen=True)
 class Block:
     """A paragraph, heading, table cell, line or the like: no sentence crosses its ends.
@@ -108,7 +115,7 @@ class Block:
 
     tokens: Sequence[Token]
     line: int
-    write: Callable[[str], str] = str
+    write: Write = str
 
     @property
     def text(self) -> str:

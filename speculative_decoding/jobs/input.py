@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
 from ..rooms import require_room
 from ..sampling import GenerationOptions
+from ..sampling.random import row_seed
 from .fields import PROMPT, PROMPT_FIELDS
 
 INPUT_FORMATS = ("text", "jsonl")
@@ -74,7 +74,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
         return ParsedLine(line, carried=names.carried(given), error=str(error))
     if not fields["prompt"].strip():
         return ParsedLine(line, carried=names.carried(given))
-    seed = fields.setdefault("seed", line_seed(options.seed, line.number))
+    seed = fields.setdefault("seed", row_seed(options.seed, line.number))
     is_sampled = fields.get("temperature", options.temperature) > 0
     return ParsedLine(line, fields, fields["prompt"], seed if is_sampled else None, names.carried(given))
 
@@ -90,11 +90,3 @@ def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
         raise InputError("is missing", "prompt", 'give the line a "prompt"')
     own = {name: value for name, value in fields.items() if name != "prompt"}
     options.override_for_row(own).require_effect(own)
-
-
-def line_seed(seed: int, number: int) -> int:
-    """Return the default seed of a line. It depends only on --seed and the line's number, so resuming changes nothing.
-
-    Without the hash, neighbouring values of --seed would give the same seeds to neighbouring lines.
-    """
-    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

@@ -29,6 +29,14 @@ def sample_seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
+def row_seed(seed: int, number: int) -> int:
+    """Return the default seed of row `number` of a file. It depends on nothing else, so resuming changes nothing.
+
+    Without the hash, neighbouring seeds would give the same seeds to neighbouring rows.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
+
+
 def random_keys(draws: Sequence[Draw]) -> mx.array:
     """(N, 2): one random key per draw. Rounds start at different positions, so they never share a key."""
     return mx.array([[seed, position * len(Purpose) + purpose] for seed, position, purpose in draws], mx.uint32)

@@ -1,0 +1,139 @@
+"""Documents in Python: `Session.document` and `Session.document_pieces`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any, NamedTuple, Unpack
+
+from ..decoding.prompt import fits
+from ..decoding.results import GenerationStats
+from ..sampling import GenerationOptions
+from ..sampling.keywords import OptionKeywords
+from ..sampling.options import validate
+from ..sampling.values import ListOf, Text
+from ..session import Session
+from .decoding import Rules
+from .findings import Finding
+from .options import DocumentOptions
+from .pieces import Piece, parts_of
+from .rendering import Renderer
+from .scheduler import PieceScheduler, decode_parts
+from .splitting import effective_unit, source_language
+from .survival import LengthRatios
+from .tokens import Literal
+
+OWN = ("prefix", "keep", "slots")
+READING = ("format", "unit", "unwrap", "fields")
+
+
+class DocumentKeywords(OptionKeywords, total=False):
+    """The keyword arguments of `document`, for `**options: Unpack[...]` (PEP 692)."""
+
+    prefix: str
+    keep: Sequence[str]
+    slots: int | None
+    format: str | None
+    unit: str
+    unwrap: bool
+    fields: Sequence[str]
+
+
+class DocumentPart(NamedTuple):
+    """A part of a decoded document.
+
+    Args:
+        written: What the document has in its place. All of them, joined in order, are the document.
+        source: The text of a piece that was decoded; None for what was copied.
+        text: Its output.
+        findings: What a reader should check.
+    """
+
+    written: str
+    source: str | None = None
+    text: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodedDocument:
+    """A decoded document.
+
+    Args:
+        text: The document.
+        findings: What a reader should check, by line.
+        pieces: The number of pieces that were decoded.
+        stats: The sum over all prompts.
+    """
+
+    text: str
+    findings: list[Finding]
+    pieces: int
+    stats: GenerationStats
+
+
+def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
+    """Return how a session decodes pieces. keep: terms that must survive."""
+    return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), keep)
+
+
+def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
+    """Decode a document: its sentences, many together, each as it decodes alone.
+
+    Args:
+        text: The document.
+        options: `prefix` is put before every prompt. `keep` are terms that must appear unchanged in the output.
+            `slots` are the prompts that are decoded together (default: the session's). `format`, `unit`, `unwrap` and
+            `fields` are those of `DocumentOptions`, all others those of `GenerationOptions`.
+
+    Raises:
+        InputError: The document cannot be read, or an option cannot be used.
+    """
+    scheduler, parts = prepared(session, text, **options)
+    written, findings, ratios = [], [], LengthRatios()
+    for part in decoded_parts(scheduler, parts, ratios):
+        written.append(part.written)
+        findings += part.findings
+    found = sorted([*findings, *ratios.outliers()])
+    return DecodedDocument("".join(written), found, scheduler.pieces, scheduler.stats)
+
+
+def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
+    """Like `document`, but yield each part as soon as it and all parts before it are decoded.
+
+    Arguments are checked in this call. Findings about unusual lengths, which need the whole document, are left out.
+    """
+    return decoded_parts(*prepared(session, text, **options))
+
+
+def prepared(
+    session: Session, text: str, **options: Unpack[DocumentKeywords]
+) -> tuple[PieceScheduler, Iterator[Literal | Piece]]:
+    """Return a scheduler for a document, and its parts. Raises `InputError`."""
+    text = validate("text", Text(may_be_empty=True), text)
+    own: dict[str, Any] = {name: options.pop(name) for name in (*OWN, *READING) if name in options}  # type: ignore[misc]
+    reading = DocumentOptions(**{name: own[name] for name in READING if name in own})
+    prefix = validate("prefix", Text(may_be_empty=True), own.get("prefix", ""))
+    keep = validate("keep", ListOf(Text()), own.get("keep", ()))
+    chosen = session.options_with(options)
+    reading = replace(reading, unit=effective_unit(reading))
+    language = source_language(chosen.src_lang, prefix)
+    rules = rules_for(session, chosen, prefix, keep)
+    scheduler = PieceScheduler(session, rules, prefix=prefix, slots=own.get("slots"), **options)
+    return scheduler, parts_of(StringIO(text, newline=""), reading, language)
+
+
+def decoded_parts(
+    scheduler: PieceScheduler, parts: Iterator[Literal | Piece], ratios: LengthRatios | None = None
+) -> Iterator[DocumentPart]:
+    """Decode the parts of a document. ratios: collects the lengths of its pieces."""
+    renderer = Renderer()
+    for part, decoded in decode_parts(scheduler, parts):
+        written = renderer.add(part, decoded)
+        if decoded is None:
+            yield DocumentPart(written)
+            continue
+        if ratios is not None:
+            ratios.add(part.line, decoded.source, decoded.text)
+        yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings))

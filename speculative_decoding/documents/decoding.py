@@ -1,0 +1,195 @@
+"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive was lost.
+
+Nothing here decodes by itself: `decode_piece` yields prompts and is sent their outputs, so a session, a server and a test
+can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from . import survival
+from .findings import CUT, FAILED, LOOP, LOST, MARKUP, SPLIT, Finding
+from .pieces import Literal, Piece, Span
+from .places import Places, enclosed_texts, find_places
+from .splitting import fitting_spans, needs_decoding
+from .tokens import Kept
+
+
+class Output(NamedTuple):
+    """The output for a prompt. error: why there is none."""
+
+    text: str
+    finish_reason: str = "stop"
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How pieces are decoded.
+
+    Args:
+        fits: Returns whether the model accepts a text.
+        terms: Texts that must survive, in addition to those that `survival` knows.
+    """
+
+    fits: Callable[[str], bool] = lambda text: True
+    terms: Collection[str] = ()
+
+
+class DecodedText(NamedTuple):
+    """The output for a part of a piece.
+
+    places: Where each of the part's `marks` is in the output; None for those that were not found.
+    """
+
+    text: str
+    places: Places
+
+
+@dataclass(frozen=True)
+class DecodedPiece:
+    """The output for a piece.
+
+    Args:
+        source: The text of the piece.
+        spans: The parts of the text that were decoded. What stands between them is copied.
+        outputs: The output for each part.
+        findings: What a reader should check.
+    """
+
+    source: str
+    spans: Sequence[Span]
+    outputs: Sequence[DecodedText]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The output, without markup."""
+        borders = [0, *(border for span in self.spans for border in span), len(self.source)]
+        gaps = [self.source[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True)]
+        return gaps[0] + "".join(output.text + gap for output, gap in zip(self.outputs, gaps[1:], strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "spans": [[*span] for span in self.spans],
+            "outputs": [[output.text, output.places] for output in self.outputs],
+            "findings": [[*finding] for finding in self.findings],
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
+        """Return what `as_json` described. Raises KeyError, TypeError or ValueError for anything else."""
+        outputs = [
+            DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
+            for text, places in fields["outputs"]
+        ]
+        spans = [(int(start), int(end)) for start, end in fields["spans"]]
+        if len(spans) != len(outputs):
+            raise ValueError("a span without an output")
+        return cls(str(fields["source"]), spans, outputs, [Finding(*each) for each in fields["findings"]])
+
+
+Steps = Generator[list[str], list[Output], DecodedPiece]
+
+
+def decode_piece(piece: Piece, rules: Rules) -> Steps:
+    """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`."""
+    spans = fitting_spans(piece.text, rules.fits)
+    decoded = yield from _decode_parts(piece, spans, rules)
+    found = []
+    if len(spans) > 1:
+        found.append(Finding(piece.line, SPLIT, f"{len(spans)} prompts, as the model does not accept it as one"))
+    must = must_survive(piece, rules.terms)
+    lost = lost_in(piece, must, decoded)
+    if lost:
+        around = spans_around(piece, must, rules.fits)
+        if around and around != spans:
+            other = yield from _decode_parts(piece, around, rules)
+            if len(still_lost := lost_in(piece, must, other)) < len(lost):
+                decoded, lost = other, still_lost
+    return DecodedPiece(
+        decoded.source,
+        decoded.spans,
+        decoded.outputs,
+        [*found, *decoded.findings, *(Finding(piece.line, LOST, each) for each in lost)],
+    )
+
+
+def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
+    """Decode the parts of a piece with these spans, and find the places of their markup."""
+    parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
+    outputs = yield [part.text for part in parts]
+    texts = [" ".join(output.text.split("\n")) for output in outputs]
+    wanted = {text for part in parts for text in enclosed_texts(part) if rules.fits(text)}
+    known: dict[str, str] = {}
+    if wanted:
+        ordered = sorted(wanted)
+        known = dict(zip(ordered, (output.text for output in (yield ordered)), strict=True))
+    decoded, findings = [], []
+    for part, output, text in zip(parts, outputs, texts, strict=True):
+        if output.error is not None or not text.strip():
+            findings.append(Finding(part.line, FAILED, output.error or "the output is empty, so the source was copied"))
+            decoded.append(DecodedText(part.text, [(mark.start, mark.end) for mark in part.marks]))
+            continue
+        places = find_places(part, text.strip(), known)
+        decoded.append(DecodedText(text.strip(), places))
+        findings += check(part, output, decoded[-1])
+    return DecodedPiece(piece.text, spans, decoded, findings)
+
+
+def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
+    """Return what a reader should check in the output for a part of a piece."""
+    found = []
+    if output.finish_reason == "length":
+        found.append(Finding(part.line, CUT, "the output reached the token limit"))
+    if repeated := survival.loop_in(decoded.text, part.text):
+        found.append(Finding(part.line, LOOP, repeated))
+    for mark, place in zip(part.marks, decoded.places, strict=True):
+        if place is None and not (mark.is_kept or mark.is_link):
+            indices = [index for index in (mark.opening, mark.closing) if index is not None]
+            found.append(Finding(part.line, MARKUP, " ... ".join(part.tokens[index].raw for index in indices)))
+    return found
+
+
+def must_survive(piece: Piece, terms: Collection[str]) -> list[survival.Span]:
+    """Return what must appear unchanged in the output: spans of the text, in order, kept texts included."""
+    kept = [survival.Span(mark.start, mark.end, piece.text[mark.start : mark.end]) for mark in piece.marks if mark.is_kept]
+    found = [*kept]
+    for span in survival.must_survive(piece.text, terms):
+        if all(span.end <= each.start or each.end <= span.start for each in kept):
+            found.append(span)
+    return sorted(found)
+
+
+def lost_in(piece: Piece, must: Sequence[survival.Span], decoded: DecodedPiece) -> list[str]:
+    """Return what a decoded piece has lost: texts, and links without their place."""
+    lost = [span.text for span in survival.lost(must, decoded.text)]
+    parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
+    for part, output in zip(parts, decoded.outputs, strict=True):
+        for mark, place in zip(part.marks, output.places, strict=True):
+            if place is None and (mark.is_link or mark.is_kept):
+                text = part.text[mark.start : mark.end]
+                if mark.is_link or text not in lost:
+                    lost.append(text)
+    return lost
+
+
+def spans_around(piece: Piece, must: Sequence[survival.Span], fits: Callable[[str], bool]) -> list[Span]:
+    """Return the parts of a piece between what must survive, and within and between links."""
+    text = piece.text
+    covered = [(span.start, span.end) for span in must]
+    borders = {0, len(text), *(border for span in covered for border in span)}
+    for mark in piece.marks:
+        if mark.is_link:
+            borders |= {mark.start, mark.end}
+    found: list[Span] = []
+    for start, end in pairwise(sorted(borders)):
+        if any(first <= start and end <= last for first, last in covered) or not needs_decoding(text[start:end]):
+            continue
+        found += [(start + each, start + last) for each, last in fitting_spans(text[start:end], fits)]
+    return found

@@ -1,0 +1,164 @@
+"""Lays a text over as many lines as its source had. Knows neither formats nor tokens.
+
+Lines break at white space, or between the characters of scripts without spaces. The layout is the best one by
+`line_cost`, found by dynamic programming over the places near each break.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import ceil, isqrt
+
+SPACE = r"[^\S\u00a0\u2007\u202f]"  # white space, except that which forbids a line break
+# Thai, Lao, Myanmar, Khmer; Chinese and Japanese, with their punctuation and full-width forms
+UNSPACED = (
+    r"[\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff"
+    r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff]"
+)
+PLACE = re.compile(rf"{SPACE}+|(?<={UNSPACED})(?!{SPACE})|(?={UNSPACED})(?<!{SPACE})")
+NEVER_FIRST = frozenset("ーぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ々〻〜\uff5e\u2010\u2013—ะาำๅๆຯະາຳໆ")
+NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # written before their consonant; joins two consonants
+COMPARISONS = 1 << 17  # of lines, in one layout; more only if the windows would become too small
+MIN_WINDOW = 16  # places to choose from at each break
+
+Place = tuple[int, int]
+Cost = tuple[int, float]
+
+
+def line_break_text(before: str, after: str) -> str:
+    """Return what a line break stands for: nothing between characters of scripts without spaces, else a space."""
+    is_unspaced = re.match(UNSPACED, before[-1:]) and re.match(UNSPACED, after[:1])
+    return "" if is_unspaced else " "
+
+
+def break_places(text: str, widths: Sequence[int], may_start: Callable[[str], bool] | None = None) -> list[Place]:
+    """Return where to break a text into lines.
+
+    Each line's share of the text is near its share of the source, and no line is wider than the widest line of the
+    source, if there is such a layout. A text with the lines of the source is broken as the source.
+
+    Args:
+        text: One line, without white space around it.
+        widths: Characters of each line of the source.
+        may_start: Whether a word may be the first of a line (default: every word).
+
+    Returns:
+        For each break, in order, the range of white space that it replaces; the range is empty between characters of
+        scripts without spaces. Fewer than `len(widths) - 1` if the text has too few places.
+    """
+    lines = len(widths)
+    places = [each for each in all_places(text) if may_start is None or may_start(first_word(text, each[1]))]
+    if (same := source_places(text, widths, places)) is not None:
+        return same
+    places = [each for each in places if is_allowed(text, each)]
+    if len(places) < lines or lines == 1:
+        return places[: lines - 1]
+    gap = sum(end - start for start, end in places) / len(places)
+    shares = shares_of(max(len(text) - gap * (lines - 1), 1), widths)
+    wanted = accumulate(share + gap for share in shares[:-1])
+    around = windows(places, [each - gap for each in wanted])
+    return best_places(text, places, around, shares, max(widths))
+
+
+def all_places(text: str) -> list[Place]:
+    """Return every place where a line could break, within the text."""
+    spans = (match.span() for match in PLACE.finditer(text))
+    return [(start, end) for start, end in spans if start > 0 and end < len(text)]
+
+
+def first_word(text: str, start: int) -> str:
+    """Return the word at a position, up to the next place."""
+    found = PLACE.search(text, start + 1)
+    return text[start : found.start() if found else len(text)]
+
+
+def is_allowed(text: str, place: Place) -> bool:
+    """Whether a line may break at a place: if not at white space, not before closing or after opening punctuation."""
+    start, end = place
+    if start < end:
+        return True
+    before, after = text[start - 1], text[end]
+    is_last = before in NEVER_LAST or unicodedata.category(before) in ("Ps", "Pi")
+    is_first = after in NEVER_FIRST or unicodedata.category(after) in ("Pe", "Pf", "Po", "Mn", "Mc", "Me", "Cf")
+    return not is_last and not is_first
+
+
+def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> list[Place] | None:
+    """Return the places that give lines of exactly these widths, or None."""
+    ends = dict(places)
+    found, position = [], 0
+    for width in widths[:-1]:
+        start = position + width
+        if start not in ends:
+            return None
+        position = ends[start]
+        found.append((start, position))
+    return found if position + widths[-1] == len(text) else None
+
+
+def shares_of(length: float, widths: Sequence[int]) -> list[float]:
+    """Return the wanted length of each line: in proportion to the source, and no wider than its widest if possible."""
+    limit = max(max(widths), ceil(length / len(widths)))
+    rest, parts = length, sum(max(width, 1) for width in widths)
+    for width in sorted((max(width, 1) for width in widths), reverse=True):
+        if width * rest <= limit * parts:
+            break
+        rest, parts = rest - limit, parts - width
+    scale = rest / parts if parts else 0
+    return [min(max(width, 1) * scale, limit) if parts else limit for width in widths]
+
+
+def windows(places: Sequence[Place], wanted: Sequence[float]) -> list[range]:
+    """Return the indices of the places near each break. A break always has a place of its own among them."""
+    count, starts = len(wanted), [start for start, _ in places]
+    reach = max(MIN_WINDOW, isqrt(COMPARISONS // count)) // 2
+    middle, found = -1, []
+    for i, position in enumerate(wanted):
+        last = len(places) - count + i  # leaves a place for each later break
+        middle = min(max(bisect_left(starts, position), middle + 1), last)
+        found.append(range(max(middle - reach, i), min(middle + reach, last) + 1))
+    return found
+
+
+def best_places(
+    text: str, places: Sequence[Place], around: Sequence[range], shares: Sequence[float], limit: int
+) -> list[Place]:
+    """Return the places of the layout with the lowest cost; of equal ones, that with the earliest breaks."""
+    ends = [0, *(end for _, end in places)]  # index 0 is the start of the text
+    best: dict[int, Cost] = {0: (0, 0.0)}
+    origins: list[dict[int, int]] = []
+    for share, window in zip(shares, [*around, range(len(places), len(places) + 1)], strict=True):
+        reached: dict[int, Cost] = {}
+        origins.append({})
+        for j in window:
+            start = places[j][0] if j < len(places) else len(text)
+            extra = penalty(text, places[j], limit) if j < len(places) else 0.0
+            before = [(add(cost, line_cost(start - ends[i], share, limit)), i) for i, cost in best.items() if i <= j]
+            if before:
+                cost, origins[-1][j + 1] = min(before)
+                reached[j + 1] = add(cost, (0, extra))
+        best = reached
+    path = [len(places) + 1]
+    for origin in reversed(origins[1:]):
+        path.append(origin[path[-1]])
+    return [places[i - 1] for i in reversed(path[1:])]
+
+
+def line_cost(length: int, share: float, limit: int) -> Cost:
+    """Return the cost of a line: first by what exceeds the limit, then by the difference from its share."""
+    return max(length - limit, 0) ** 2, (length - share) ** 2
+
+
+def penalty(text: str, place: Place, limit: int) -> float:
+    """Return the cost of a break between two letters, which may divide a word."""
+    start, end = place
+    is_between = start == end and unicodedata.category(text[start - 1])[0] != "P"
+    return (limit / 4) ** 2 if is_between else 0.0
+
+
+def add(one: Cost, other: Cost) -> Cost:
+    return one[0] + other[0], one[1] + other[1]

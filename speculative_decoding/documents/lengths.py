@@ -1,0 +1,38 @@
+"""Finds outputs that are unusually short or long for their document."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+
+from .findings import LENGTH, Finding
+
+FACTOR = 3
+MIN_PIECES = 20
+MIN_CHARACTERS = 20  # of a piece; shorter ones vary too much
+
+
+class LengthRatios:
+    """The ratios of lengths, output to source, of a document's pieces: twelve bytes for each."""
+
+    def __init__(self) -> None:
+        self._lines = array("q")
+        self._ratios = array("f")
+
+    def add(self, line: int, source: str, output: str) -> None:
+        """Count a piece. line: of the document, from 1."""
+        if len(source) >= MIN_CHARACTERS:
+            self._lines.append(line)
+            self._ratios.append(len(output) / len(source))
+
+    def outliers(self) -> Iterator[Finding]:
+        """Find the pieces whose ratio is under a third or over three times the median, if there are twenty pieces."""
+        if len(self._ratios) < MIN_PIECES:
+            return
+        ratios = np.frombuffer(self._ratios, np.float32)
+        median = float(np.median(ratios))
+        for i in np.flatnonzero((ratios * FACTOR < median) | (ratios > FACTOR * median)):
+            what = f"{ratios[i]:.2g} times as long as the source (median of the document: {median:.2g})"
+            yield Finding(self._lines[i], LENGTH, what)

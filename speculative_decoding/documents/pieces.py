@@ -1,0 +1,210 @@
+"""Divides blocks into pieces, each of which is decoded as one prompt, and what stands between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from .formats import FORMATS
+from .options import DocumentOptions
+from .splitting import line_spans, needs_decoding, sentence_spans
+from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token, Write
+
+Span = tuple[int, int]  # of a text: start and end
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something of a piece that has a place in the output: inline markup, a point within the text, or text to keep.
+
+    Args:
+        start, end: What it encloses in the piece's text. At a point, both are equal.
+        opening, closing: The indices of its tokens in the piece; None for one that the piece lacks.
+        is_kept: Whether it is a `Kept` token, whose index is `opening`.
+        is_link: See `Open`.
+    """
+
+    start: int
+    end: int
+    opening: int | None = None
+    closing: int | None = None
+    is_kept: bool = False
+    is_link: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A sentence or another part of a block, decoded as one prompt.
+
+    Args:
+        tokens: Its content, of which it may be a part: markup may begin or end in other pieces.
+        line: The line of the document on which it begins, from 1.
+        write: See `Block`.
+        ends_block: Whether it is the last part of its block.
+    """
+
+    tokens: Sequence[Token]
+    line: int
+    write: Write = str
+    ends_block: bool = False
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @cached_property
+    def raw(self) -> str:
+        return "".join(token.raw for token in self.tokens)
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """All markup, points and kept texts, in the order of their first tokens."""
+        opened: dict[int, tuple[int, int]] = {}  # number of the markup -> its index in `found`, its position
+        found: list[Mark] = []
+        position = 0
+        for index, token in enumerate(self.tokens):
+            if isinstance(token, Open):
+                opened[token.number] = len(found), position
+                found.append(Mark(position, len(self.text), index, None, is_link=token.is_link))
+            elif isinstance(token, Close) and token.number in opened:
+                number, start = opened.pop(token.number)
+                found[number] = replace(found[number], end=position, closing=index)
+            elif isinstance(token, Close):
+                found.append(Mark(0, position, None, index))
+            elif isinstance(token, Point):
+                found.append(Mark(position, position, index))
+            elif isinstance(token, Kept):
+                found.append(Mark(position, position + len(token.text), index, is_kept=True))
+            position += len(token.text)
+        return found
+
+    def divide(self, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
+        """Yield the pieces with these spans of the text, and the literals between them. See `divide`."""
+        return divide(self, spans)
+
+
+def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
+    """Yield the parts of a document: pieces to decode, and literals to copy.
+
+    Args:
+        lines: The lines of the document, each with its line end.
+        options: How to read it.
+        language: The ISO code of its language.
+    """
+    for part in FORMATS[options.format or "text"].parse(lines, options):
+        yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language)
+
+
+def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
+    """Divide a block into sentences, lines, or nothing smaller. Pieces without words become literals."""
+    text = block.text
+    if unit == "sentence":
+        spans = sentence_spans(text, language)
+    elif unit == "line":
+        spans = line_spans(text, break_spans(block.tokens))
+    else:
+        spans = line_spans(text, [])
+    found = [each if has_words(each) else Literal(each.raw, ends_block=False) for each in divide(block, spans)]
+    for number, each in enumerate(found, 1):
+        yield replace(each, ends_block=number == len(found))
+
+
+def has_words(part: Piece | Literal) -> bool:
+    return isinstance(part, Piece) and needs_decoding(
+        "".join(token.text for token in part.tokens if not isinstance(token, Kept))
+    )
+
+
+def break_spans(tokens: Iterable[Token]) -> list[Span]:
+    """Return where line breaks stand in the text of the tokens."""
+    found = []
+    position = 0
+    for token in tokens:
+        if isinstance(token, Break):
+            found.append((position, position + len(token.text)))
+        position += len(token.text)
+    return found
+
+
+def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
+    """Yield a piece for each of the spans of a text, and a literal for what stands between two of them, if anything.
+
+    Markup that begins at the start of a span, or ends at its end, belongs to its piece, unless it encloses all of it.
+    """
+    line = whole.line
+    for number, tokens in enumerate(trimmed(cut(whole.tokens, spans))):
+        raw = "".join(token.raw for token in tokens)
+        if number % 2:
+            yield Piece(tokens, line, whole.write)
+        elif raw:
+            yield Literal(raw, ends_block=False)
+        line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+
+
+def cut(tokens: Iterable[Token], spans: Sequence[Span]) -> list[list[Token]]:
+    """Divide tokens at the ends of the spans. Returns a gap, the first span, a gap, the second span, ..., a gap.
+
+    Tokens without text stand before the text that follows them. Only plain text is divided.
+    """
+    borders = [border for span in spans for border in span]
+    segments: list[list[Token]] = [[]]
+    position = 0
+    for token in tokens:
+        start, size = 0, len(token.text)
+        while True:
+            while len(segments) <= len(borders) and position >= borders[len(segments) - 1]:
+                segments.append([])
+            border = borders[len(segments) - 1] if len(segments) <= len(borders) else position + size
+            end = min(size, start + border - position) if is_plain(token) else size
+            segments[-1].append(token if end - start == size else Text(token.text[start:end], token.text[start:end]))
+            position += end - start
+            start = end
+            if start == size:
+                break
+    return [*segments, *([] for _ in range(len(segments), len(borders) + 1))]
+
+
+def is_plain(token: Token) -> bool:
+    return isinstance(token, Text) and token.text == token.raw
+
+
+def trimmed(segments: list[list[Token]]) -> list[list[Token]]:
+    """Move tokens without text at the ends of a span into the span that they belong to, or between the spans."""
+    for number in range(1, len(segments), 2):  # of two adjacent spans, markup that ends the first is in the second
+        inside = segments[number]
+        size = leading(inside, (Open, Close, Point))
+        segments[number - 1] += inside[:size]
+        segments[number] = inside[size:]
+    for number in range(1, len(segments), 2):
+        before, inside, behind = segments[number - 1 : number + 2]
+        opening = leading(before[::-1], (Open,))
+        closing = leading(behind, (Close,))
+        whole = [*before[len(before) - opening :], *inside, *behind[:closing]]
+        start, end = within_markup(whole)
+        segments[number - 1] = [*before[: len(before) - opening], *whole[:start]]
+        segments[number] = whole[start:end]
+        segments[number + 1] = [*whole[end:], *behind[closing:]]
+    return segments
+
+
+def leading(tokens: Sequence[Token], kinds: tuple[type, ...]) -> int:
+    """Return how many of the first tokens are of these kinds."""
+    return next((count for count, token in enumerate(tokens) if not isinstance(token, kinds)), len(tokens))
+
+
+def within_markup(tokens: Sequence[Token]) -> Span:
+    """Return the range of the tokens without markup that encloses all of them, or begins or ends elsewhere."""
+    closings = {token.number: index for index, token in enumerate(tokens) if isinstance(token, Close)}
+    start, end = 0, len(tokens)
+    while start < end and isinstance(first := tokens[start], Open):
+        closing = closings.get(first.number)
+        if closing == end - 1:
+            end -= 1
+        elif closing is not None:
+            break
+        start += 1
+    opened = {token.number for token in tokens[start:end] if isinstance(token, Open)}
+    while start < end and isinstance(last := tokens[end - 1], Close) and last.number not in opened:
+        end -= 1
+    return start, end

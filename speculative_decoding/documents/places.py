@@ -1,0 +1,133 @@
+"""Finds the places of inline markup in an output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from .pieces import Mark, Piece, Span
+from .splitting import needs_decoding
+
+Places = Sequence[Span | None]
+
+MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
+MAX_CANDIDATES = 64  # occurrences of a text in an output
+
+
+def enclosed_texts(piece: Piece) -> list[str]:
+    """Return the texts that markup encloses, which are decoded alone and then looked for in the output."""
+    kept = {(mark.start, mark.end) for mark in piece.marks if mark.is_kept}
+    found = dict.fromkeys(
+        text
+        for mark in piece.marks
+        if (mark.start, mark.end) not in kept
+        and not mark.is_kept
+        and (text := piece.text[mark.start : mark.end].strip()) != piece.text.strip()
+        and needs_decoding(text)
+    )
+    return [*found][:MAX_ENCLOSED]
+
+
+def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
+    """Return where the piece's markup is in the output; None for what was not found.
+
+    Kept texts are looked for first, then markup from the outside to the inside: the output for the text that it
+    encloses, if that was decoded alone, or that text itself. Of several occurrences, the one at the nearest relative
+    position is taken. Points are placed by their relative position alone.
+
+    Args:
+        known: The outputs for texts that were decoded alone.
+    """
+    places: list[Span | None] = [None] * len(piece.marks)
+    taken: list[tuple[Mark, Span]] = []
+    order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
+    for number in order:
+        mark = piece.marks[number]
+        place = point_place(piece.text, mark.start, output) if mark.start == mark.end else None
+        if place is None and mark.start < mark.end:
+            place = best_place(piece, mark, output, known, taken)
+            if place is not None:
+                taken.append((mark, place))
+        places[number] = place
+    return places
+
+
+def order_of(mark: Mark) -> tuple[bool, int, int]:
+    return not mark.is_kept, mark.start - mark.end, mark.start
+
+
+def best_place(
+    piece: Piece, mark: Mark, output: str, known: Mapping[str, str], taken: Sequence[tuple[Mark, Span]]
+) -> Span | None:
+    text = piece.text
+    enclosed = text[mark.start : mark.end]
+    if enclosed.strip() == text.strip():
+        return 0, len(output)
+    wanted = [enclosed] if mark.is_kept else [known.get(enclosed.strip(), ""), enclosed]
+    target = mark.start / len(text)
+    for candidate in wanted:
+        found = [
+            place
+            for place in occurrences(candidate.strip(), output, exact=mark.is_kept)
+            if all(is_consistent(mark, place, *other) for other in taken)
+        ]
+        if found:
+            start, end = min(found, key=lambda place: abs(place[0] / len(output) - target))
+            return with_ends(mark, start, end, text, output)
+    return None
+
+
+def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
+    """Extend a place over white space that the mark encloses, and to the ends of the output as the mark reaches them."""
+    enclosed = text[mark.start : mark.end]
+    start -= min(len(enclosed) - len(enclosed.lstrip()), start - len(output[:start].rstrip()))
+    end += min(len(enclosed) - len(enclosed.rstrip()), len(output) - end - len(output[end:].lstrip()))
+    if mark.end == len(text) and mark.closing is None and not mark.is_kept:
+        end = len(output)
+    if mark.start == 0 and mark.opening is None:
+        start = 0
+    return start, end
+
+
+def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bool:
+    """Return whether two places are related as their marks are: one within the other, or apart."""
+    if other.start <= mark.start and mark.end <= other.end:
+        if not other.is_kept and other_place[0] <= place[0] and place[1] <= other_place[1]:
+            return True
+        return (mark.start, mark.end) == (other.start, other.end) and place == other_place
+    if mark.start <= other.start and other.end <= mark.end:
+        return place[0] <= other_place[0] and other_place[1] <= place[1]
+    return place[1] <= other_place[0] or other_place[1] <= place[0]
+
+
+def occurrences(wanted: str, output: str, *, exact: bool) -> Iterator[Span]:
+    """Yield where a text is in an output, as whole words, in any case unless `exact`, without its final punctuation."""
+    if not exact:
+        wanted = wanted.rstrip(".!?:;,。！？") or wanted
+    if not wanted:
+        return
+    before = r"(?<!\w)" if wanted[0].isalnum() and not exact_script(wanted[0]) else ""
+    behind = r"(?!\w)" if wanted[-1].isalnum() and not exact_script(wanted[-1]) else ""
+    pattern = re.compile(f"{before}{re.escape(wanted)}{behind}", 0 if exact else re.IGNORECASE)
+    for count, match in enumerate(pattern.finditer(output)):
+        if count == MAX_CANDIDATES:
+            return
+        yield match.span()
+
+
+def exact_script(character: str) -> bool:
+    """Whether words are not separated by spaces in this character's script: Chinese, Japanese, Thai and the like."""
+    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or "\U00020000" <= character
+
+
+def point_place(text: str, position: int, output: str) -> Span:
+    """Return the place of a point: at the same relative position, between words if it is between words in the source."""
+    place = round(position * len(output) / len(text)) if text else 0
+    if between_words(text, position):
+        places = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
+        place = next((each for each in places if 0 <= each <= len(output) and between_words(output, each)), place)
+    return place, place
+
+
+def between_words(text: str, position: int) -> bool:
+    return not (0 < position < len(text) and text[position - 1].isalnum() and text[position].isalnum())

@@ -1,0 +1,167 @@
+"""Writes decoded pieces as the document writes them: with its markup, its line breaks and its spelling."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
+from typing import NamedTuple
+
+from .decoding import DecodedPiece, DecodedText
+from .layout import break_places
+from .pieces import Piece, break_spans
+from .tokens import Break, Literal, Text
+
+
+class Insertion(NamedTuple):
+    """A token that is written into an output.
+
+    start, end: The range of the output that it replaces.
+    index: Its index in the piece, or -1.
+    side: -1 if it ends markup, 1 if it begins markup, otherwise 0.
+    nesting: Sorts tokens of one side so that markup nests.
+    raw: What is written.
+    """
+
+    start: int
+    end: int
+    index: int
+    side: int
+    nesting: tuple[int, ...]
+    raw: str
+
+
+
+class Renderer:
+    """Writes the parts of a document in order.
+
+    An output with too few words for the breaks of its piece leaves them to the next piece of the block, and at the end
+    of the block those that are required.
+    """
+
+    def __init__(self) -> None:
+        self._breaks: list[Break] = []  # left by earlier pieces of the block
+
+    def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
+        """Return what to write for a part. decoded: its output, for a piece."""
+        if isinstance(part, Literal):
+            return self._literal(part)
+        assert decoded is not None
+        inner = iter(part.divide(decoded.spans))
+        outputs = iter(decoded.outputs)
+        written = "".join(
+            self._literal(each) if isinstance(each, Literal) else self._text(each, next(outputs)) for each in inner
+        )
+        return written + (self._leftover() if part.ends_block else "")
+
+    def _literal(self, literal: Literal) -> str:
+        if not self._breaks:
+            return literal.raw
+        if literal.ends_block or "\n" in literal.raw or "\r" in literal.raw:
+            return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
+        return self._breaks.pop(0).raw if literal.raw.isspace() else literal.raw
+
+    def _leftover(self) -> str:
+        """Write the required breaks that found no place."""
+        breaks, self._breaks = self._breaks, []
+        return "".join(each.raw for each in breaks if each.is_required)
+
+    def _text(self, piece: Piece, output: DecodedText) -> str:
+        """Write the output for a piece."""
+        if output.text == piece.text and not self._breaks:
+            return piece.raw
+        markup = [*markup_of(piece, output)]
+        own = [(index, token) for index, token in enumerate(piece.tokens) if isinstance(token, Break)]
+        breaks = [*((-1, each) for each in self._breaks), *own]
+        text = output.text
+        for each in markup:  # no line break within a kept text
+            text = text[: each.start] + "x" * (each.end - each.start) + text[each.end :]
+        places = break_places(text, line_widths(piece, len(self._breaks))) if breaks else []
+        laid = [
+            Insertion(start, end, index, 0, (0,), each.raw)
+            for (start, end), (index, each) in zip(places, breaks, strict=False)
+        ]
+        self._breaks = [each for _, each in breaks[len(places) :]]
+        return written(piece, output.text, ordered([*laid, *markup]))
+
+
+def line_widths(piece: Piece, carried: int) -> list[int]:
+    """Return the lengths of the lines of a piece. carried: the number of breaks before it."""
+    borders = [0, *(border for span in break_spans(piece.tokens) for border in span), len(piece.text)]
+    return [0] * carried + [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
+
+
+def written(piece: Piece, text: str, insertions: Sequence[Insertion]) -> str:
+    """Write an output with its markup and line breaks. Of the text that an insertion replaces, nothing is written."""
+    runs, position = [], 0
+    for each in insertions:
+        runs.append(text[position : each.start])
+        position = max(position, each.end)
+    runs = spelled([*runs, text[position:]], piece)
+    return runs[0] + "".join(each.raw + run for each, run in zip(insertions, runs[1:], strict=True))
+
+
+def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
+    """Write texts as the document writes them.
+
+    Characters that the piece writes in a special way, such as "&" or "&amp;", are written in the same way again, one
+    after the other if there are as many of them.
+    """
+    known = spellings(piece)
+    if not known:
+        return [piece.write(run) for run in runs]
+    count = Counter("".join(runs))
+    next_of = {
+        character: iter(raws) if count[character] == len(raws) else repeat(Counter(raws).most_common(1)[0][0])
+        for character, raws in known.items()
+    }
+    pattern = re.compile(f"([{re.escape(''.join(known))}])")
+    return [
+        "".join(next(next_of[each]) if number % 2 else piece.write(each) for number, each in enumerate(pattern.split(run)))
+        for run in runs
+    ]
+
+
+def spellings(piece: Piece) -> dict[str, list[str]]:
+    """Return how the piece writes characters that it writes specially, or that `write` would change, in order."""
+    texts = [token for token in piece.tokens if isinstance(token, Text)]
+    special = {token.text for token in texts if token.raw != token.text and len(token.text) == 1}
+    special |= {character for character in set(piece.text) if piece.write(character) != character}
+    found: dict[str, list[str]] = defaultdict(list)
+    for token in texts:
+        if token.raw != token.text:
+            found[token.text].append(token.raw)
+        elif special:
+            for character in token.text:
+                if character in special:
+                    found[character].append(character)
+    return {character: raws for character, raws in found.items() if len(character) == 1}
+
+
+def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
+    """Yield the tokens of the piece's markup, with their places."""
+    for mark, place in zip(piece.marks, output.places, strict=True):
+        if place is None:
+            continue
+        start, end = place
+        if mark.is_kept and mark.opening is not None:
+            yield Insertion(start, end, mark.opening, 0, (0,), piece.tokens[mark.opening].raw)
+            continue
+        side = 0 if start == end else 1
+        if mark.opening is not None:
+            yield Insertion(start, start, mark.opening, side, (-end, start), piece.tokens[mark.opening].raw)
+        if mark.closing is not None:
+            yield Insertion(end, end, mark.closing, -side, (-start, end), piece.tokens[mark.closing].raw)
+
+
+def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
+    """Sort insertions. At the same place they have the order of the source, unless that would cross markup."""
+    found: list[Insertion] = []
+    for _, group in groupby(sorted(insertions, key=lambda each: (each.start, each.index)), lambda each: each.start):
+        together = [*group]
+        sides = [each.side for each in together if each.side]
+        if sides != sorted(sides):  # one ends behind the beginning of another
+            together.sort(key=lambda each: (each.side, each.nesting, each.index))
+        found += together
+    return found

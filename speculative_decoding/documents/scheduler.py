@@ -1,0 +1,146 @@
+"""Decodes the parts of documents with a session: lazily, many pieces together, in order, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Unpack
+
+from ..decoding.prompt import build_decoder_prompt
+from ..decoding.results import GenerationResult, GenerationStats
+from ..errors import InputError
+from ..rows import BatchResult, drive, in_order
+from ..sampling.keywords import OptionKeywords
+from ..sampling.random import row_seed
+from ..session import Session
+from .decoding import DecodedPiece, Output, Rules, Steps, decode_piece
+from .pieces import Piece
+from .tokens import Literal
+
+WINDOW_CHARACTERS = 1 << 22  # of parts that wait for an earlier one
+
+Decoded = tuple[Literal | Piece, DecodedPiece | None]
+
+@dataclass
+class Task:
+    """A piece that is being decoded. outputs: those of its current prompts, as far as they are known."""
+
+    number: int
+    piece: Piece
+    steps: Steps
+    outputs: list[Output | None] = field(default_factory=list)
+
+
+class PieceScheduler:
+    """Decodes numbered parts; a `rows.Scheduler`. Literals are returned unchanged.
+
+    Args:
+        session: The models.
+        rules: How pieces are decoded.
+        prefix: Text to put before every prompt.
+        slots: How many prompts are decoded together (default: the session's).
+        recorded: Returns the output for a piece if an earlier run has decoded it.
+        options: See `GenerationOptions`.
+
+    Attributes:
+        stats: The sum over all prompts.
+        prompts: The number of decoded prompts.
+        pieces: The number of finished pieces.
+
+    Raises:
+        InputError: The model or an option cannot be used for documents.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rules: Rules,
+        *,
+        prefix: str = "",
+        slots: int | None = None,
+        recorded: Callable[[Piece], DecodedPiece | None] = lambda piece: None,
+        **options: Unpack[OptionKeywords],
+    ) -> None:
+        chosen = session.options_with(options)
+        if chosen.num_return_sequences > 1:
+            raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
+        if session.model.audio is not None:
+            raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
+        build_decoder_prompt(session.model, session.tokenizer, chosen)
+        self.stats = GenerationStats()
+        self.prompts = self.pieces = 0
+        self._scheduler = session.prompt_scheduler(slots, **options)
+        self._rules = rules
+        self._prefix = prefix
+        self._seed = chosen.seed
+        self._recorded = recorded
+        self._window = max(256, 64 * (slots or session.slots))  # parts
+        self._held: deque[int] = deque()  # characters of the parts that were not yet returned in order
+        self._held_characters = 0
+        self._tasks: dict[int, tuple[Task, int]] = {}  # the number of a prompt -> its task and place there
+
+    @property
+    def wants_more(self) -> bool:
+        has_space = len(self._held) < self._window and self._held_characters < WINDOW_CHARACTERS
+        return has_space and self._scheduler.wants_more
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def submit(self, item: tuple[int, Literal | Piece]) -> Iterator[tuple[int, Decoded]]:
+        number, part = item
+        self._held.append(len(part.raw))
+        self._held_characters += len(part.raw)
+        if isinstance(part, Literal):
+            yield number, (part, None)
+        elif (recorded := self._recorded(part)) is not None:
+            self.pieces += 1
+            yield number, (part, recorded)
+        else:
+            yield from self._advance(Task(number, part, decode_piece(part, self._rules)), None)
+
+    def step(self) -> Iterator[tuple[int, Decoded]]:
+        for result in self._scheduler.step():
+            yield from self._receive(result)
+
+    def release(self) -> None:
+        """Note that the next part was returned in order."""
+        self._held_characters -= self._held.popleft()
+
+    def _advance(self, task: Task, outputs: list[Output] | None) -> Iterator[tuple[int, Decoded]]:
+        """Submit the next prompts of a piece, or finish it. outputs: those of the last prompts."""
+        try:
+            texts = next(task.steps) if outputs is None else task.steps.send(outputs)
+        except StopIteration as end:
+            self.pieces += 1
+            yield task.number, (task.piece, end.value)
+            return
+        task.outputs = [None] * len(texts)
+        seed = row_seed(self._seed, task.number)
+        for index, text in enumerate(texts):
+            self._tasks[self.prompts] = task, index
+            prompt = {"prompt": self._prefix + text, "seed": seed}
+            results = self._scheduler.submit((self.prompts, prompt))
+            self.prompts += 1
+            for result in results:
+                yield from self._receive(result)
+
+    def _receive(self, result: BatchResult[GenerationResult]) -> Iterator[tuple[int, Decoded]]:
+        task, place = self._tasks.pop(result.index)
+        if result.result is None:
+            task.outputs[place] = Output("", "error", result.error)
+        else:
+            self.stats.add(result.result.stats)
+            task.outputs[place] = Output(result.result.text, result.result.finish_reason)
+        outputs = [output for output in task.outputs if output is not None]
+        if len(outputs) == len(task.outputs):
+            yield from self._advance(task, outputs)
+
+
+def decode_parts(scheduler: PieceScheduler, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:
+    """Yield each part with its output, in order, as soon as it is known. Parts are read ahead as far as needed."""
+    for _, decoded in in_order(drive(scheduler, enumerate(parts)), lambda each: each[0]):
+        scheduler.release()
+        yield decoded

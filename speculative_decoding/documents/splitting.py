@@ -1,0 +1,167 @@
+"""Finds what is decoded as one prompt in a text: sentences, lines, and parts that fit a model. Knows no tokens.
+
+All functions return spans (start, end) of a text, in order, without white space around them. Only white space, and the
+line breaks that the caller names, lie outside the spans.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from itertools import accumulate, pairwise
+
+from ..errors import Name, note
+from ..loading.language_map import SHORT, language_of
+from ..models.speech_languages import CODES, NAMES
+from .options import DocumentOptions
+
+Span = tuple[int, int]
+
+WINDOW = 1 << 13  # characters that sentencex sees at a time: its time is quadratic for unbalanced quotation marks
+MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it does not divide one character
+# Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
+CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
+WORD = re.compile(r"\S")
+PLACEHOLDER = re.compile(r"\$?\{[\w.]*\}|%(?:\d+\$)?[a-z@](?!\w)|</?\d+/?>|&#?\w+;")
+CODE = re.compile(
+    r"\w://\S|^\W*www\.\w"  # addresses
+    r"|\w@\w[\w-]*\.\w"
+    r"|[^\W_]_[^\W_]|\w\(\)|\w::\w"  # names in programs
+    r"|^(?:\.\.?|~)?/\w|\w/[\w.-]*\.[a-z]\w*$"  # paths
+    r"|^v?\d+(?:\.\d+)+\S*$"  # versions
+)
+INTO = ("to", "into")
+KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
+
+
+def has_sentences() -> bool:
+    """Return whether sentencex is installed, which `sentence_spans` requires."""
+    return find_spec("sentencex") is not None
+
+
+def effective_unit(options: DocumentOptions) -> str:
+    """Return the unit to decode: lines instead of sentences, with a note, if sentencex is missing."""
+    if options.unit != "sentence" or has_sentences():
+        return options.unit
+    way_out = "for sentences, run pip install sentencex"
+    note((Name("unit"), f" sentence requires sentencex, so each line is one prompt; {way_out}"))
+    return "line"
+
+
+def sentence_spans(text: str, language: str) -> list[Span]:
+    """Return the sentences of a text. language: an ISO code; sentencex treats unknown ones as English."""
+    starts = sentence_starts(re.sub(r"\s", " ", text), language)  # the offsets of sentencex are wrong at line breaks
+    return list(trimmed(text, pairwise([0, *starts, len(text)])))
+
+
+def sentence_starts(text: str, language: str) -> Iterator[int]:
+    """Yield where sentences start, except for the first. A sentence may be longer than the window."""
+    from sentencex import segment
+
+    start = 0
+    while start < len(text):
+        window = text[start : start + WINDOW]
+        lengths = [len(each) for each in segment(language, window)]
+        assert sum(lengths) == len(window)
+        starts = list(accumulate(lengths[:-1]))
+        yield from (start + each for each in starts)
+        if start + len(window) == len(text):
+            return
+        step = starts[-1] if starts else window.rfind(" ", 1)
+        start += step if step > 0 else len(window)
+
+
+def line_spans(text: str, breaks: Iterable[Span]) -> list[Span]:
+    """Return the lines of a text, which the breaks separate. Without breaks: the text."""
+    borders = [0, *(border for span in breaks for border in span), len(text)]
+    return list(trimmed(text, zip(borders[::2], borders[1::2], strict=True)))
+
+
+def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield the spans without the white space at their ends, except for blank ones."""
+    for start, end in spans:
+        part = text[start:end]
+        if content := part.strip():
+            start += len(part) - len(part.lstrip())
+            yield start, start + len(content)
+
+
+def needs_decoding(text: str) -> bool:
+    """Return whether a text has words. Numbers, rules, placeholders, addresses, and names in programs have none."""
+    words = (match[0] for match in re.finditer(r"\S+", PLACEHOLDER.sub(" ", text)))
+    return any(not CODE.search(word) and any(map(str.isalpha, word)) for word in words)
+
+
+def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
+    """Divide a text into parts that a model allows: after a clause if possible, else between words, else anywhere.
+
+    fits: Whether a text is short enough. It may be slow: it is called a few times for each part.
+
+    Where not even one character fits, the rest of the text is one part.
+    """
+    spans: list[Span] = []
+    end, size = len(text.rstrip()), len(text)
+    first = WORD.search(text)
+    while first is not None:
+        start = first.start()
+        size = fitting_size(text, start, end, size, fits)
+        stop = part_end(text, start, size, fits) if 0 < size < end - start else end
+        spans.append((start, stop))
+        first = WORD.search(text, stop)
+    return spans
+
+
+def fitting_size(text: str, start: int, end: int, guess: int, fits: Callable[[str], bool]) -> int:
+    """Return how many characters from `start` fit, at most 1/16 less than possible."""
+    rest = end - start
+    low, high = 0, rest + 1  # `low` fits, `high` does not
+    size = min(guess, rest)
+    while high - low > 1 and (high > rest or high - low > low // 16):
+        if fits(text[start : start + size]):
+            low = size
+        else:
+            high = size
+        size = min(2 * low, rest) if high > rest else (low + high) // 2
+    return low
+
+
+def part_end(text: str, start: int, size: int, fits: Callable[[str], bool]) -> int:
+    """Return where the part from `start` ends, which has at most `size` characters, and fewer than the text."""
+    while True:
+        part = text[start : start + cut_size(text[start : start + size + 1])].rstrip()
+        if len(part) == 1 or fits(part):
+            return start + len(part)
+        size = len(part) - 1  # a part may have more tokens than the longer text from which it was cut
+
+
+def cut_size(text: str) -> int:
+    """Return where to cut a text, at the latest before its last character."""
+    last = len(text) - 1
+    clause = max((match.end() for match in CLAUSE_END.finditer(text) if match.end() <= last), default=0)
+    if clause > last // 2:  # otherwise a longer part is better than a whole clause
+        return clause
+    if space := max((match.start() for match in re.finditer(r"\s", text)), default=0):
+        return space
+    marks = next((n for n in range(MARKS_TRIED) if last - n > 0 and not is_attached(text, last - n)), 0)
+    return last - marks
+
+
+def is_attached(text: str, position: int) -> bool:
+    """Return whether a character belongs to the one before it, such as a combining mark, or a part of an emoji."""
+    return "\u200d" in text[position - 1 : position + 1] or unicodedata.category(text[position])[0] == "M"
+
+
+def source_language(src_lang: str | None, prefix: str) -> str:
+    """Return the ISO code of the source's language, from a model's code or a prefix that names it; otherwise "en"."""
+    if src_lang:
+        return language_of(src_lang).code
+    words = re.findall(r"\w+", prefix.lower())
+    for before, word in pairwise(["", *words]):
+        if word in CODES and before not in INTO:
+            return CODES[word]
+    for source, between, target in zip(words, words[1:], words[2:], strict=False):
+        if between in INTO and {source, target} <= KNOWN_CODES:
+            return language_of(source).code
+    return "en"
