@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +29,21 @@ class Detector:
         self._identifier: LanguageIdentifier | None = None
         self._codes: dict[str, str] = {}  # by the detector's label
 
-    async def detect(self, texts: Sequence[str], codes: Collection[str], field: str) -> list[list[Detection]]:
-        """Return the most likely languages of each text, best first. Raises `ServerError` that names the field.
+    def require_installed(self, field: str) -> None:
+        """Raise a `ServerError` that names the field if py3langid is not installed."""
+        if util.find_spec("py3langid") is None:
+            way_out = "pip install py3langid on the server, or name the language"
+            raise ServerError(501, f"{field}: languages cannot be detected without py3langid; {way_out}", field)
+
+    def detect(self, text: str, codes: Collection[str]) -> list[Detection]:
+        """Return the most likely languages of a text, best first. May be called in any thread.
 
         The confidence is the probability among all languages of the detector. It is therefore low for a text in none of
         the given languages.
 
         codes: of the languages to choose from.
         """
-        if util.find_spec("py3langid") is None:
-            way_out = "pip install py3langid on the server, or name the language"
-            raise ServerError(501, f"{field}: languages cannot be detected without py3langid; {way_out}", field)
-        return await asyncio.to_thread(lambda: [self._ranked(text[:CHARACTERS], codes) for text in texts])
-
-    def _ranked(self, text: str, codes: Collection[str]) -> list[Detection]:
+        text = text[:CHARACTERS]
         own = {language_of(code).code: code for code in reversed([*codes])}  # zh rather than zh-Hant
         probabilities = dict.fromkeys(own, 0.0)
         labels = self._loaded().rank(text)

@@ -83,12 +83,17 @@ class Languages:
             if targets
         ]
 
-    def into(self, target: str) -> list[str]:
-        """Return the codes of the languages that can be translated into one. Raises `InputError` if there are none."""
-        known = {each for targets in self.targets.values() for each in targets}
-        code = matching_language(checked(target, "target"), sorted(known))
+    def target(self, name: str) -> str:
+        """Return the code in responses of a language to translate into. Raises `InputError` if there is no such one."""
+        known = sorted({each for targets in self.targets.values() for each in targets})
+        code = matching_language(checked(name, "target"), known)
         if code is None:
-            raise InputError(f"{target!r} is not among {', '.join(sorted(known)) or 'none'}", "target")
+            raise InputError(f"must be one of {', '.join(known) or 'none'}, not {name!r}", "target")
+        return code
+
+    def into(self, target: str) -> list[str]:
+        """Return the codes of the languages that can be translated into one. Raises `InputError`."""
+        code = self.target(target)
         return [source for source, targets in self.targets.items() if code in targets]
 
     def pair(self, source: str, target: str) -> Pair:

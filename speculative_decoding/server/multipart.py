@@ -17,7 +17,8 @@ from python_multipart.multipart import parse_options_header
 
 from .errors import ServerError
 
-MAX_PARTS = 100
+MULTIPART = "multipart/form-data"
+MAX_PARTS = 200
 MAX_HEADERS = 8  # headers of a part
 MAX_HEADER_BYTES = 2048  # size of each header
 MAX_CONTENT_TYPE = 1024  # characters of the request's own header
@@ -104,7 +105,7 @@ def parse_multipart(content_type: str, body: bytes) -> list[Part]:
     if len(content_type) > MAX_CONTENT_TYPE:
         raise invalid("its Content-Type is too long")
     kind, fields = parse_options_header(content_type.encode("latin-1", "replace"))
-    if kind != b"multipart/form-data":
+    if kind != MULTIPART.encode():
         raise ServerError(415, f"Content-Type must be multipart/form-data, not {content_type[:80]!r}")
     boundary = fields.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70 or not boundary.isascii():

@@ -26,7 +26,8 @@ READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
-MAX_UPLOADS = 16  # together, uploads may use as much memory as this many recordings of maximum size and duration
+MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
+ROOM_SECONDS = 0.02  # between two looks for room in the queue
 
 
 class Service:
@@ -110,13 +111,18 @@ class Service:
                 headers={"Retry-After": str(retry_after)},
             )
 
+    async def wait_for_room(self, upload: Upload) -> None:
+        """Wait until the queue has room for a prompt of an upload. One that `is_opening` has room for the first one."""
+        while self.admitted - upload.is_opening >= self.limits.slots + self.limits.queue:
+            await asyncio.sleep(ROOM_SECONDS)
+
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
-        """Admit a recording, which stays in memory until the context exits. Raises `ServerError`.
+        """Admit a recording or a text, which stays in memory until the context exits. Raises `ServerError`.
 
         One deadline applies to the whole request, which may still finish while the server is stopping.
 
-        largest: The maximum size of a recording with its frames, in bytes.
+        largest: The maximum size of a recording with its frames, or of a text, in bytes.
         """
         self.require_ready()
         self.require_room(1)
@@ -136,12 +142,12 @@ class Service:
 
     def _require_memory(self, largest: int, count: int) -> None:
         if sum(upload.size for upload in [*self._uploads]) + count > MAX_UPLOADS * largest:
-            message = "too many recordings are being transcribed; try again later"
+            message = "too many recordings or texts are in progress; try again later"
             raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count a recording as queued within the context, while it is being opened. Raises `ServerError`."""
+        """Count an upload as queued within the context, while it is being opened. Raises `ServerError`."""
         self.require_room(1)
         upload.is_opening = True
         try:
@@ -155,7 +161,7 @@ class Service:
 
         Raises `ServerError` if they exceed the limits or the queue is full.
 
-        upload: the recording's upload, which has already been admitted and has a deadline.
+        upload: the upload that they belong to, which has already been admitted and has a deadline.
         """
         for item in items:
             item.check(self.limits)
