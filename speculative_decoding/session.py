@@ -46,9 +46,9 @@ from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
+    from .documents.api import DecodedDocument, DocumentKeywords, DocumentPart
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText
-    from .documents.api import DecodedDocument, DocumentKeywords, DocumentPart
     from .drafters.writing import DraftWriter
     from .memory import TranslationMemory
     from .rows import BatchResult, PromptScheduler

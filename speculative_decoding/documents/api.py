@@ -16,12 +16,12 @@ from ..sampling.values import ListOf, Text
 from ..session import Session
 from .decoding import Rules
 from .findings import Finding
+from .lengths import LengthRatios
 from .options import DocumentOptions
 from .pieces import Piece, parts_of
 from .rendering import Renderer
 from .scheduler import PieceScheduler, decode_parts
 from .splitting import effective_unit, source_language
-from .survival import LengthRatios
 from .tokens import Literal
 
 OWN = ("prefix", "keep", "slots")
@@ -91,7 +91,9 @@ def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -
         InputError: The document cannot be read, or an option cannot be used.
     """
     scheduler, parts = prepared(session, text, **options)
-    written, findings, ratios = [], [], LengthRatios()
+    written: list[str] = []
+    findings: list[Finding] = []
+    ratios = LengthRatios()
     for part in decoded_parts(scheduler, parts, ratios):
         written.append(part.written)
         findings += part.findings
@@ -112,15 +114,16 @@ def prepared(
 ) -> tuple[PieceScheduler, Iterator[Literal | Piece]]:
     """Return a scheduler for a document, and its parts. Raises `InputError`."""
     text = validate("text", Text(may_be_empty=True), text)
-    own: dict[str, Any] = {name: options.pop(name) for name in (*OWN, *READING) if name in options}  # type: ignore[misc]
+    decoding: dict[str, Any] = {**options}
+    own = {name: decoding.pop(name) for name in (*OWN, *READING) if name in decoding}
     reading = DocumentOptions(**{name: own[name] for name in READING if name in own})
     prefix = validate("prefix", Text(may_be_empty=True), own.get("prefix", ""))
     keep = validate("keep", ListOf(Text()), own.get("keep", ()))
-    chosen = session.options_with(options)
+    chosen = session.options_with(decoding)
     reading = replace(reading, unit=effective_unit(reading))
     language = source_language(chosen.src_lang, prefix)
     rules = rules_for(session, chosen, prefix, keep)
-    scheduler = PieceScheduler(session, rules, prefix=prefix, slots=own.get("slots"), **options)
+    scheduler = PieceScheduler(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
     return scheduler, parts_of(StringIO(text, newline=""), reading, language)
 
 
@@ -131,7 +134,7 @@ def decoded_parts(
     renderer = Renderer()
     for part, decoded in decode_parts(scheduler, parts):
         written = renderer.add(part, decoded)
-        if decoded is None:
+        if not isinstance(part, Piece) or decoded is None:
             yield DocumentPart(written)
             continue
         if ratios is not None:

@@ -1,7 +1,7 @@
-"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive was lost.
+"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive is lost.
 
-Nothing here decodes by itself: `decode_piece` yields prompts and is sent their outputs, so a session, a server and a test
-can drive it.
+Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so that a session, a server or a test
+drives it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from . import survival
 from .findings import CUT, FAILED, LOOP, LOST, MARKUP, SPLIT, Finding
-from .pieces import Literal, Piece, Span
+from .loops import loop_in
+from .pieces import Piece, Span
 from .places import Places, enclosed_texts, find_places
 from .splitting import fitting_spans, needs_decoding
-from .tokens import Kept
 
 
 class Output(NamedTuple):
@@ -147,7 +147,7 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
     found = []
     if output.finish_reason == "length":
         found.append(Finding(part.line, CUT, "the output reached the token limit"))
-    if repeated := survival.loop_in(decoded.text, part.text):
+    if repeated := loop_in(decoded.text, part.text):
         found.append(Finding(part.line, LOOP, repeated))
     for mark, place in zip(part.marks, decoded.places, strict=True):
         if place is None and not (mark.is_kept or mark.is_link):
@@ -157,32 +157,33 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
 
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[survival.Span]:
-    """Return what must appear unchanged in the output: spans of the text, in order, kept texts included."""
-    kept = [survival.Span(mark.start, mark.end, piece.text[mark.start : mark.end]) for mark in piece.marks if mark.is_kept]
-    found = [*kept]
-    for span in survival.must_survive(piece.text, terms):
-        if all(span.end <= each.start or each.end <= span.start for each in kept):
-            found.append(span)
-    return sorted(found)
+    """Return what must appear unchanged in the output, besides kept texts: spans of the text, in order."""
+    kept = [mark for mark in piece.marks if mark.is_kept]
+    return [
+        span
+        for span in survival.must_survive(piece.text, terms)
+        if all(span.end <= mark.start or mark.end <= span.start for mark in kept)
+    ]
 
 
 def lost_in(piece: Piece, must: Sequence[survival.Span], decoded: DecodedPiece) -> list[str]:
-    """Return what a decoded piece has lost: texts, and links without their place."""
-    lost = [span.text for span in survival.lost(must, decoded.text)]
+    """Return what the decoded parts of a piece have lost: spans, kept texts, and links without their place."""
+    found = []
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
-    for part, output in zip(parts, decoded.outputs, strict=True):
+    for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
+        inside = [span for span in must if start <= span.start and span.end <= end]
+        found += [span.text for span in survival.lost(inside, output.text)]
         for mark, place in zip(part.marks, output.places, strict=True):
             if place is None and (mark.is_link or mark.is_kept):
-                text = part.text[mark.start : mark.end]
-                if mark.is_link or text not in lost:
-                    lost.append(text)
-    return lost
+                found.append(part.text[mark.start : mark.end])
+    return found
 
 
 def spans_around(piece: Piece, must: Sequence[survival.Span], fits: Callable[[str], bool]) -> list[Span]:
     """Return the parts of a piece between what must survive, and within and between links."""
     text = piece.text
     covered = [(span.start, span.end) for span in must]
+    covered += [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
     borders = {0, len(text), *(border for span in covered for border in span)}
     for mark in piece.marks:
         if mark.is_link:

@@ -18,7 +18,7 @@ class Loop(NamedTuple):
     """A text and how many times it appears in succession."""
 
     text: str
-    count: int
+    times: int
 
     @property
     def is_spoken(self) -> bool:
@@ -31,7 +31,7 @@ def loop_in(output: str, source: str) -> str | None:
     It may repeat words as often as the source repeats any words ("no no no no"), and punctuation marks likewise.
     """
     for loop in loops(output):
-        if not any(each.count >= loop.count and each.is_spoken == loop.is_spoken for each in loops(source)):
+        if not any(each.times >= loop.times and each.is_spoken == loop.is_spoken for each in loops(source)):
             return loop.text
     return None
 

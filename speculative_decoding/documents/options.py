@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated as A
 
 from ..errors import InputError, Name
-from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
+from ..sampling.options import validate
+from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text, specs_of
 from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
@@ -32,6 +33,9 @@ class DocumentOptions:
     max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
 
     def __post_init__(self) -> None:
+        for name, spec in specs_of(DocumentOptions).items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, validate(name, spec.type, value))
         if self.unwrap and self.format not in (None, "text"):
             raise InputError(("has no effect with ", Name("format"), f" {self.format}"), "unwrap", "leave it out")
         if self.unwrap and self.unit == "line":

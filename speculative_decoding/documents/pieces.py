@@ -9,7 +9,7 @@ from functools import cached_property
 from .formats import FORMATS
 from .options import DocumentOptions
 from .splitting import line_spans, needs_decoding, sentence_spans
-from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token, Write
+from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write
 
 Span = tuple[int, int]  # of a text: start and end
 
@@ -60,15 +60,15 @@ class Piece:
     @cached_property
     def marks(self) -> list[Mark]:
         """All markup, points and kept texts, in the order of their first tokens."""
-        opened: dict[int, tuple[int, int]] = {}  # number of the markup -> its index in `found`, its position
+        opened: dict[int, int] = {}  # number of the markup -> its index in `found`
         found: list[Mark] = []
         position = 0
         for index, token in enumerate(self.tokens):
             if isinstance(token, Open):
-                opened[token.number] = len(found), position
+                opened[token.number] = len(found)
                 found.append(Mark(position, len(self.text), index, None, is_link=token.is_link))
             elif isinstance(token, Close) and token.number in opened:
-                number, start = opened.pop(token.number)
+                number = opened.pop(token.number)
                 found[number] = replace(found[number], end=position, closing=index)
             elif isinstance(token, Close):
                 found.append(Mark(0, position, None, index))
@@ -173,7 +173,7 @@ def trimmed(segments: list[list[Token]]) -> list[list[Token]]:
     """Move tokens without text at the ends of a span into the span that they belong to, or between the spans."""
     for number in range(1, len(segments), 2):  # of two adjacent spans, markup that ends the first is in the second
         inside = segments[number]
-        size = leading(inside, (Open, Close, Point))
+        size = next((count for count, token in enumerate(inside) if token.text), len(inside))
         segments[number - 1] += inside[:size]
         segments[number] = inside[size:]
     for number in range(1, len(segments), 2):

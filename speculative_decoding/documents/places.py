@@ -11,6 +11,7 @@ from .splitting import needs_decoding
 Places = Sequence[Span | None]
 
 MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
+FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
 
 
@@ -63,12 +64,16 @@ def best_place(
     enclosed = text[mark.start : mark.end]
     if enclosed.strip() == text.strip():
         return 0, len(output)
-    wanted = [enclosed] if mark.is_kept else [known.get(enclosed.strip(), ""), enclosed]
+    alone = known.get(enclosed.strip(), "")
+    if enclosed.rstrip() == enclosed.rstrip(FINAL):  # decoded alone, a few words may get a full stop
+        alone = alone.rstrip(FINAL)
+    wanted = [enclosed] if mark.is_kept else [alone, enclosed]
     target = mark.start / len(text)
+    words = not is_within_word(text, mark.start), not is_within_word(text, mark.end)
     for candidate in wanted:
         found = [
             place
-            for place in occurrences(candidate.strip(), output, exact=mark.is_kept)
+            for place in occurrences(candidate.strip(), output, words, exact=mark.is_kept)
             if all(is_consistent(mark, place, *other) for other in taken)
         ]
         if found:
@@ -78,7 +83,7 @@ def best_place(
 
 
 def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
-    """Extend a place over white space that the mark encloses, and to the ends of the output as the mark reaches them."""
+    """Extend a place over white space that the mark encloses, and to an end of the output that it reaches."""
     enclosed = text[mark.start : mark.end]
     start -= min(len(enclosed) - len(enclosed.lstrip()), start - len(output[:start].rstrip()))
     end += min(len(enclosed) - len(enclosed.rstrip()), len(output) - end - len(output[end:].lstrip()))
@@ -100,34 +105,43 @@ def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bo
     return place[1] <= other_place[0] or other_place[1] <= place[0]
 
 
-def occurrences(wanted: str, output: str, *, exact: bool) -> Iterator[Span]:
-    """Yield where a text is in an output, as whole words, in any case unless `exact`, without its final punctuation."""
-    if not exact:
-        wanted = wanted.rstrip(".!?:;,。！？") or wanted
-    if not wanted:
-        return
-    before = r"(?<!\w)" if wanted[0].isalnum() and not exact_script(wanted[0]) else ""
-    behind = r"(?!\w)" if wanted[-1].isalnum() and not exact_script(wanted[-1]) else ""
-    pattern = re.compile(f"{before}{re.escape(wanted)}{behind}", 0 if exact else re.IGNORECASE)
-    for count, match in enumerate(pattern.finditer(output)):
+def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bool) -> Iterator[Span]:
+    """Yield where a text is in an output.
+
+    Args:
+        wanted: The text.
+        words: Whether it must begin a word, and whether it must end one.
+        exact: Whether its case matters.
+    """
+    pattern = re.compile(re.escape(wanted), 0 if exact else re.IGNORECASE)
+    for count, match in enumerate(pattern.finditer(output) if wanted else ()):
         if count == MAX_CANDIDATES:
             return
-        yield match.span()
+        if not any(each and is_within_word(output, at) for each, at in zip(words, match.span(), strict=True)):
+            yield match.span()
 
 
-def exact_script(character: str) -> bool:
+def is_within_word(text: str, position: int) -> bool:
+    """Return whether a letter or digit stands on both sides of a position. In scripts without spaces, none does."""
+    sides = text[max(position - 1, 0) : position + 1]
+    return len(sides) == 2 and position > 0 and all(each.isalnum() and not is_unspaced(each) for each in sides)
+
+
+def is_unspaced(character: str) -> bool:
     """Whether words are not separated by spaces in this character's script: Chinese, Japanese, Thai and the like."""
-    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or "\U00020000" <= character
+    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or character >= "\U00020000"
 
 
 def point_place(text: str, position: int, output: str) -> Span:
-    """Return the place of a point: at the same relative position, between words if it is between words in the source."""
+    """Return the place of a point: the nearest to its relative position that is alike, such as before a word."""
     place = round(position * len(output) / len(text)) if text else 0
-    if between_words(text, position):
-        places = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
-        place = next((each for each in places if 0 <= each <= len(output) and between_words(output, each)), place)
+    wanted = surroundings(text, position)
+    nearest = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
+    alike = (each for each in nearest if 0 <= each <= len(output) and surroundings(output, each) == wanted)
+    place = next(alike, place)
     return place, place
 
 
-def between_words(text: str, position: int) -> bool:
-    return not (0 < position < len(text) and text[position - 1].isalnum() and text[position].isalnum())
+def surroundings(text: str, position: int) -> tuple[bool, bool]:
+    """Return whether a letter or digit stands before a position, and whether one stands behind it."""
+    return text[max(position - 1, 0) : position].isalnum(), text[position : position + 1].isalnum()

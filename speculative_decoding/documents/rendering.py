@@ -18,7 +18,7 @@ class Insertion(NamedTuple):
     """A token that is written into an output.
 
     start, end: The range of the output that it replaces.
-    index: Its index in the piece, or -1.
+    order: The token's index in the piece, or -1.
     side: -1 if it ends markup, 1 if it begins markup, otherwise 0.
     nesting: Sorts tokens of one side so that markup nests.
     raw: What is written.
@@ -26,11 +26,10 @@ class Insertion(NamedTuple):
 
     start: int
     end: int
-    index: int
+    order: int
     side: int
     nesting: tuple[int, ...]
     raw: str
-
 
 
 class Renderer:
@@ -118,7 +117,9 @@ def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
     }
     pattern = re.compile(f"([{re.escape(''.join(known))}])")
     return [
-        "".join(next(next_of[each]) if number % 2 else piece.write(each) for number, each in enumerate(pattern.split(run)))
+        "".join(
+            next(next_of[each]) if number % 2 else piece.write(each) for number, each in enumerate(pattern.split(run))
+        )
         for run in runs
     ]
 
@@ -158,10 +159,10 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
 def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
     """Sort insertions. At the same place they have the order of the source, unless that would cross markup."""
     found: list[Insertion] = []
-    for _, group in groupby(sorted(insertions, key=lambda each: (each.start, each.index)), lambda each: each.start):
+    for _, group in groupby(sorted(insertions, key=lambda each: (each.start, each.order)), lambda each: each.start):
         together = [*group]
         sides = [each.side for each in together if each.side]
         if sides != sorted(sides):  # one ends behind the beginning of another
-            together.sort(key=lambda each: (each.side, each.nesting, each.index))
+            together.sort(key=lambda each: (each.side, each.nesting, each.order))
         found += together
     return found

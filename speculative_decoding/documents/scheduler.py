@@ -22,6 +22,7 @@ WINDOW_CHARACTERS = 1 << 22  # of parts that wait for an earlier one
 
 Decoded = tuple[Literal | Piece, DecodedPiece | None]
 
+
 @dataclass
 class Task:
     """A piece that is being decoded. outputs: those of its current prompts, as far as they are known."""

@@ -1,0 +1,41 @@
+"""Decodes documents with a function in place of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from io import StringIO
+
+from speculative_decoding.documents.decoding import DecodedPiece, Output, Rules, decode_piece
+from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.pieces import Piece, parts_of
+from speculative_decoding.documents.rendering import Renderer
+from speculative_decoding.documents.tokens import Literal
+
+Model = Callable[[str], str]
+RULES = Rules()
+
+
+def decode_with(piece: Piece, model: Model, rules: Rules = RULES) -> DecodedPiece:
+    """Decode a piece with a function of a prompt."""
+    steps = decode_piece(piece, rules)
+    prompts = next(steps)
+    while True:
+        try:
+            prompts = steps.send([Output(model(prompt)) for prompt in prompts])
+        except StopIteration as end:
+            decoded = end.value
+            return DecodedPiece.from_json(decoded.as_json())  # as a journal keeps it
+
+
+def written_with(parts: Iterable[Literal | Piece], model: Model, rules: Rules = RULES) -> str:
+    """Return the document that a function of a prompt makes of these parts."""
+    renderer = Renderer()
+    return "".join(
+        renderer.add(part, decode_with(part, model, rules) if isinstance(part, Piece) else None) for part in parts
+    )
+
+
+def document_with(text: str, model: Model, format: str = "text", rules: Rules = RULES, **options: object) -> str:
+    """Decode a whole document in English."""
+    reading = DocumentOptions(format=format, **options)  # type: ignore[arg-type]
+    return written_with(parts_of(StringIO(text, newline=""), reading, "en"), model, rules)

@@ -1,0 +1,153 @@
+"""Blocks are divided into pieces without losing a character, and written again with all of their markup."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculative_decoding.documents.decoding import Rules
+from speculative_decoding.documents.pieces import Piece, divide, pieces_of
+from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
+from tests.documents.decoders import decode_with, written_with
+
+laws = settings(derandomize=True, deadline=None, max_examples=200)
+WORDS = st.sampled_from(["one ", "two", " three", ". ", "four", "? ", "five, ", "ah", " "])
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Block:
+    """Tokens of every kind, with markup that nests, or lacks one of its ends."""
+    tokens: list[Token] = []
+    opened: list[int] = []
+    for number in range(draw(st.integers(1, 25))):
+        kind = draw(st.sampled_from("ttttobckpe"))
+        if kind == "t":
+            text = draw(WORDS)
+            tokens.append(Text(text, text))
+        elif kind == "o":
+            tokens.append(Open(f"<{number}>", number, is_link=draw(st.booleans())))
+            opened.append(number)
+        elif kind == "c" and (opened or draw(st.booleans())):
+            closed = opened.pop() if opened else 1000 + number
+            tokens.append(Close(f"</{closed}>", closed))
+        elif kind == "b":
+            tokens += [Text("begin", "begin"), Break("\n  > "), Text("end", "end")]
+        elif kind == "k":
+            tokens.append(Kept("kept", "`kept`"))
+        elif kind == "p":
+            tokens.append(Point("<img>"))
+        elif kind == "e":
+            tokens.append(Text("&", "&amp;"))
+    return Block(tokens, 1, lambda text: text.replace("&", "&amp;"))
+
+
+def raw_of(parts: list[Piece | Literal]) -> str:
+    return "".join(part.raw for part in parts)
+
+
+@laws
+@given(blocks(), st.data())
+def test_pieces_and_literals_are_the_block(block: Block, data: st.DataObject) -> None:
+    borders = sorted(data.draw(st.sets(st.integers(0, len(block.text)), max_size=6)))
+    spans = list(zip(borders[::2], borders[1::2], strict=False))
+    parts = list(divide(block, spans))
+    assert raw_of(parts) == block.raw
+    pieces = [part for part in parts if isinstance(part, Piece)]
+    assert len(pieces) == len(spans)
+    for piece in pieces:
+        numbers = [[each.number for each in piece.tokens if isinstance(each, kind)] for kind in (Open, Close)]
+        assert (
+            not (isinstance(piece.tokens[0], Open) and piece.tokens[0].number not in numbers[1]) if piece.tokens else 1
+        )
+
+
+@laws
+@given(blocks())
+def test_a_model_that_copies_gives_the_document(block: Block) -> None:
+    assert written_with(pieces_of(block, "sentence", "en"), str) == block.raw
+
+
+@laws
+@given(blocks(), st.sampled_from(["sentence", "line", "paragraph"]))
+def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(block: Block, unit: str) -> None:
+    parts = list(pieces_of(block, unit, "en"))
+    written = written_with(parts, str.swapcase)
+    swapped = [part for part in parts if isinstance(part, Piece)]
+    expected = "".join(
+        "".join(t.raw if t.text != t.raw or isinstance(t, Kept | Break) else t.raw.swapcase() for t in part.tokens)
+        if part in swapped
+        else part.raw
+        for part in parts
+    )
+    assert written == expected
+
+
+def block_of(*tokens: Token | str) -> Block:
+    return Block([Text(each, each) if isinstance(each, str) else each for each in tokens], 1)
+
+
+BOLD, END, ITALIC, ITALIC_END = Open("<b>", 1), Close("</b>", 1), Open("<i>", 2), Close("</i>", 2)
+TRANSLATIONS = {
+    "The red house is old.": "Alt ist das rote Haus.",
+    "red house": "Rote Haus.",
+    "The": "Das",
+    "old": "Alt",
+}
+PLACED = [
+    ((("The ", BOLD, "red house", END, " is old."), "Alt ist das <b>rote Haus</b>.")),
+    (("The ", BOLD, "red ", ITALIC, "house", ITALIC_END, END, " is old."), "Alt ist das <b>rote Haus</b>."),
+    ((BOLD, "The", END, " red house is ", ITALIC, "old", ITALIC_END, "."), "<i>Alt</i> ist <b>das</b> rote Haus."),
+    ((BOLD, "The red house is old.", END), "<b>Alt ist das rote Haus.</b>"),
+    ((BOLD, "The red house is old."), "<b>Alt ist das rote Haus."),
+    (("The red house ", Point("<img>"), "is old."), "Alt ist das rote <img>Haus."),
+]
+
+
+@pytest.mark.parametrize(("tokens", "expected"), PLACED, ids=str)
+def test_markup_surrounds_the_output_for_what_it_surrounded(tokens: tuple[Token | str, ...], expected: str) -> None:
+    parts = pieces_of(block_of(*tokens), "sentence", "en")
+    assert written_with(parts, lambda text: TRANSLATIONS.get(text, text)) == expected
+
+
+def test_markup_without_a_place_is_dropped_and_named() -> None:
+    (piece,) = pieces_of(block_of("The ", BOLD, "red", END, " house is old."), "sentence", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda text: TRANSLATIONS.get(text, "?"))
+    assert written_with([piece], lambda text: TRANSLATIONS.get(text, "?")) == "Alt ist das rote Haus."
+    assert [(each.kind, each.what) for each in decoded.findings] == [("markup", "<b> ... </b>")]
+
+
+def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
+    def model(text: str) -> str:
+        return text.upper() if "{name}" not in text else "HELLO NAME"
+
+    (piece,) = pieces_of(block_of("Hello {name}, my friend."), "sentence", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, model)
+    assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
+
+
+def test_what_is_still_lost_is_listed() -> None:
+    (piece,) = pieces_of(block_of("Visit Berlin."), "sentence", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda text: "Kommt", Rules(terms=frozenset(["Berlin"])))
+    assert decoded.text == "Kommt Berlin." and not decoded.findings
+    (piece,) = pieces_of(block_of("Berlin."), "sentence", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda text: "Kommt", Rules(terms=frozenset(["Berlin"])))
+    assert [(each.line, each.kind, each.what) for each in decoded.findings] == [(1, "lost", "Berlin")]
+
+
+def test_a_piece_that_is_too_long_is_divided_and_named() -> None:
+    (piece,) = pieces_of(block_of("one two, three four, five six"), "paragraph", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, str.upper, Rules(fits=lambda text: len(text) <= 12))
+    assert decoded.text == "ONE TWO, THREE FOUR, FIVE SIX" and [each.kind for each in decoded.findings] == ["split"]
+
+
+@pytest.mark.parametrize("count", [100_000])
+def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
+    tokens = [*(Open("<b>", n) for n in range(count)), Text("word", "word"), *(Close("</b>", n) for n in range(count))]
+    block = Block(tokens, 1)
+    assert written_with(pieces_of(block, "sentence", "en"), str.upper) == block.raw.replace("word", "WORD")
