@@ -49,10 +49,10 @@ class Detector:
         labels = self._loaded().rank(text)
         for label, probability in labels if labels[0][1] > NO_EVIDENCE else ():
             if (code := self._codes[label]) in own:
-                probabilities[code] += probability
+                probabilities[code] += 100 * probability
         ranked = sorted(own, key=lambda code: (-probabilities[code], code != NEUTRAL))
-        found = [{"confidence": round(100 * probabilities[code], 1), "language": own[code]} for code in ranked]
-        return [each for each in found if each is found[0] or each["confidence"] >= MIN_CONFIDENCE]
+        likely = [code for code in ranked if code == ranked[0] or probabilities[code] >= MIN_CONFIDENCE]
+        return [{"confidence": round(probabilities[code], 1), "language": own[code]} for code in likely]
 
     def _loaded(self) -> LanguageIdentifier:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
@@ -62,4 +62,3 @@ class Detector:
                 self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
                 self._codes = {label: language_of(label).code for label in self._identifier.labels}
             return self._identifier
-

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from io import StringIO
+from dataclasses import dataclass, replace
+from io import BytesIO, StringIO
 from itertools import islice
 from typing import Any
 
 from ..decoding.prompt import TOKEN_CHARACTERS, fits
 from ..documents.decoding import DecodedPiece, Output, Rules, decode_piece
 from ..documents.findings import Finding
-from ..documents.formats import FORMATS
+from ..documents.formats import FORMATS, format_of
 from ..documents.lengths import LengthRatios
 from ..documents.options import DocumentOptions
 from ..documents.pieces import Piece, parts_of
+from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
+from ..sampling.options import validate
+from ..sampling.values import Text
 from .service import Service
 from .texts import Prompting, Steps
 
@@ -35,9 +38,7 @@ class Document:
         prompting: How its prompts are decoded.
     """
 
-    def __init__(
-        self, lines: Iterable[str], options: DocumentOptions, service: Service, prompting: Prompting
-    ) -> None:
+    def __init__(self, lines: Iterable[str], options: DocumentOptions, service: Service, prompting: Prompting) -> None:
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
         self.parts = parts_of(lines, replace(options, unit=effective_unit(options)), language)
@@ -73,7 +74,9 @@ def fitting(service: Service, prompting: Prompting) -> Callable[[str], bool]:
 
     def is_allowed(text: str) -> bool:
         prompt = prompting.prefix + text
-        if len(prompt) > most * TOKEN_CHARACTERS or not fits(session.model, session.tokenizer, prompt, prompting.options):
+        if len(prompt) > most * TOKEN_CHARACTERS or not fits(
+            session.model, session.tokenizer, prompt, prompting.options
+        ):
             return False
         return len(session.tokenizer.encode(prompt, prompting.options.src_lang)) <= most
 
@@ -93,3 +96,35 @@ def sample(lines: Iterable[str], options: DocumentOptions) -> str:
             if sum(map(len, found)) > SAMPLE_CHARACTERS:
                 break
     return "\n".join(found)
+
+
+@dataclass(frozen=True)
+class GivenFile:
+    """A file of a client; a `TextSource`.
+
+    name: its name, without folders. options: how it is read.
+    """
+
+    name: str
+    file: DocumentFile
+    text: str
+    options: DocumentOptions
+
+    def sample(self) -> str:
+        return sample(StringIO(self.text, newline=""), self.options)
+
+    def divide(self, service: Service, prompting: Prompting) -> Document:
+        return Document(StringIO(self.text, newline=""), self.options, service, prompting)
+
+    def encode(self, text: str) -> bytes:
+        return self.file.preamble + self.file.encode(text)
+
+
+def open_file(content: bytes, name: str, format: str | None) -> GivenFile:
+    """Read a file. Raises `InputError`.
+
+    format: one of the names in `FORMATS`; None for that of the name's suffix.
+    """
+    options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
+    with DocumentFile(BytesIO(content), options, name) as file:
+        return GivenFile(name, file, "".join(file.lines), options)

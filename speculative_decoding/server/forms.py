@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from .bodies import JSON, media_type, read_body, read_fields
+from .bodies import media_type, read_body, read_fields
 from .errors import ServerError
 from .guard import require_token
 from .multipart import MULTIPART, Part, parse_multipart

@@ -122,7 +122,11 @@ class TextDecoder:
         async with task_group() as group:
             is_last = False
             while not is_last:
-                chunk = await in_thread(self.service, self.client, lambda: [(*each, begun(texts[each[0]], each[1])) for each in islice(parts, CHUNK)])
+                chunk = await in_thread(
+                    self.service,
+                    self.client,
+                    lambda: [(*each, begun(texts[each[0]], each[1])) for each in islice(parts, CHUNK)],
+                )
                 for number, part, first in chunk:
                     task = None if first is None else group.create_task(self._decode(texts[number], *first))
                     waiting.append((number, part, task))

@@ -15,9 +15,10 @@ from ..sampling.values import ListOf, Text, Union
 from .bodies import JSON, media_type
 from .errors import ServerError
 from .forms import read_request
+from .languages import english_name
 from .service import Service
 from .texts import DividedText, Lines, Prompting, in_thread
-from .translator import AUTO, Translator
+from .translator import Translator
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
 FORMATS = ("text", "html")
@@ -79,7 +80,9 @@ def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> Tr
     except InputError as error:
         raise ServerError.of(error) from None
     if format == "html" and not has_room("documents"):
-        raise ServerError(501, "format: html requires the folder documents, which this server lacks; send text", "format")
+        raise ServerError(
+            501, "format: html requires the folder documents, which this server lacks; send text", "format"
+        )
     texts = [q] if isinstance(q, str) else list(q)
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
@@ -137,10 +140,9 @@ def default_languages(listed: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the languages that a user interface should show at first: the first pair, from English if possible."""
     if not listed:
         return {}
-    names = {each["code"]: each["name"] for each in listed}
     source = next((each for each in listed if each["code"] == "en"), listed[0])
     target = source["targets"][0]
     return {
         "source": {"code": source["code"], "name": source["name"]},
-        "target": {"code": target, "name": names.get(target, target)},
+        "target": {"code": target, "name": english_name(target)},
     }

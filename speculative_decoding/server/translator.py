@@ -70,7 +70,9 @@ class Translator:
         """The languages of the model. The service must be ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
-    async def translate(self, request: Request, sources: Sequence[TextSource], source: str, target: str) -> Translations:
+    async def translate(
+        self, request: Request, sources: Sequence[TextSource], source: str, target: str
+    ) -> Translations:
         """Translate texts from one language, or from the detected languages if it is `AUTO`. Raises `ServerError`."""
         client = request.client.host if request.client else ""
         size = sum(len(each.text) for each in sources)

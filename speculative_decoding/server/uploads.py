@@ -32,7 +32,7 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of the text, the file or its frames. Raises `ServerError` if all uploads together are too large."""
+        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads are too large together."""
         self._count(size)
         self.size += size
 
