@@ -44,7 +44,9 @@ class Detector:
         codes: of the languages to choose from.
         """
         text = text[:CHARACTERS]
-        own = {language_of(code).code: code for code in reversed([*codes])}  # zh rather than zh-Hant
+        own: dict[str, str] = {}
+        for code in codes:
+            own.setdefault(language_of(code).code, code)  # zh rather than zh-Hant
         probabilities = dict.fromkeys(own, 0.0)
         labels = self._loaded().rank(text)
         for label, probability in labels if labels[0][1] > NO_EVIDENCE else ():

@@ -93,5 +93,5 @@ def own_address(request: Request) -> str:
 async def download_file(request: Request) -> Response:
     files: KeptFiles = request.app.state.files
     file = files.get(request.path_params["name"])
-    headers = {"Content-Disposition": content_disposition(file.name), "Cache-Control": "no-store"}
+    headers = {"Content-Disposition": content_disposition(file.name)}  # the server adds nosniff and no-store to all
     return Response(file.content, media_type="application/octet-stream", headers=headers)
