@@ -14,7 +14,7 @@ from speculative_decoding import GenerationOptions, NgramDrafter, Session, TextS
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
-from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
+from tests.support.serving import GERMAN, GRAMMAR, MODEL, Serving, bundled, events, serving
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 
