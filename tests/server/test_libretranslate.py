@@ -40,7 +40,7 @@ def german() -> list[str]:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Serving]:
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
-    limits = Limits(max_output_tokens=4, max_body=2000)
+    limits = Limits(max_output_tokens=4, max_body=4000)
     with serving(session, limits, token=TOKEN, prefixes={("en", "de"): ""}) as made:
         yield made
 
@@ -201,5 +201,5 @@ def test_names_of_files_are_not_logged(guarded: Serving, caplog: pytest.LogCaptu
 
 
 def test_kept_files_have_a_limit(guarded: Serving) -> None:
-    answers = [send_file(guarded, "a.txt", b"1 " * 800, api_key=TOKEN).status_code for _ in range(30)]
+    answers = [send_file(guarded, "a.txt", b"1 " * 1500, api_key=TOKEN).status_code for _ in range(30)]
     assert {*answers} == {200, 429} and answers[-1] == 429
