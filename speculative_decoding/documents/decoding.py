@@ -1,7 +1,7 @@
 """Decodes a piece: its text, the places of its markup, and parts of it if something that must survive is lost.
 
-Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so that a session, a server or a test
-drives it.
+Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so a session, a server or a test can
+drive it.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
     for number in order:
         mark = piece.marks[number]
-        place = point_place(piece.text, mark.start, output) if mark.start == mark.end else None
-        if place is None and mark.start < mark.end:
-            place = best_place(piece, mark, output, known, taken)
-            if place is not None:
-                taken.append((mark, place))
-        places[number] = place
+        if not piece.text[mark.start : mark.end].strip():
+            start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
+            places[number] = start, max(start, end)
+        elif (place := best_place(piece, mark, output, known, taken)) is not None:
+            places[number] = place
+            taken.append((mark, place))
     return places
 
 
@@ -68,7 +68,7 @@ def best_place(
     if enclosed.rstrip() == enclosed.rstrip(FINAL):  # decoded alone, a few words may get a full stop
         alone = alone.rstrip(FINAL)
     wanted = [enclosed] if mark.is_kept else [alone, enclosed]
-    target = mark.start / len(text)
+    target = (mark.end - len(enclosed.lstrip())) / len(text)
     words = not is_within_word(text, mark.start), not is_within_word(text, mark.end)
     for candidate in wanted:
         found = [
@@ -113,12 +113,12 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
         words: Whether it must begin a word, and whether it must end one.
         exact: Whether its case matters.
     """
-    pattern = re.compile(re.escape(wanted), 0 if exact else re.IGNORECASE)
+    pattern = re.compile(f"(?=({re.escape(wanted)}))", 0 if exact else re.IGNORECASE)  # they may overlap
     for count, match in enumerate(pattern.finditer(output) if wanted else ()):
         if count == MAX_CANDIDATES:
             return
-        if not any(each and is_within_word(output, at) for each, at in zip(words, match.span(), strict=True)):
-            yield match.span()
+        if not any(each and is_within_word(output, at) for each, at in zip(words, match.span(1), strict=True)):
+            yield match.span(1)
 
 
 def is_within_word(text: str, position: int) -> bool:
@@ -132,14 +132,13 @@ def is_unspaced(character: str) -> bool:
     return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or character >= "\U00020000"
 
 
-def point_place(text: str, position: int, output: str) -> Span:
+def point_place(text: str, position: int, output: str) -> int:
     """Return the place of a point: the nearest to its relative position that is alike, such as before a word."""
     place = round(position * len(output) / len(text)) if text else 0
     wanted = surroundings(text, position)
     nearest = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
     alike = (each for each in nearest if 0 <= each <= len(output) and surroundings(output, each) == wanted)
-    place = next(alike, place)
-    return place, place
+    return next(alike, place)
 
 
 def surroundings(text: str, position: int) -> tuple[bool, bool]:

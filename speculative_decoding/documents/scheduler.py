@@ -25,11 +25,17 @@ Decoded = tuple[Literal | Piece, DecodedPiece | None]
 
 @dataclass
 class Task:
-    """A piece that is being decoded. outputs: those of its current prompts, as far as they are known."""
+    """A piece that is being decoded.
+
+    number: The number of the part.
+    seed: The seed of its prompts.
+    outputs: Those of its current prompts, as far as they are known.
+    """
 
     number: int
     piece: Piece
     steps: Steps
+    seed: int
     outputs: list[Output | None] = field(default_factory=list)
 
 
@@ -70,7 +76,7 @@ class PieceScheduler:
             raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
         build_decoder_prompt(session.model, session.tokenizer, chosen)
         self.stats = GenerationStats()
-        self.prompts = self.pieces = 0
+        self.prompts = self.pieces = self._submitted = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
         self._rules = rules
         self._prefix = prefix
@@ -96,11 +102,14 @@ class PieceScheduler:
         self._held_characters += len(part.raw)
         if isinstance(part, Literal):
             yield number, (part, None)
-        elif (recorded := self._recorded(part)) is not None:
+            return
+        self._submitted += 1
+        if (recorded := self._recorded(part)) is not None:
             self.pieces += 1
             yield number, (part, recorded)
-        else:
-            yield from self._advance(Task(number, part, decode_piece(part, self._rules)), None)
+            return
+        steps = decode_piece(part, self._rules)
+        yield from self._advance(Task(number, part, steps, row_seed(self._seed, self._submitted)), None)
 
     def step(self) -> Iterator[tuple[int, Decoded]]:
         for result in self._scheduler.step():
@@ -119,10 +128,9 @@ class PieceScheduler:
             yield task.number, (task.piece, end.value)
             return
         task.outputs = [None] * len(texts)
-        seed = row_seed(self._seed, task.number)
         for index, text in enumerate(texts):
             self._tasks[self.prompts] = task, index
-            prompt = {"prompt": self._prefix + text, "seed": seed}
+            prompt = {"prompt": self._prefix + text, "seed": task.seed}
             results = self._scheduler.submit((self.prompts, prompt))
             self.prompts += 1
             for result in results:
