@@ -75,7 +75,7 @@ class DecodedDocument:
 
 def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
     """Return how a session decodes pieces. keep: terms that must survive."""
-    return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), keep)
+    return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
 
 
 def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:

@@ -6,6 +6,7 @@ drive it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +18,8 @@ from .loops import loop_in
 from .pieces import Piece, Span
 from .places import Places, enclosed_texts, find_places
 from .splitting import fitting_spans, needs_decoding
+
+WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # a part of a sentence, without the punctuation around it
 
 
 class Output(NamedTuple):
@@ -124,7 +127,10 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     """Decode the parts of a piece with these spans, and find the places of their markup."""
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
     outputs = yield [part.text for part in parts]
-    texts = [" ".join(output.text.split("\n")) for output in outputs]
+    texts = [
+        as_part(" ".join(output.text.split("\n")).strip(), part.text, piece.text)
+        for part, output in zip(parts, outputs, strict=True)
+    ]
     wanted = {text for part in parts for text in enclosed_texts(part) if rules.fits(text)}
     known: dict[str, str] = {}
     if wanted:
@@ -132,14 +138,19 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
         known = dict(zip(ordered, (output.text for output in (yield ordered)), strict=True))
     decoded, findings = [], []
     for part, output, text in zip(parts, outputs, texts, strict=True):
-        if output.error is not None or not text.strip():
+        if output.error is not None or not text:
             findings.append(Finding(part.line, FAILED, output.error or "the output is empty, so the source was copied"))
             decoded.append(DecodedText(part.text, [(mark.start, mark.end) for mark in part.marks]))
             continue
-        places = find_places(part, text.strip(), known)
-        decoded.append(DecodedText(text.strip(), places))
+        decoded.append(DecodedText(text, find_places(part, text, known)))
         findings += check(part, output, decoded[-1])
     return DecodedPiece(piece.text, spans, decoded, findings)
+
+
+def as_part(output: str, part: str, piece: str) -> str:
+    """Remove the full stop that models add to a part of a sentence."""
+    is_added = part != piece and part[-1:].isalnum() and output.endswith(".")
+    return output.removesuffix(".") if is_added else output
 
 
 def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
@@ -192,5 +203,8 @@ def spans_around(piece: Piece, must: Sequence[survival.Span], fits: Callable[[st
     for start, end in pairwise(sorted(borders)):
         if any(first <= start and end <= last for first, last in covered) or not needs_decoding(text[start:end]):
             continue
-        found += [(start + each, start + last) for each, last in fitting_spans(text[start:end], fits)]
+        words = WORDS.search(text, start, end)
+        if words is not None:
+            start = words.start()
+            found += [(start + each, start + last) for each, last in fitting_spans(words[0], fits)]
     return found

@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def report(findings: Iterable[Finding], name: str) -> list[str]:
-    """Return lines for a terminal such as "README.md:12: lost {name}", by kind, the first twenty of each.
+    """Return lines for a terminal such as "README.md:12: lost: {name}", by kind, the first twenty of each.
 
     A line names everything of its kind that was found in succession on one line of the document.
     """
@@ -44,6 +44,6 @@ def report(findings: Iterable[Finding], name: str) -> list[str]:
             more[kind] += 1
     lines = []
     for kind, of_kind in shown.items():
-        lines += [one_line(f"{name}:{line}: {kind} {', '.join(whats)}") for line, whats in of_kind]
-        lines += [f"{name}: {kind} at {more[kind]} more places"] if more[kind] else []
+        lines += [one_line(f"{name}:{line}: {kind}: {', '.join(whats)}") for line, whats in of_kind]
+        lines += [f"{name}: {kind}: {more[kind]} more"] if more[kind] else []
     return lines

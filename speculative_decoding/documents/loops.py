@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
+from operator import eq
 from typing import NamedTuple
 
-from .survival import UNSPACED
+from .survival import END, LETTER, START
 
 REPEATS = 4
+OF_MARKS = 12  # the same for what has no letters or digits, such as "...." or a rule
 MAX_LENGTH = 40  # units of what is repeated: words, punctuation marks, or characters of scripts without spaces
-MAX_WORD = 30  # characters; a longer word is divided into characters, because it may be a loop without spaces
-UNIT = re.compile(rf"[^\W{UNSPACED}]{{1,{MAX_WORD}}}+(?!\w)|\S")
+MAX_WORD = 20  # characters; a longer word is divided into characters, because it may be a loop without spaces
+UNIT = re.compile(rf"{START}{LETTER}{{1,{MAX_WORD}}}+{END}|\S")
 
 
 class Loop(NamedTuple):
@@ -21,7 +24,7 @@ class Loop(NamedTuple):
     times: int
 
     @property
-    def is_spoken(self) -> bool:
+    def has_words(self) -> bool:
         return any(each.isalnum() for each in self.text)
 
 
@@ -30,10 +33,11 @@ def loop_in(output: str, source: str) -> str | None:
 
     It may repeat words as often as the source repeats any words ("no no no no"), and punctuation marks likewise.
     """
-    for loop in loops(output):
-        if not any(each.times >= loop.times and each.is_spoken == loop.is_spoken for each in loops(source)):
-            return loop.text
-    return None
+    found = [loop for loop in loops(output) if loop.has_words or loop.times >= OF_MARKS]
+    allowed = {True: 0, False: 0}
+    for loop in loops(source) if found else ():
+        allowed[loop.has_words] = max(allowed[loop.has_words], loop.times)
+    return next((loop.text for loop in found if loop.times > allowed[loop.has_words]), None)
 
 
 def loops(text: str) -> Iterator[Loop]:
@@ -41,12 +45,9 @@ def loops(text: str) -> Iterator[Loop]:
     found = list(UNIT.finditer(text))
     units = [each[0] for each in found]
     for length in range(1, min(MAX_LENGTH, len(units) // REPEATS) + 1):
-        same = 0  # units in succession that equal the unit `length` before
-        for i in range(length, len(units) + 1):
-            if i < len(units) and units[i] == units[i - length]:
-                same += 1
-                continue
-            if same >= length * (REPEATS - 1):
-                first = i - same - length
-                yield Loop(text[found[first].start() : found[first + length - 1].end()], same // length + 1)
-            same = 0
+        first = 0
+        for is_same, run in groupby(map(eq, units, units[length:])):
+            count = len(list(run))
+            if is_same and count >= length * (REPEATS - 1):
+                yield Loop(text[found[first].start() : found[first + length - 1].end()], count // length + 1)
+            first += count

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .pieces import Mark, Piece, Span
 from .splitting import needs_decoding
+from .survival import is_within_word
 
 Places = Sequence[Span | None]
 
+MAX_MARKS = 256  # of one piece that are placed; each is compared with all others
 MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
 FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
@@ -42,7 +44,7 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
-    for number in order:
+    for number in order[:MAX_MARKS]:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
@@ -119,17 +121,6 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
             return
         if not any(each and is_within_word(output, at) for each, at in zip(words, match.span(1), strict=True)):
             yield match.span(1)
-
-
-def is_within_word(text: str, position: int) -> bool:
-    """Return whether a letter or digit stands on both sides of a position. In scripts without spaces, none does."""
-    sides = text[max(position - 1, 0) : position + 1]
-    return len(sides) == 2 and position > 0 and all(each.isalnum() and not is_unspaced(each) for each in sides)
-
-
-def is_unspaced(character: str) -> bool:
-    """Whether words are not separated by spaces in this character's script: Chinese, Japanese, Thai and the like."""
-    return "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\u9fff" or character >= "\U00020000"
 
 
 def point_place(text: str, position: int, output: str) -> int:

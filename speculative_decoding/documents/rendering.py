@@ -74,8 +74,9 @@ class Renderer:
         own = [(index, token) for index, token in enumerate(piece.tokens) if isinstance(token, Break)]
         breaks = [*((-1, each) for each in self._breaks), *own]
         text = output.text
-        for each in markup:  # no line break within a kept text
-            text = text[: each.start] + "x" * (each.end - each.start) + text[each.end :]
+        for each in markup:
+            if each.start < each.end:  # no line break within a kept text
+                text = text[: each.start] + "x" * (each.end - each.start) + text[each.end :]
         places = break_places(text, line_widths(piece, len(self._breaks))) if breaks else []
         laid = [
             Insertion(start, end, index, 0, (0,), each.raw)

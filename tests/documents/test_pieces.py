@@ -148,6 +148,10 @@ def test_a_piece_that_is_too_long_is_divided_and_named() -> None:
 
 @pytest.mark.parametrize("count", [100_000])
 def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
-    tokens = [*(Open("<b>", n) for n in range(count)), Text("word", "word"), *(Close("</b>", n) for n in range(count))]
+    tokens = [
+        *(Open("<b>", n) for n in range(count)),
+        Text("word", "word"),
+        *(Close("</b>", n) for n in range(count)[::-1]),
+    ]
     block = Block(tokens, 1)
     assert written_with(pieces_of(block, "sentence", "en"), str.upper) == block.raw.replace("word", "WORD")

@@ -1,0 +1,191 @@
+"""What must survive is found in a source, counted in its output, and only what is gone is listed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculative_decoding.documents.survival import KINDS, lost, must_survive
+
+TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
+KEPT = {
+    "printf": ["%s", "%1$s", "%-5.2f", "%(name)s", "%%", "%dpx", "%@"],
+    "variable": ["%PATH%", "$HOME"],
+    "braces": ["{name}", "{0}", "{}", "{{ x }}", "${x}", "%{count}", "{% if x %}"],
+    "tag": ["<0>", "</0>", "<br/>", "<br />", '<a href="x">'],
+    "entity": ["&amp;", "&#160;", "&#x2014;"],
+    "email": ["first.last+tag@mail.example.org"],
+    "code": ["`x = 1`", "``a`b``"],
+    "flag": ["--dry-run", "--help"],
+    "function": ["open()", "os.path.join()"],
+    "camel": ["textContent", "innerHTML"],
+    "snake": ["MAX_LENGTH", "snake_case", "_private_name"],
+    "file": ["README.md", "docs/index.html", "../a-b.js", "/etc/x.toml"],
+    "path": ["/usr/bin", "~/.config/x"],
+    "url": ["https://a.org/x_(y)?q=1&r=2#z", "ftp://a.org", "mailto:a@b.org", "www.example.org/a"],
+}
+QUANTITIES = [
+    "5 GB",
+    "5GB",
+    "1,000.5 kg",
+    "10%",
+    "10 %",
+    "$5",
+    "€ 1.50",
+    "20 °C",
+    "-3 °C",
+    "100\u202fkm/h",
+    "5\u00a0mm",
+]
+PROSE = [
+    "100 % sure",
+    "a 50 % discount",
+    "100%d",
+    "{a b}",
+    "a < b and c > d",
+    "AT&T; R&D",
+    "and/or",
+    "_emphasis_ and *this*",
+    "meantI",
+    "McDonald and iPhone",
+    "well-known",
+    "It's 12:30 - or 5 to 6.",
+    "2 apples and 1960 people",
+    "e.g. this",
+    "--",
+    "____",
+    "one ` two",
+    "Sent at 5. GB is short.",
+    "in the 1960s and 90s",
+    "les 3 l'ont vu",
+]
+fragments = st.sampled_from([*sum(KEPT.values(), QUANTITIES), *PROSE, *TERMS, *"a5 .,%$`<>{}()_-/\n東é"])
+texts = st.one_of(st.text(max_size=40), st.lists(fragments, max_size=8).map("".join))
+
+
+def found(text: str, terms: frozenset[str] = frozenset()) -> list[str]:
+    return [span.text for span in must_survive(text, terms)]
+
+
+@pytest.mark.parametrize("template", ["{}", "See {}, please.", "({})", "Zur „{}“-Seite", "Das „{}“!", "見る {} 。"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_each_kind_is_found_in_text(kind: str, template: str) -> None:
+    for each in KEPT[kind]:
+        assert found(template.replace("{}", each)) == [each]
+
+
+def test_every_kind_has_an_example() -> None:
+    assert KEPT.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_prose_has_nothing_that_must_survive(text: str) -> None:
+    assert set(found(text)) <= {"100 %", "50 %", "100%"}
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("(https://a.org/x)", "https://a.org/x"),
+        ("https://a.org/x_(y)).", "https://a.org/x_(y)"),
+        ("Is it http://a.org/?", "http://a.org/"),
+        ("**http://a.org**", "http://a.org"),
+        ("http://a.org/%s/{id}", "http://a.org/%s/{id}"),
+    ],
+)
+def test_url_ends_before_punctuation_of_the_sentence(text: str, url: str) -> None:
+    assert found(text) == [url]
+
+
+def test_terms_are_whole_words_and_the_longest_wins() -> None:
+    text = "Firefox, firefox, Firefoxes, Firefox Nightly, C++, .NET, 東京タワー, xFirefox"
+    assert found(text, TERMS) == ["Firefox", "Firefox Nightly", "C++", ".NET", "東京"]
+
+
+@given(texts)
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_spans_are_in_order_without_overlaps_and_nothing_is_lost_in_the_source(text: str) -> None:
+    spans = must_survive(text, TERMS)
+    assert all(span.text == text[span.start : span.end] for span in spans)
+    assert all(one.end <= other.start for one, other in pairwise(spans))
+    assert lost(spans, text) == []
+
+
+@given(st.lists(st.sampled_from(sum(KEPT.values(), QUANTITIES)), max_size=8), st.randoms(use_true_random=False))
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_what_an_output_lacks_is_lost_in_any_order(items: list[str], rng: random.Random) -> None:
+    spans = must_survive(" x ".join(items), ())
+    kept = [item for item in items if rng.random() < 0.7]
+    rng.shuffle(kept)
+    missing = lost(spans, " y ".join(kept))
+    there = [span.text for span in must_survive(" y ".join(kept), ())]
+    assert lost(must_survive(" y ".join(there), ()), " x ".join(items)) == []
+    assert len(missing) == len(spans) - len(there)
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("1,000.5 GB", "1.000,5 GB"),
+        ("1,000.5 GB", "1\u202f000,5\u00a0GB"),
+        ("10,000 km", "10'000 km"),
+        ("5 GB", "5GB"),
+        ("a 5 GB file", "eine 5-GB-Datei"),
+        ("10%", "10 %"),
+        ("15% more", "15%ige Erhöhung"),
+        ("10%", "10 Prozent"),
+        ("$5", "5 $"),
+        ("$5", "5 Dollar"),
+        ("US$5", "5 US-Dollar"),
+        ("within 24 h", "innerhalb von 24 Stunden"),
+        ("5 GB", "5 ГБ"),
+        ("5 km", "5公里"),
+        ("5 GB", "最大5GBの"),
+        ("5 GB", "\u0665 GB"),
+    ],
+)
+def test_quantities_may_be_written_as_the_language_requires(source: str, output: str) -> None:
+    spans = must_survive(source, ())
+    assert spans and lost(spans, output) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("5 GB", "5 MB"),
+        ("5 GB", "15 GB"),
+        ("5 GB", "5."),
+        ("1.5 GB", "15 GB"),
+        ("$5", "5 €"),
+        ("{a} {a}", "{a}"),
+        ("<0>x</0>", "<0>x"),
+        ("Firefox", "Firefoxes"),
+        ("https://a.org and https://a.org/b", "https://a.org/b"),
+        ("`x`", "x"),
+        ("openFile()", "öffneDatei()"),
+    ],
+)
+def test_one_span_is_lost(source: str, output: str) -> None:
+    assert len(lost(must_survive(source, TERMS - {"5 GB"}), output)) == 1
+
+
+def test_counts_decide_which_of_several_is_lost() -> None:
+    spans = must_survive("{a} {b} {a} {a}", ())
+    assert lost(spans, "{a} x {a}") == [spans[1], spans[3]]
+
+
+@pytest.mark.parametrize("unit", ["aB", "a@b.", "/a", "{", "`a", "http://)", "1 000 "])
+def test_a_hundred_thousand_characters_take_linear_time(unit: str) -> None:
+    text = (unit * 100_000)[:100_000]
+    assert lost(must_survive(text, TERMS), text) == []
+
+
+def test_thousands_of_terms_cost_little() -> None:
+    terms = frozenset(f"term {i} of {i % 97}" for i in range(50_000))
+    text = "term 1 of 1, term 2 of 3, " * 4000
+    assert Counter(found(text, terms)) == {"term 1 of 1": 4000}
