@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from benchmarks.server_process import wait_for
 from speculative_decoding import Session
-from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.documents.formats import FORMATS
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.bodies import is_libretranslate
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.options import transcription_specs
