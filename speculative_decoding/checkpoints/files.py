@@ -35,6 +35,11 @@ def open_if_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
+def open_text(path: Path) -> BufferedReader:
+    """Open a regular file, or a pipe that the shell has opened (`<(command)`). Raises `OSError` for other files."""
+    return path.open("rb") if path.parts[:3] == ("/", "dev", "fd") else open_if_regular(path)
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object of bounded size and depth. Raises `CheckpointError` for any other file."""
     with open_regular(path, MAX_JSON_BYTES) as file:

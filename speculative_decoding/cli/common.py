@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from io import BufferedReader, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..checkpoints.files import open_if_regular
+from ..checkpoints.files import open_text
 from ..checkpoints.text import decode_text
 from ..errors import InputError, Name, Note, one_line, writing, written
 from ..models.backend import computing
@@ -191,11 +191,6 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{name}: not readable ({error.strerror})", field, "name another file") from error
     except InputError as error:
         raise InputError(f"{name}: {error.problem}", field, error.way_out) from error
-
-
-def open_text(path: Path) -> BufferedReader:
-    """Open a regular file, or a pipe that the shell has opened (`<(command)`). Raises `OSError` for other files."""
-    return path.open("rb") if path.parts[:3] == ("/", "dev", "fd") else open_if_regular(path)
 
 
 def write_stats(path: Path, content: Mapping[str, Any]) -> None:

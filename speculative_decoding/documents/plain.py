@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from .layout import line_break_text
 from .options import DocumentOptions
 from .tokens import Block, Break, Literal, Part, Text, Token
 
@@ -32,8 +33,6 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 def parts_of_paragraph(lines: list[str], number: int) -> Iterator[Part]:
     """Yield a block of lines, and the white space around it. number: of the first line."""
-    from .layout import line_break_text
-
     spaced = [divide(line) for line in lines]
     tokens: list[Token] = []
     space = ""

@@ -16,6 +16,7 @@ from ..errors import Name, note
 from ..loading.language_map import SHORT, language_of
 from ..models.speech_languages import CODES, NAMES
 from .options import DocumentOptions
+from .survival import must_survive
 
 Span = tuple[int, int]
 
@@ -24,14 +25,8 @@ MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it d
 # Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
-PLACEHOLDER = re.compile(r"\$?\{[\w.]*\}|%(?:\d+\$)?[a-z@](?!\w)|</?\d+/?>|&#?\w+;")
-CODE = re.compile(
-    r"\w://\S|^\W*www\.\w"  # addresses
-    r"|\w@\w[\w-]*\.\w"
-    r"|[^\W_]_[^\W_]|\w\(\)|\w::\w"  # names in programs
-    r"|^(?:\.\.?|~)?/\w|\w/[\w.-]*\.[a-z]\w*$"  # paths
-    r"|^v?\d+(?:\.\d+)+\S*$"  # versions
-)
+ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
+MAY_ENCLOSE = re.compile("[`<{]")  # what must survive has no two such words, apart from code, tags and placeholders
 INTO = ("to", "into")
 KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
 
@@ -89,9 +84,12 @@ def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def needs_decoding(text: str) -> bool:
-    """Return whether a text has words. Numbers, rules, placeholders, addresses, and names in programs have none."""
-    words = (match[0] for match in re.finditer(r"\S+", PLACEHOLDER.sub(" ", text)))
-    return any(not CODE.search(word) and any(map(str.isalpha, word)) for word in words)
+    """Return whether a text has letters apart from what must survive, such as addresses, placeholders and code."""
+    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # much faster
+        return True
+    spans = must_survive(text, ())
+    starts, ends = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
+    return any(any(map(str.isalpha, text[start:end])) for start, end in zip(starts, ends, strict=True))
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
@@ -140,10 +138,9 @@ def cut_size(text: str) -> int:
     """Return where to cut a text, at the latest before its last character."""
     last = len(text) - 1
     clause = max((match.end() for match in CLAUSE_END.finditer(text) if match.end() <= last), default=0)
-    if clause > last // 2:  # otherwise a longer part is better than a whole clause
-        return clause
-    if space := max((match.start() for match in re.finditer(r"\s", text)), default=0):
-        return space
+    space = max((match.start() for match in re.finditer(r"\s", text)), default=0)
+    if cut := clause if clause > last // 2 else space or clause:  # rather a long part than a short clause
+        return cut
     marks = next((n for n in range(MARKS_TRIED) if last - n > 0 and not is_attached(text, last - n)), 0)
     return last - marks
 

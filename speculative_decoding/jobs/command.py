@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
+from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import open_text, printing, say, start, write_stats
+from ..cli.common import printing, say, start, write_stats
 from ..cli.flags import (
     NamedFile,
     RunFlags,

@@ -1,0 +1,103 @@
+"""JSON lines: the texts of named fields are blocks, one for each line of a text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
+
+from ..errors import InputError
+from .options import DocumentOptions
+from .tokens import Block, Literal, Part, Point, Text, Token, Write
+
+DEFAULT_FIELDS = ("text",)
+SPACE = re.compile(r"[ \t\n\r]*")
+# A character that is written as an escape, or several that are not
+SPELLED = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|[^\\]+")
+ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # a character beyond ASCII
+DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # long numbers would take quadratic time
+
+
+def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+    """Yield the parts of JSON lines. Memory depends only on the longest line.
+
+    Raises `InputError` for a line that is no JSON object with texts in all the fields. Blank lines are copied.
+    """
+    fields = list(dict.fromkeys(options.fields or DEFAULT_FIELDS))
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            yield Literal(line)
+            continue
+        position, write = 0, partial(escaped, ensure_ascii=ESCAPED.search(line) is not None and line.isascii())
+        for start, end in text_spans(line, fields, number):
+            yield Literal(line[position:start])
+            yield from blocks_of(line[start:end], number, write)
+            position = end
+        yield Literal(line[position:])
+
+
+def text_spans(line: str, fields: Iterable[str], number: int) -> list[tuple[int, int]]:
+    """Return where the texts of the fields stand in a line, without quotation marks, in the order of the line."""
+    try:
+        if not isinstance(DECODER.decode(line), dict):
+            raise ValueError("an object is needed")
+        found = {key: (start, end) for key, start, end in members(line)}  # of equal keys, the last
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"line {number}: not a JSON object ({error})", way_out="correct it") from error
+    spans = []
+    for field in fields:
+        start, end = found.get(field, (0, 0))
+        if line[start] != '"':
+            way_out = "name a field that has a text in every line"
+            raise InputError(f"line {number} has no text in the field {field!r}", "fields", way_out)
+        spans.append((start + 1, end - 1))
+    return sorted(spans)
+
+
+def members(line: str) -> Iterator[tuple[str, int, int]]:
+    """Yield each key of a valid JSON object, and the start and end of its value."""
+    position = line.index("{") + 1
+    while line[position := skip_space(line, position)] != "}":
+        key, position = DECODER.raw_decode(line, position)
+        start = skip_space(line, skip_space(line, position) + 1)
+        _, end = DECODER.raw_decode(line, start)
+        yield key, start, end
+        position = skip_space(line, end)
+        position += line[position] == ","
+
+
+def skip_space(line: str, position: int) -> int:
+    match = SPACE.match(line, position)
+    assert match is not None
+    return match.end()
+
+
+def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
+    """Yield a block for each line of a text."""
+    tokens: list[Token] = []
+    for match in SPELLED.finditer(raw):
+        spelled = match[0]
+        token = escape(spelled) if spelled[0] == "\\" else Text(spelled, spelled)
+        if not isinstance(token, Literal):
+            tokens.append(token)
+            continue
+        if tokens:
+            yield Block(tokens, number, write)
+        tokens = []
+        yield token
+    if tokens:
+        yield Block(tokens, number, write)
+
+
+@lru_cache(1 << 12)  # a text in another script may have escapes only, and takes less memory if they share tokens
+def escape(spelled: str) -> Text | Point | Literal:
+    """Return what an escape stands for. A NUL or half of a surrogate pair cannot be decoded."""
+    text: str = DECODER.decode(f'"{spelled}"')
+    if text in "\r\n":
+        return Literal(spelled)
+    return Point(spelled) if text == "\0" or "\ud800" <= text <= "\udfff" else Text(text, spelled)
+
+
+def escaped(text: str, ensure_ascii: bool) -> str:
+    return json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]

@@ -1,0 +1,141 @@
+"""Opens documents: finds their format and encoding, and reads their lines with their line ends."""
+
+from __future__ import annotations
+
+import os
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from io import TextIOWrapper
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Self
+
+from ..checkpoints.files import open_text
+from ..checkpoints.text import ENCODINGS, WAY_OUT, require_no_nul
+from ..errors import InputError, Name
+from .charset import HEAD, declared_encoding
+from .formats import FORMATS, format_of
+from .options import DocumentOptions
+
+MAX_LINE = 1 << 24  # characters of a line in formats that are read line by line
+LINE_END = re.compile("\r\n?|\n")
+BYTE_ORDER_MARKS = {BOM_UTF8: "utf-8", **ENCODINGS}
+UNICODE = BYTE_ORDER_MARKS.values()
+COPIED = 1 << 20  # bytes of a pipe at a time
+
+
+class DocumentFile:
+    """A document that is open for reading: a context manager, which checks all of the document when it is entered.
+
+    A pipe is copied to a temporary file.
+
+    Args:
+        source: A file, or an open binary stream, which is left open.
+        options: How to read it.
+        name: What messages call it, and what its format is found by (default: the path).
+
+    Attributes:
+        format: One of `FORMATS`.
+        preamble: The byte-order mark, or nothing.
+
+    Raises `InputError`, which begins with the name, if the document is not readable, too large, or not valid text.
+    """
+
+    def __init__(self, source: Path | IO[bytes], options: DocumentOptions, name: str | None = None) -> None:
+        self.name = str(source) if name is None else name
+        self.format = options.format or format_of(self.name)
+        self.preamble = b""
+        self._source = source
+        self._is_streamed = FORMATS[self.format].streams
+        self._max_bytes = options.max_document
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            try:
+                self._open(stack)
+            except OSError as error:
+                raise InputError(
+                    f"{self.name}: not readable ({error.strerror})", way_out="name another file"
+                ) from error
+            except InputError as error:
+                raise error.at(self.name) from error
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def lines(self) -> Iterator[str]:
+        r"""The lines, each with its line end: "\n", "\r\n" or "\r". Each use begins with the first line again."""
+        self._file.seek(self._start)
+        reader = TextIOWrapper(self._file, self._encoding, newline="")
+        number = 1
+        try:
+            while line := reader.readline(MAX_LINE + 1 if self._is_streamed else -1):
+                self._check(line, number)
+                yield line
+                number += 1
+        except UnicodeDecodeError as error:
+            number += len(LINE_END.findall(error.object[: error.start].decode(self._encoding)))
+            raise InputError(
+                f"line {number}: not {self._encoding.upper()} ({error.reason})", way_out=WAY_OUT
+            ) from error
+        finally:
+            with suppress(ValueError):  # the file is closed
+                reader.detach()  # otherwise the reader would close the file
+
+    def encode(self, text: str) -> bytes:
+        """Return a part of the document in its encoding. HTML writes characters that it lacks as references."""
+        return text.encode(self._encoding, "strict" if self._encoding in UNICODE else "xmlcharrefreplace")
+
+    def _open(self, stack: ExitStack) -> None:
+        self._file = stack.enter_context(open_text(self._source)) if isinstance(self._source, Path) else self._source
+        if not self._file.seekable():
+            self._file = copy_of(self._file, None if self._is_streamed else self._max_bytes, stack)
+        start = self._file.tell()
+        size = self._file.seek(0, os.SEEK_END) - start
+        if size > self._max_bytes and not self._is_streamed:
+            way_out = ("split it, or raise ", Name("max_document"))
+            raise InputError(f"has more than {self._max_bytes} bytes", way_out=way_out)
+        self._file.seek(start)
+        self._find_encoding(self._file.read(HEAD))
+        self._start = start + len(self.preamble)
+        for _ in self.lines:
+            pass
+        self._require_round_trip()
+
+    def _find_encoding(self, head: bytes) -> None:
+        self.preamble = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
+        declared = declared_encoding(head) if self.format == "html" and not self.preamble else "utf-8"
+        self._encoding = BYTE_ORDER_MARKS.get(self.preamble, declared)
+
+    def _check(self, line: str, number: int) -> None:
+        if self._is_streamed and len(line) > MAX_LINE:
+            raise InputError(f"line {number}: longer than {MAX_LINE} characters", way_out="split it")
+        try:
+            require_no_nul(line)
+        except InputError as error:
+            raise error.at(f"line {number}") from error
+
+    def _require_round_trip(self) -> None:
+        """Raise `InputError` if the encoding has several codes for a character, of which the document uses two."""
+        if self._encoding in UNICODE:
+            return
+        self._file.seek(self._start)
+        content = self._file.read()
+        if self.encode(content.decode(self._encoding)) != content:
+            raise InputError(f"has characters that {self._encoding} can write in two ways", way_out=WAY_OUT)
+
+
+def copy_of(file: IO[bytes], max_bytes: int | None, stack: ExitStack) -> IO[bytes]:
+    """Copy a pipe to a temporary file, up to the block that exceeds `max_bytes`."""
+    copy = stack.enter_context(TemporaryFile())  # noqa: SIM115
+    while chunk := file.read(COPIED):
+        copy.write(chunk)
+        if max_bytes is not None and copy.tell() > max_bytes:
+            break
+    copy.seek(0)
+    return copy

@@ -1,0 +1,57 @@
+"""The laws of every format, with functions in place of models. See `speculative_decoding.documents.tokens`."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.pieces import Piece, parts_of
+from speculative_decoding.documents.survival import must_survive
+from speculative_decoding.documents.tokens import Literal, Text
+from tests.documents.decoders import document_with
+
+SMALL = settings(max_examples=100, derandomize=True, deadline=None, database=None)
+CHARACTERS = st.one_of(
+    st.sampled_from(
+        [*" \t.,!?;:\"'()[]{}<>&%#*_-|\\/aAbBéß1", "\n", "\r", "\r\n", "\n\n", "\u2028", "\u0301", "。", "你", "😀"]
+    ),
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+)
+TEXTS = st.lists(CHARACTERS, max_size=40).map("".join)
+
+
+def parts_in(text: str, format: str = "text", **options: object) -> list[Literal | Piece]:
+    reading = DocumentOptions(format=format, **options)  # type: ignore[arg-type]
+    return list(parts_of(StringIO(text, newline=""), reading, "en"))
+
+
+def swapped(text: str) -> str:
+    """Swap the case of letters, except for what must survive and letters whose other case has another length."""
+    kept = {index for span in must_survive(text, ()) for index in range(span.start, span.end)}
+    return "".join(
+        each if index in kept or len(each.swapcase()) != 1 else each.swapcase() for index, each in enumerate(text)
+    )
+
+
+def require_laws(text: str, format: str = "text", **options: object) -> None:
+    """Check that parts joined are the document, and that only the letters of pieces change with the model."""
+    parts = parts_in(text, format, **options)
+    assert "".join(part.raw for part in parts) == text
+    assert document_with(text, str, format, **options) == text
+    assert document_with(text, swapped, format, **options) == "".join(map(swapped_part, parts))
+
+
+def swapped_part(part: Literal | Piece) -> str:
+    """Return what the document has for a part if the model swaps cases: all but the text is copied."""
+    if isinstance(part, Literal):
+        return part.raw
+    written, position, output = [], 0, swapped(part.text)
+    for token in part.tokens:
+        text = output[position : position + len(token.text)]
+        is_changed = isinstance(token, Text) and text != token.text
+        written.append(part.write(text) if is_changed else token.raw)
+        position += len(token.text)
+    return "".join(written)
