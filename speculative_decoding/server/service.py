@@ -51,6 +51,7 @@ class Service:
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
+        self._waiting_for_room = asyncio.Lock()
         self._seconds_per_item = 1.0  # a running mean; the first value is a guess
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -112,9 +113,13 @@ class Service:
             )
 
     async def wait_for_room(self, upload: Upload) -> None:
-        """Wait until the queue has room for a prompt of an upload. One that `is_opening` has room for the first one."""
-        while self.admitted - upload.is_opening >= self.limits.slots + self.limits.queue:
-            await asyncio.sleep(ROOM_SECONDS)
+        """Wait until the queue has room for a prompt of an upload, in the order of the calls.
+
+        An upload that `is_opening` already has room for its first prompt.
+        """
+        async with self._waiting_for_room:
+            while self.admitted - upload.is_opening >= self.limits.slots + self.limits.queue:
+                await asyncio.sleep(ROOM_SECONDS)
 
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:

@@ -119,14 +119,14 @@ class TextDecoder:
                 written[number].append(texts[number].add(part, None if task is None else await task))
 
         parts = ((number, part) for number, text in enumerate(texts) for part in text.parts)
+
+        def read() -> list[tuple[int, Any, tuple[Steps, list[str]] | None]]:
+            return [(number, part, begun(texts[number], part)) for number, part in islice(parts, CHUNK)]
+
         async with task_group() as group:
             is_last = False
             while not is_last:
-                chunk = await in_thread(
-                    self.service,
-                    self.client,
-                    lambda: [(*each, begun(texts[each[0]], each[1])) for each in islice(parts, CHUNK)],
-                )
+                chunk = await in_thread(self.service, self.client, read)
                 for number, part, first in chunk:
                     task = None if first is None else group.create_task(self._decode(texts[number], *first))
                     waiting.append((number, part, task))
