@@ -37,8 +37,8 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, result
 
 
-def compare(limit: int, pairs: int) -> None:
-    """Print the times of each pair, and the median of their ratios."""
+def compare(limit: int, pairs: int) -> int:
+    """Print the times of each pair and the median of their ratios, and return the exit status."""
     session = load(BUNDLED / "t5-web-docs", draft=BUNDLED / "t5-web-docs-head")
     sentences = sentences_of(session, limit)
     text = "\n".join(sentences)
@@ -48,11 +48,12 @@ def compare(limit: int, pairs: int) -> None:
         batch_seconds, results = timed(lambda: list(session.batch(prompts)))
         document_seconds, decoded = timed(lambda: session.document(text, prefix=PREFIX))
         outputs = [each.result.text.strip() or source for each, source in zip(results, sentences, strict=True)]
-        prompts_of_document = "" if decoded.text == "\n".join(outputs) else ", with other outputs (something was lost)"
+        difference = "" if decoded.text == "\n".join(outputs) else ", with other outputs (something was lost)"
         if number:
             ratios.append(batch_seconds / document_seconds)
-            print(f"batch {batch_seconds:.2f} s, document {document_seconds:.2f} s{prompts_of_document}", flush=True)
+            print(f"batch {batch_seconds:.2f} s, document {document_seconds:.2f} s{difference}", flush=True)
     print(f"{len(sentences)} sentences: the document has {median(ratios):.3f} of the batch's speed")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     if not (PROMPTS / "translation.txt").is_file():
         raise InputError("the bundled prompts come only with the repository")
-    return run(parser.prog, lambda: compare(chosen.limit, chosen.pairs) or 0)
+    return run(parser.prog, lambda: compare(chosen.limit, chosen.pairs))
 
 
 if __name__ == "__main__":

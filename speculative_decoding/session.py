@@ -46,7 +46,8 @@ from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
 
 if TYPE_CHECKING:
-    from .documents.api import DecodedDocument, DocumentKeywords, DocumentPart
+    from .documents.keywords import DocumentKeywords
+    from .documents.results import DecodedDocument, DocumentPart
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText
     from .drafters.writing import DraftWriter

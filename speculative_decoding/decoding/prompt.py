@@ -216,7 +216,9 @@ def encode_prompt(
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
         raise InputError("is empty", "prompt", "give it some text")
-    limit, why = source_limit(model, allow_long)
+    limit, why = model.max_source_tokens, "was trained on"
+    if allow_long or model.max_positions is not None:
+        limit, why = model.max_positions, "has positions for"
     if isinstance(prompt, str):
         # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
         if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
@@ -237,20 +239,15 @@ def encode_prompt(
     return source
 
 
-def source_limit(model: EncoderDecoder, allow_long: bool) -> tuple[int | None, str]:
-    """Return the largest number of source tokens, and its reason. allow_long: see `encode_prompt`."""
-    if allow_long or model.max_positions is not None:
-        return model.max_positions, "has positions for"
-    return model.max_source_tokens, "was trained on"
-
-
 def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions) -> bool:
-    """Whether a prompt has few enough tokens."""
-    limit, _ = source_limit(model, options.allow_long_prompt)
-    if limit is None:
-        return True
-    is_short = len(prompt) - prompt.count(" ") <= limit * TOKEN_CHARACTERS
-    return is_short and len(tokenizer.encode(prompt, options.src_lang)) <= limit
+    """Whether a prompt is short enough. Other reasons to refuse it do not count."""
+    try:
+        encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+    except TooLong:
+        return False
+    except InputError:
+        pass
+    return True
 
 
 def prompt_text(request: RequestView, tokenizer: Tokenizer) -> str:
@@ -269,9 +266,13 @@ def is_token_list(prompt: object) -> bool:
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and all(type(each) is int for each in prompt)
 
 
-def too_long(size: str, why: str, limit: int) -> InputError:
+class TooLong(InputError):
+    """A prompt has too many tokens."""
+
+
+def too_long(size: str, why: str, limit: int) -> TooLong:
     way_out = "shorten or split it" + (", or allow long prompts" if why == "was trained on" else "")
-    return InputError(f"has {size}, but the model {why} at most {limit} tokens", "prompt", way_out)
+    return TooLong(f"has {size}, but the model {why} at most {limit} tokens", "prompt", way_out)
 
 
 def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_length: int = 0) -> None:

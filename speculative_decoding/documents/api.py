@@ -2,75 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from io import StringIO
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from ..decoding.prompt import fits
-from ..decoding.results import GenerationStats
 from ..sampling import GenerationOptions
-from ..sampling.keywords import OptionKeywords
 from ..sampling.options import validate
 from ..sampling.values import ListOf, Text
 from ..session import Session
 from .decoding import Rules
 from .findings import Finding
+from .keywords import DocumentKeywords
 from .lengths import LengthRatios
 from .options import DocumentOptions
 from .pieces import Piece, parts_of
 from .rendering import Renderer
+from .results import DecodedDocument, DocumentPart
 from .scheduler import PieceScheduler, decode_parts
 from .splitting import effective_unit, source_language
 from .tokens import Literal
 
 OWN = ("prefix", "keep", "slots")
 READING = ("format", "unit", "unwrap", "fields")
-
-
-class DocumentKeywords(OptionKeywords, total=False):
-    """The keyword arguments of `document`, for `**options: Unpack[...]` (PEP 692)."""
-
-    prefix: str
-    keep: Sequence[str]
-    slots: int | None
-    format: str | None
-    unit: str
-    unwrap: bool
-    fields: Sequence[str]
-
-
-class DocumentPart(NamedTuple):
-    """A part of a decoded document.
-
-    Args:
-        written: What the document has in its place. All of them, joined in order, are the document.
-        source: The text of a piece that was decoded; None for what was copied.
-        text: Its output.
-        findings: What a reader should check.
-    """
-
-    written: str
-    source: str | None = None
-    text: str | None = None
-    findings: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True)
-class DecodedDocument:
-    """A decoded document.
-
-    Args:
-        text: The document.
-        findings: What a reader should check, by line.
-        pieces: The number of pieces that were decoded.
-        stats: The sum over all prompts.
-    """
-
-    text: str
-    findings: list[Finding]
-    pieces: int
-    stats: GenerationStats
 
 
 def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:

@@ -19,6 +19,7 @@ from .pieces import Piece, Span
 from .places import Places, enclosed_texts, find_places
 from .splitting import fitting_spans, needs_decoding
 
+LINE_ENDS = re.compile(r"[\r\n]+")
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # a part of a sentence, without the punctuation around it
 
 
@@ -128,7 +129,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
     outputs = yield [part.text for part in parts]
     texts = [
-        as_part(" ".join(output.text.split("\n")).strip(), part.text, piece.text)
+        as_part(LINE_ENDS.sub(" ", output.text).strip(), part.text, piece.text)
         for part, output in zip(parts, outputs, strict=True)
     ]
     wanted = {text for part in parts for text in enclosed_texts(part) if rules.fits(text)}

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from ..errors import InputError, Name
 from .tokens import Part
 
-if TYPE_CHECKING:
-    from .options import DocumentOptions
-
-# Lines of a document, each with its line end, and the options -> the parts of the document
-Parse = Callable[[Iterable[str], "DocumentOptions"], Iterator[Part]]
+# Lines of a document, each with its line end, and the `DocumentOptions` -> the parts of the document
+Parse = Callable[[Iterable[str], Any], Iterator[Part]]
 
 
 @dataclass(frozen=True)

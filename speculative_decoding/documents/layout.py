@@ -35,33 +35,45 @@ def line_break_text(before: str, after: str) -> str:
     return "" if is_unspaced else " "
 
 
-def break_places(text: str, widths: Sequence[int], may_start: Callable[[str], bool] | None = None) -> list[Place]:
+def break_places(
+    text: str,
+    widths: Sequence[int],
+    may_start: Callable[[str], bool] | None = None,
+    *,
+    limit: int = 0,
+    column: int = 0,
+) -> list[Place]:
     """Return where to break a text into lines.
 
-    Each line's share of the text is near its share of the source, and no line is wider than the widest line of the
-    source, if there is such a layout. A text with the lines of the source is broken as the source.
+    Each line's share of the text is near its share of the source, and no line is wider than the limit, if there is such
+    a layout. A text with the lines of the source is broken as the source.
 
     Args:
         text: One line, without white space around it.
         widths: Characters of each line of the source.
         may_start: Whether a word may be the first of a line (default: every word).
+        limit: Characters of a line; at least those of the widest line of the source.
+        column: Characters that stand before the text on its first line.
 
     Returns:
         For each break, in order, the range of white space that it replaces; the range is empty between characters of
         scripts without spaces. Fewer than `len(widths) - 1` if the text has too few places.
     """
     lines = len(widths)
+    if lines == 1:
+        return []
     places = [each for each in all_places(text) if may_start is None or may_start(first_word(text, each[1]))]
     if (same := source_places(text, widths, places)) is not None:
         return same
     places = [each for each in places if is_allowed(text, each)]
-    if len(places) < lines or lines == 1:
-        return places[: lines - 1]
+    if len(places) < lines:
+        return places
     gap = sum(end - start for start, end in places) / len(places)
-    shares = shares_of(max(len(text) - gap * (lines - 1), 1), widths)
+    limit = max(limit, *widths)
+    shares = shares_of(max(len(text) - gap * (lines - 1), 1), widths, limit)
     wanted = accumulate(share + gap for share in shares[:-1])
     around = windows(places, [each - gap for each in wanted])
-    return best_places(text, places, around, shares, max(widths))
+    return best_places(text, places, around, shares, limit, column)
 
 
 def all_places(text: str) -> list[Place]:
@@ -88,8 +100,8 @@ def is_allowed(text: str, place: Place) -> bool:
 
 
 def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> list[Place] | None:
-    """Return the places that give lines of exactly these widths, or None."""
-    ends = dict(places)
+    """Return the places, of at most one space each, that give lines of exactly these widths, or None."""
+    ends = {i: min(i + 1, end) for start, end in places for i in range(start, max(end, start + 1))}
     found, position = [], 0
     for width in widths[:-1]:
         start = position + width
@@ -100,9 +112,9 @@ def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> 
     return found if position + widths[-1] == len(text) else None
 
 
-def shares_of(length: float, widths: Sequence[int]) -> list[float]:
-    """Return the wanted length of each line: in proportion to the source, and no wider than its widest if possible."""
-    limit = max(max(widths), ceil(length / len(widths)))
+def shares_of(length: float, widths: Sequence[int], limit: int) -> list[float]:
+    """Return the wanted length of each line: in proportion to the source, and no wider than the limit if possible."""
+    limit = max(limit, ceil(length / len(widths)))
     rest, parts = length, sum(max(width, 1) for width in widths)
     for width in sorted((max(width, 1) for width in widths), reverse=True):
         if width * rest <= limit * parts:
@@ -125,7 +137,7 @@ def windows(places: Sequence[Place], wanted: Sequence[float]) -> list[range]:
 
 
 def best_places(
-    text: str, places: Sequence[Place], around: Sequence[range], shares: Sequence[float], limit: int
+    text: str, places: Sequence[Place], around: Sequence[range], shares: Sequence[float], limit: int, column: int
 ) -> list[Place]:
     """Return the places of the layout with the lowest cost; of equal ones, that with the earliest breaks."""
     ends = [0, *(end for _, end in places)]  # index 0 is the start of the text
@@ -137,7 +149,11 @@ def best_places(
         for j in window:
             start = places[j][0] if j < len(places) else len(text)
             extra = penalty(text, places[j], limit) if j < len(places) else 0.0
-            before = [(add(cost, line_cost(start - ends[i], share, limit)), i) for i, cost in best.items() if i <= j]
+            before = [
+                (add(cost, line_cost(start - ends[i], share, limit - column * (i == 0))), i)
+                for i, cost in best.items()
+                if i <= j
+            ]
             if before:
                 cost, origins[-1][j + 1] = min(before)
                 reached[j + 1] = add(cost, (0, extra))

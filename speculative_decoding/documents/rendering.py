@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
@@ -41,6 +42,9 @@ class Renderer:
 
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # left by earlier pieces of the block
+        self._column = 0  # characters of the block's line so far
+        self._source_column = 0  # the same in the source
+        self._widest = 0  # characters of the widest line of the source that a break ends
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
         """Return what to write for a part. decoded: its output, for a piece."""
@@ -55,29 +59,47 @@ class Renderer:
         return written + (self._leftover() if part.ends_block else "")
 
     def _literal(self, literal: Literal) -> str:
+        self._pass(literal)
         if not self._breaks:
             return literal.raw
         if literal.ends_block or "\n" in literal.raw or "\r" in literal.raw:
             return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
-        return self._breaks.pop(0).raw if literal.raw.isspace() else literal.raw
+        if not literal.raw.isspace():
+            return literal.raw
+        self._column = 0
+        return self._breaks.pop(0).raw
+
+    def _pass(self, literal: Literal) -> None:
+        """Note how wide the lines are with a literal."""
+        ends_line = "\n" in literal.raw or "\r" in literal.raw
+        if ends_line and not literal.ends_block:
+            self._widest = max(self._widest, self._source_column)
+        if ends_line or literal.ends_block:
+            self._column = self._source_column = 0
+        else:
+            self._column += len(literal.raw)
+            self._source_column += len(literal.raw)
 
     def _leftover(self) -> str:
-        """Write the required breaks that found no place."""
+        """End the line, and write the required breaks that found no place."""
+        self._column = self._source_column = 0
         breaks, self._breaks = self._breaks, []
         return "".join(each.raw for each in breaks if each.is_required)
 
     def _text(self, piece: Piece, output: DecodedText) -> str:
         """Write the output for a piece."""
+        first, *others = line_widths(piece)
+        self._widest = max(self._widest, *([self._source_column + first, *others[:-1]] if others else []), 0)
+        self._source_column = others[-1] if others else self._source_column + first
         if output.text == piece.text and not self._breaks:
+            self._column = others[-1] if others else self._column + first
             return piece.raw
         markup = [*markup_of(piece, output)]
         own = [(index, token) for index, token in enumerate(piece.tokens) if isinstance(token, Break)]
         breaks = [*((-1, each) for each in self._breaks), *own]
-        text = output.text
-        for each in markup:
-            if each.start < each.end:  # no line break within a kept text
-                text = text[: each.start] + "x" * (each.end - each.start) + text[each.end :]
-        places = break_places(text, line_widths(piece, len(self._breaks))) if breaks else []
+        widths = [*(0 for _ in self._breaks), first, *others]
+        places = break_places(unbroken(piece, output), widths, limit=self._widest, column=self._column)
+        self._column = len(output.text) - places[-1][1] if places else self._column + len(output.text)
         laid = [
             Insertion(start, end, index, 0, (0,), each.raw)
             for (start, end), (index, each) in zip(places, breaks, strict=False)
@@ -86,10 +108,20 @@ class Renderer:
         return written(piece, output.text, ordered([*laid, *markup]))
 
 
-def line_widths(piece: Piece, carried: int) -> list[int]:
-    """Return the lengths of the lines of a piece. carried: the number of breaks before it."""
+def unbroken(piece: Piece, output: DecodedText) -> str:
+    """Return the output with word joiners where no line may break: within markup that is in one line of the source."""
+    breaks = [start for start, _ in break_spans(piece.tokens)]
+    letters = [*output.text]
+    for mark, place in zip(piece.marks, output.places, strict=True):
+        if place and place[0] < place[1] and bisect_left(breaks, mark.start) == bisect_left(breaks, mark.end):
+            letters[place[0] + 1 : place[1]] = "\u2060" * (place[1] - place[0] - 1)
+    return "".join(letters)
+
+
+def line_widths(piece: Piece) -> list[int]:
+    """Return the lengths of the lines of a piece."""
     borders = [0, *(border for span in break_spans(piece.tokens) for border in span), len(piece.text)]
-    return [0] * carried + [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
+    return [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
 
 
 def written(piece: Piece, text: str, insertions: Sequence[Insertion]) -> str:
@@ -160,7 +192,8 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
 def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
     """Sort insertions. At the same place they have the order of the source, unless that would cross markup."""
     found: list[Insertion] = []
-    for _, group in groupby(sorted(insertions, key=lambda each: (each.start, each.order)), lambda each: each.start):
+    by_place = sorted(insertions, key=lambda each: (each.start, each.start < each.end, each.order))
+    for _, group in groupby(by_place, lambda each: each.start):
         together = [*group]
         sides = [each.side for each in together if each.side]
         if sides != sorted(sides):  # one ends behind the beginning of another

@@ -45,18 +45,20 @@ def layouts(text: str, lines: int) -> list[list[tuple[int, int]]]:
 
 
 @EXAMPLES
-@given(WORDS, WIDTHS)
-def test_no_layout_is_better_than_the_one_found(words: list[str], widths: list[int]) -> None:
-    text, limit = " ".join(words), max(widths)
-    shares = layout.shares_of(max(len(text) - (len(widths) - 1), 1), widths)
+@given(WORDS, WIDTHS, st.integers(0, 30), st.integers(0, 9))
+def test_no_layout_is_better_than_the_one_found(words: list[str], widths: list[int], limit: int, column: int) -> None:
+    text, limit = " ".join(words), max(limit, *widths)
+    shares = layout.shares_of(max(len(text) - (len(widths) - 1), 1), widths, limit)
 
     def cost(places: list[tuple[int, int]]) -> tuple[int, float]:
         lines = lines_of(text, places)
-        costs = [layout.line_cost(len(each), share, limit) for each, share in zip(lines, shares, strict=True)]
+        rooms = [limit - column, *(limit for _ in lines[1:])]
+        costs = [layout.line_cost(len(each), *rest) for each, *rest in zip(lines, shares, rooms, strict=True)]
         return sum(over for over, _ in costs), round(sum(difference for _, difference in costs), 6)
 
     if found := layouts(text, len(widths)):
-        assert cost(break_places(text, widths)) == min(map(cost, found))
+        places = break_places(text, widths, limit=limit, column=column)
+        assert cost(places) == min(map(cost, found)) or [*map(len, lines_of(text, places))] == widths
 
 
 @EXAMPLES
@@ -70,7 +72,7 @@ def test_no_line_is_wider_than_the_source_if_a_layout_without_such_a_line_exists
 @EXAMPLES
 @given(st.integers(1, 1000), st.lists(st.integers(0, 90), min_size=1, max_size=30))
 def test_shares_add_up_and_keep_to_the_widest_line_if_possible(length: int, widths: list[int]) -> None:
-    shares = layout.shares_of(length, widths)
+    shares = layout.shares_of(length, widths, max(widths))
     assert sum(shares) == pytest.approx(length)
     assert max(shares) <= max(*widths, -(-length // len(widths)), 1) + 1e-6
 

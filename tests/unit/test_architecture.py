@@ -43,6 +43,7 @@ SEAMS = {
     ("engine", "beam_search"),
     ("session", "speech"),
     ("session", "memory"),
+    ("session", "documents"),
     ("drafters.text_store", "memory"),
     ("cli.common", "distributed"),
     ("cli.run_config", "distributed"),

@@ -1,0 +1,365 @@
+"""Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
+
+Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the
+end of a sentence or a pause. Speech dashes, names of speakers, musical notes and brackets around sounds are copied.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from .layout import line_break_text
+from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token
+
+if TYPE_CHECKING:
+    from .options import DocumentOptions
+
+MAX_PAUSE = 2.0  # seconds between two cues of one sentence
+MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
+MAX_CUES = 12  # cues of one block, for texts without punctuation
+
+CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})(?:[.,:](\d{1,3}))?"
+TIMES = re.compile(rf"[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}(?!\S)")
+NUMBER = re.compile(r"\s*\d+\s*")
+LINE_END = re.compile(r"(\r\n?|\n)")
+SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
+QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
+
+DASH = re.compile(r"(?:[-\u2010\u2013—]+(?!\d)|(?:>|&gt;){2,3})[ \t]*")
+LABEL = re.compile(r"([^\W\d_][^:<>{}\[\]]{0,31}):[ \t]+(?=(.{1,80}))")  # "MAN 1: ", and what he says
+SOUND = re.compile(r"(\[)([^\[\]]{1,200})(\][ \t]*)|([(\uff08])([^()\uff08\uff09]{1,200})([)\uff09]$)")
+NOTES = r"[♪♫♬\U0001f3b5\U0001f3b6][♪♫♬\U0001f3b5\U0001f3b6 \t]*"
+OVERRIDE = r"\{\\[^{}]*\}"  # such as {\an8}
+RUBY = r"<rt>[^<]*</rt>"
+ENTITY = re.compile(r"&#?\w{1,32};")
+SRT = re.compile(rf"{NOTES}|{OVERRIDE}|{RUBY}|</?(?:i|b|u|s|em|strong|font|span|c|v|ruby|rt)\b[^<>]*>", re.IGNORECASE)
+VTT = re.compile(rf"{NOTES}|{OVERRIDE}|{RUBY}|<[^>]*>?|{ENTITY.pattern}")
+TAG = re.compile(r"<(/?)([a-z]+)", re.IGNORECASE)
+KARAOKE = re.compile(r"<\d+:")  # a time within the text, which must stay in its cue
+
+
+class Cue(NamedTuple):
+    """A cue's text, and what stands before it. The last one of a document has no text.
+
+    line: on which the text begins, from 1. number: of the cue, from 1. The times are in seconds.
+    """
+
+    before: str
+    text: str = ""
+    line: int = 0
+    number: int = 0
+    start: float = 0.0
+    end: float = 0.0
+
+
+def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+    """Yield the parts of a document. Without a format in the options, a document that begins with "WEBVTT" is VTT."""
+    lines = iter(lines)
+    first = next(lines, "")
+    is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
+    runs = Runs(is_vtt)
+    for cue in cues_of(chain([first], lines), is_vtt):
+        yield from (part for part in runs.add(cue) if part.raw)
+
+
+def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
+    """Yield the texts of all cues, and at last a cue without text.
+
+    In SRT, what follows a blank line is another text of the same cue, up to the next times. In VTT it is not shown.
+    """
+    before: list[str] = []
+    text: list[str] = []
+    cue, is_open = Cue(""), False
+    for line_number, (line, following) in enumerate(pairwise(chain(lines, [""])), 1):
+        if is_open and is_text(line, following, is_vtt):
+            cue = cue if text else cue._replace(line=line_number)
+            text.append(line)
+            continue
+        if text:
+            found, rest = between_spaces(cue, "".join(before), "".join(text))
+            yield found
+            before, text = [rest], []
+        before.append(line)
+        if times := TIMES.match(line):
+            start, end = seconds(times.groups()[:4]), seconds(times.groups()[4:])
+            cue, is_open = Cue("", number=cue.number + 1, start=start, end=end), True
+        elif is_vtt:
+            is_open = False
+    found, rest = between_spaces(cue, "".join(before), "".join(text))
+    yield found
+    yield Cue(rest)
+
+
+def is_text(line: str, following: str, is_vtt: bool) -> bool:
+    """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them."""
+    if is_vtt:
+        return bool(line.strip("\r\n")) and "-->" not in line
+    is_number = NUMBER.fullmatch(line) and TIMES.match(following)
+    return bool(line.strip()) and not is_number and not TIMES.match(line)
+
+
+def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
+    """Return the cue with a text, and the white space behind it."""
+    start = len(text) - len(text.lstrip())
+    end = len(text.rstrip()) if start < len(text) else start
+    return cue._replace(before=before + text[:start], text=text[start:end]), text[end:]
+
+
+def seconds(clock: Sequence[str | None]) -> float:
+    hours, minutes, whole = (int(part or 0) for part in clock[:3])
+    return hours * 3600 + minutes * 60 + whole + int((clock[3] or "").ljust(3, "0")) / 1000
+
+
+def lines_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each line, without white space around it, and what stands before it."""
+    before = ""
+    parts = LINE_END.split(text)
+    for line, end in zip(parts[::2], [*parts[1::2], ""], strict=True):
+        content = line.strip()
+        if content:
+            start = line.index(content)
+            yield before + line[:start], content
+            before, line = "", line[start + len(content) :]
+        before += line + end
+
+
+class Segment(NamedTuple):
+    """A part of a cue's text by one speaker.
+
+    before: What stands before it. is_first, is_last: whether it begins and ends the cue, without a mark of a speaker, a
+    sound or a song.
+    """
+
+    before: str
+    tokens: list[Token]
+    line: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def text(self) -> str:
+        return text_of(self.tokens)
+
+
+class Reader:
+    """Divides cues into segments."""
+
+    def __init__(self, is_vtt: bool) -> None:
+        self._pattern = VTT if is_vtt else SRT
+        self._voice = ""  # the last VTT voice, such as "<v Mary>"
+        self._numbers = count()
+        self._opened: dict[int, str] = {}  # number of markup of this cue -> its raw
+        self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
+
+    def segments(self, cue: Cue) -> tuple[list[Segment], str]:
+        """Return the segments of a cue, and what stands behind the last one. Markup around a segment is not in it."""
+        self._opened.clear()
+        self._open.clear()
+        found: list[Segment] = []
+        outside, line, is_first = [cue.before], cue.line, True
+        for tokens, mark in split(self._joined_lines(cue.text)):
+            before, inner, behind = trimmed(tokens)
+            outside.append(before)
+            if inner:
+                found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
+                outside = [behind]
+            outside.append(mark)
+            line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
+            is_first = False
+        return found, "".join(outside)
+
+    def _joined_lines(self, text: str) -> list[Token | Literal]:
+        """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
+        found: list[Token | Literal] = []
+        last = ""  # the text since the last literal
+        same: dict[int, int] = {}  # number of markup that goes on behind a break -> its number before
+        for before, content in lines_of(text):
+            line = [*self._tokens(content)]
+            first = text_of(until_literal(line))
+            if last and first:
+                raw, line = self._fold(found, before, line, same)
+                found.append(Break(raw, line_break_text(last, first), is_required=False))
+            elif before:
+                found.append(Literal(before))
+            found += (
+                replace(token, number=same.get(token.number, token.number)) if isinstance(token, Close) else token
+                for token in line
+            )
+            ending = [*until_literal(reversed(line))]
+            last = text_of(reversed(ending)) or (last if len(ending) == len(line) else "")
+        return found
+
+    def _fold(
+        self, found: list[Token | Literal], raw: str, line: list[Token | Literal], same: dict[int, int]
+    ) -> tuple[str, list[Token | Literal]]:
+        """Let a break include markup that ends before it and begins again behind it. Returns its raw, and the rest."""
+        for taken, token in enumerate(line):
+            last = found[-1]
+            if not (isinstance(last, Close) and isinstance(token, Open) and self._opened.get(last.number) == token.raw):
+                return raw, line[taken:]
+            raw = last.raw + raw + token.raw
+            same[token.number] = last.number
+            found.pop()
+        return raw, []
+
+    def _tokens(self, line: str, is_start: bool = True) -> Iterator[Token | Literal]:
+        """Yield the tokens of a line. is_start: whether marks of speakers and sounds may stand at its beginning."""
+        position = 0
+        while position < len(line):
+            mark = speaker(line, position) if is_start else None
+            sound = SOUND.match(line, position) if is_start and not mark else None
+            if mark:
+                yield Literal(mark.group())
+            elif sound:
+                opening, inside, closing = filter(None, sound.groups())
+                yield from (Literal(opening), *self._tokens(inside, is_start=False), Literal(closing))
+            if found := mark or sound:
+                position = found.end()
+                continue
+            markup = self._pattern.search(line, position)
+            end = markup.start() if markup else len(line)
+            if end > position:
+                text = line[position:end]
+                yield Text(text, text)
+                is_start = is_start and not text.strip()
+            if markup:
+                token = self._token(markup.group())
+                yield token
+                is_start = is_start and not isinstance(token, Text)
+            position = markup.end() if markup else end
+
+    def _token(self, raw: str) -> Token | Literal:
+        if raw.startswith("&"):
+            return Text(html.unescape(raw) or raw, raw)
+        if raw.startswith("<"):
+            return self._tag(raw)
+        return Point(raw) if raw.startswith("{") else Literal(raw)
+
+    def _tag(self, raw: str) -> Token | Literal:
+        tag = TAG.match(raw)
+        if not tag or re.fullmatch(RUBY, raw):
+            return Point(raw)
+        numbers = self._open[tag[2].lower()]
+        if tag[1]:
+            return Close(raw, numbers.pop() if numbers else next(self._numbers))
+        number = next(self._numbers)
+        numbers.append(number)
+        self._opened[number] = raw
+        if tag[2] == "v" and raw != self._voice:
+            self._voice = raw
+            return Literal(raw)
+        return Open(raw, number)
+
+
+def speaker(line: str, position: int) -> re.Match[str] | None:
+    """Return the mark of a speaker: a dash, ">>", or a name in capitals if what follows it is not in capitals."""
+    if dash := DASH.match(line, position):
+        return dash
+    label = LABEL.match(line, position)
+    return label if label and label[1].isupper() and any(map(str.islower, label[2])) else None
+
+
+def until_literal(tokens: Iterable[Token | Literal]) -> Iterator[Token]:
+    for token in tokens:
+        if isinstance(token, Literal):
+            return
+        yield token
+
+
+def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]]:
+    """Yield the tokens up to each literal, and the literal's raw; at last the rest and an empty text."""
+    found: list[Token] = []
+    for token in tokens:
+        if isinstance(token, Literal):
+            yield found, token.raw
+            found = []
+        else:
+            found.append(token)
+    yield found, ""
+
+
+def trimmed(tokens: list[Token]) -> tuple[str, list[Token], str]:
+    """Return the tokens without markup that encloses all of their text, and what stands before and behind them."""
+    texts = [index for index, token in enumerate(tokens) if token.text.strip()]
+    if not texts:
+        return raw_of(tokens), [], ""
+    start, end = texts[0], texts[-1] + 1
+    closed = {token.number for token in tokens[start:end] if isinstance(token, Close)}
+    opening = enumerate(tokens[:start])
+    start = next((index for index, token in opening if isinstance(token, Open) and token.number in closed), start)
+    opened = {token.number for token in tokens[start:end] if isinstance(token, Open)}
+    closing = enumerate(tokens[end:], end + 1)
+    inner = (index for index, token in closing if isinstance(token, Close) and token.number in opened)
+    end = max(inner, default=end)
+    return raw_of(tokens[:start]), tokens[start:end], raw_of(tokens[end:])
+
+
+def text_of(tokens: Iterable[Token]) -> str:
+    return "".join(token.text for token in tokens).strip()
+
+
+def raw_of(tokens: Iterable[Token]) -> str:
+    return "".join(token.raw for token in tokens)
+
+
+class Runs:
+    """Joins the segments of cues into blocks. is_vtt: whether text is written with entities."""
+
+    def __init__(self, is_vtt: bool) -> None:
+        self._reader = Reader(is_vtt)
+        self._write = write_vtt if is_vtt else str
+        self._tokens: list[Token] = []  # of the block
+        self._line = self._cues = 0
+        self._last = Segment("", [], 0, True, True)  # of the block
+        self._previous = Cue("")
+        self._behind = ""  # what stands behind the block
+
+    def add(self, cue: Cue) -> Iterator[Part]:
+        """Yield the parts that end with this cue, or within it."""
+        segments, behind = self._reader.segments(cue)
+        for segment in segments:
+            before = self._behind + segment.before
+            if segment.is_first and self._goes_on(cue, segment.text):
+                self._tokens.append(Break(before, line_break_text(self._last.text, segment.text)))
+            else:
+                yield from self._end()
+                yield Literal(before)
+                self._line, self._cues = segment.line, 0
+            self._tokens += segment.tokens
+            self._last = segment
+            self._behind = ""
+        if segments:
+            self._behind = behind
+        else:
+            yield from self._end()
+            yield Literal(self._behind + behind)
+            self._behind = ""
+        self._cues += 1
+        self._previous = cue
+
+    def _end(self) -> Iterator[Part]:
+        if self._tokens:
+            yield Block(self._tokens, self._line, self._write)
+        self._tokens = []
+
+    def _goes_on(self, cue: Cue, text: str) -> bool:
+        """Whether a text that begins a cue belongs to the block."""
+        previous = self._previous
+        is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE
+        is_bound = self._cues >= MAX_CUES or KARAOKE.search(cue.text) or KARAOKE.search(previous.text)
+        is_end = (
+            self._last.text.rstrip(QUOTES)[-1:] in SENTENCE_END and not next(filter(str.isalpha, text), "").islower()
+        )
+        return bool(self._tokens) and self._last.is_last and is_next and not is_bound and not is_end
+
+
+def write_vtt(text: str) -> str:
+    """Write a text for VTT. A "&" is written as it is, as most programs do, unless it would begin an entity."""
+    text = ENTITY.sub(lambda each: f"&amp;{each[0][1:]}" if html.unescape(each[0]) != each[0] else each[0], text)
+    return text.replace("<", "&lt;").replace("-->", "--&gt;")
