@@ -25,6 +25,7 @@ PROMPTS = [
 ]
 PROBE = {"prompt": PROMPTS[0], "temperature": 1.0, "acceptance": "coupled", "seed": 7, "max_tokens": 30}
 FLAGS = ["--slots", "4", "--queue", "8", "--max-prompts", "4", "--max-body", "20000", "--max-seconds", "60"]
+FLAGS += ["--max-output-tokens", "200"]
 CLIENTS = 12
 GROWTH = 60.0  # megabytes that the allocator may cause
 INVALID: list[dict[str, Any]] = [
