@@ -87,11 +87,14 @@ class Translator:
     ) -> Translations:
         try:
             found = await self._detected(decoder.client, sources, target) if source == AUTO else []
-            texts = {}
-            for number, each in enumerate(sources):
-                language = found[number]["language"] if found else source
-                if not found or language != self.languages.target(target):
-                    texts[number] = each.divide(self.service, self._prompting(language, target))
+            kept = self.languages.target(target) if found else None  # the language of texts that are not translated
+            chosen = [each["language"] for each in found] or [source] * len(sources)
+            prompting = {language: self._prompting(language, target) for language in {*chosen} - {kept}}
+            texts = {
+                number: each.divide(self.service, prompting[language])
+                for number, (each, language) in enumerate(zip(sources, chosen, strict=True))
+                if language != kept
+            }
             written = dict(zip(texts, await decoder.decode([*texts.values()]), strict=True))
         except InputError as error:
             raise ServerError.of(error, subject="q") from None
