@@ -1,0 +1,268 @@
+"""HTML and XHTML: the text of elements. Tags, attributes, comments, scripts, styles and code are copied."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from html import unescape
+from html.entities import html5
+from io import StringIO
+
+from .html_scanner import ATTRIBUTE, BLOCK, FLOW, RAW, TEXT_TOKEN, TOKEN, WHITE_SPACE, Element, Scanner
+from .html_scanner import Token as SourceToken
+from .layout import line_break_text
+from .options import DocumentOptions
+from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token
+
+KEPT = frozenset(["code", "kbd", "math", "samp", "tt", "var"])
+COPIED = frozenset(["listing", "pre"])
+MAX_TOKENS = 1024  # of a block; a longer one is hardly prose, and is divided into several
+MAX_REFERENCE = 64  # characters; the number of no character has as many digits
+
+
+def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+    """Yield the parts of a document, which is held in memory."""
+    source = StringIO(newline="")  # unlike join, it does not hold all lines, which take 50 bytes each
+    source.writelines(lines)
+    return Reader(source.getvalue()).parts()
+
+
+def write(text: str) -> str:
+    """Return how HTML writes a text."""
+    return write_xml(text).replace("&#160;", "&nbsp;")
+
+
+def write_xml(text: str) -> str:
+    """Return how XML writes a text. It does not know the names of characters."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\xa0", "&#160;")
+
+
+class Reader:
+    """Reads a document from start to end."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.scanner = Scanner(source)
+        self.write = write_xml if self.scanner.is_xml else write
+        self.position = 0
+        self.copied = 0  # the end of the last part
+        self.line = 1  # at `copied`
+        self.content = Content()  # since the last tag of a block
+        self.in_paragraph = False
+        self.sections: list[tuple[Element, bool]] = []  # elements with `translate`, and whether they are translated
+
+    def parts(self) -> Iterator[Part]:
+        while self.position < len(self.source):
+            token = self.scanner.read(self.position)
+            self.position = token.end
+            if token.kind == "tag":
+                yield from self.read_tag(token)
+            elif self.is_translated:
+                self.content.add(token.kind, token.start, self.source[token.start : token.end])
+            if len(self.content.tokens) >= MAX_TOKENS:
+                yield from self.end_block()
+        yield from self.end_block()
+        if self.copied < len(self.source):
+            yield self.copy_until(len(self.source))
+
+    @property
+    def is_translated(self) -> bool:
+        return not self.sections or self.sections[-1][1]
+
+    def read_tag(self, tag: SourceToken) -> Iterator[Part]:
+        while self.sections and self.sections[-1][0].ends_at(tag):
+            yield from self.end_block()
+            section, _ = self.sections.pop()
+            self.in_paragraph = False
+            if section.is_closed_by(tag):
+                return
+        if not self.is_translated:
+            if translation(self.source, tag):
+                self.sections.append((Element(tag.name), True))
+        elif tag.name in BLOCK:
+            yield from self.end_block()
+            if tag.name in FLOW:
+                self.in_paragraph = tag.name == "p" and not (tag.is_closing or tag.is_empty)
+            self.begin_block(tag)
+        elif tag.is_closing:
+            self.content.close(tag.name, tag.start, self.source[tag.start : tag.end])
+        else:
+            self.begin_inline(tag)
+
+    def begin_block(self, tag: SourceToken) -> None:
+        if tag.is_closing or tag.is_empty:
+            return
+        if tag.name == "title":
+            for match in TEXT_TOKEN.finditer(self.source, tag.content, tag.end):
+                self.content.add(str(match.lastgroup), match.start(), match[0])
+        elif tag.name in COPIED:
+            self.position = self.scanner.element_end(tag)
+        elif tag.name not in RAW and translation(self.source, tag) is False:
+            self.sections.append((Element(tag.name, self.in_paragraph), False))
+
+    def begin_inline(self, tag: SourceToken) -> None:
+        if tag.name in KEPT or translation(self.source, tag) is False:
+            if not tag.is_empty:
+                self.position = self.scanner.element_end(tag, self.in_paragraph)
+            self.content.keep(tag.start, self.source[tag.start : self.position])
+        elif tag.is_empty:
+            self.content.append(tag.start, Point(self.source[tag.start : tag.end]))
+        else:
+            is_link = tag.name == "a" and "href" in attributes(self.source, tag)
+            self.content.open(tag.name, tag.start, self.source[tag.start : tag.end], is_link)
+
+    def end_block(self) -> Iterator[Part]:
+        """Yield the content since the last tag of a block, if it has text, and the literal before it."""
+        content, self.content = self.content, Content()
+        if not content.has_text:
+            return
+        tokens, start = content.stripped()
+        if self.copied < start:
+            yield self.copy_until(start)
+        block = Block(tokens, self.line, self.write)
+        yield block
+        self.copy_until(start + sum(len(token.raw) for token in tokens))
+
+    def copy_until(self, end: int) -> Literal:
+        raw = self.source[self.copied : end]
+        self.copied = end
+        self.line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+        return Literal(raw)
+
+
+class Content:
+    """Collects the tokens of a block."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.start = 0  # of the first token in the document
+        self.has_text = False
+        self._size = 0  # of the text, without white space
+        self._last = ""  # character of the text
+        self._break: tuple[int, str] | None = (
+            None  # the last token with text, if it is a break; the character before it
+        )
+        self._opened: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # indices, and `_size`, by name
+
+    def append(self, start: int, token: Token) -> None:
+        if not self.tokens:
+            self.start = start
+        if token.text and self._break is not None:
+            self._end_break(token.text[0])
+        self.tokens.append(token)
+        self._size += not token.text.isspace() and len(token.text)
+        self._last = token.text[-1:] or self._last
+
+    def add(self, kind: str, start: int, raw: str) -> None:
+        """Add what is not a tag. kind: see `html_scanner.Token`."""
+        if kind == "reference":
+            for each in tokens_of_reference(raw):
+                self.append(start, each)
+                self.has_text |= not each.text.isspace()
+        elif kind == "text":
+            self.append(start, Text(raw, raw))
+            self.has_text |= not raw.isspace()
+        elif kind == "space" and self._last and not self._last.isspace():
+            before = self._last
+            self.append(start, Break(raw, is_required=False))
+            self._break = len(self.tokens) - 1, before
+        else:
+            self.append(start, Point(raw))
+
+    def _end_break(self, after: str) -> None:
+        """Choose the text of the last break. White space within markup belongs to that around it, so it has none."""
+        assert self._break is not None
+        index, before = self._break
+        raw = self.tokens[index].raw
+        self.tokens[index] = (
+            Point(raw) if after.isspace() else Break(raw, line_break_text(before, after), is_required=False)
+        )
+        self._break = None
+
+    def keep(self, start: int, raw: str) -> None:
+        text = text_of(raw)
+        self.append(start, Kept(text, raw) if text else Point(raw))
+
+    def open(self, name: str, start: int, raw: str, is_link: bool) -> None:
+        self._opened[name].append((len(self.tokens), self._size))
+        self.append(start, Open(raw, len(self.tokens), is_link))
+
+    def close(self, name: str, start: int, raw: str) -> None:
+        if not self._opened[name]:
+            self.append(start, Close(raw, len(self.tokens)))
+            return
+        index, size = self._opened[name].pop()
+        if size == self._size:  # it encloses no text, such as an anchor or an icon
+            self.tokens[index] = Point(self.tokens[index].raw)
+            self.append(start, Point(raw))
+        else:
+            self.append(start, Close(raw, index))
+
+    def stripped(self) -> tuple[list[Token], int]:
+        """Return the tokens without the white space around them, and where they start in the document."""
+        tokens, start, end = self.tokens, 0, len(self.tokens)
+        while not tokens[start].raw.strip(WHITE_SPACE):
+            start += 1
+        while not tokens[end - 1].raw.strip(WHITE_SPACE):
+            end -= 1
+        position = self.start + sum(len(token.raw) for token in tokens[:start])
+        first = tokens[start].raw
+        position += len(first) - len(first.lstrip(WHITE_SPACE))
+        inside = tokens[start:end]
+        if isinstance(inside[0], Text):
+            inside[0] = stripped_text(inside[0], inside[0].raw.lstrip(WHITE_SPACE))
+        if isinstance(inside[-1], Text):
+            inside[-1] = stripped_text(inside[-1], inside[-1].raw.rstrip(WHITE_SPACE))
+        return inside, position
+
+
+def stripped_text(token: Text, raw: str) -> Text:
+    return token if raw == token.raw else Text(raw, raw)
+
+
+def tokens_of_reference(raw: str) -> Iterator[Token]:
+    """Yield the character of a reference, and what was taken for a part of its name."""
+    name = raw[1:]
+    if not name.startswith("#"):
+        name = next((name[:size] for size in range(len(name), 1, -1) if name[:size] in html5), "")
+    reference = raw[: 1 + len(name)]
+    text = character(reference)
+    yield Text(text, reference) if text else Point(reference)
+    if rest := raw[len(reference) :]:
+        yield Text(rest, rest)
+
+
+def unescaped(reference: str) -> str:
+    return "".join(token.text for token in tokens_of_reference(reference))
+
+
+def character(reference: str) -> str:
+    text = unescape(reference) if len(reference) <= MAX_REFERENCE else "\ufffd"
+    return " " if text in {*WHITE_SPACE} else text
+
+
+def text_of(raw: str) -> str:
+    """Return the text of an element, in one line."""
+    found = []
+    for match in TOKEN.finditer(raw):
+        if match.lastgroup == "tag":
+            found.append(" " if match["name"].lower() in BLOCK else "")
+        elif match.lastgroup != "comment":
+            found.append(unescaped(match[0]) if match.lastgroup == "reference" else match[0])
+    return " ".join("".join(found).split())
+
+
+def attributes(source: str, tag: SourceToken) -> dict[str, str]:
+    """Return the attributes of a tag, with names in lower case."""
+    found = ATTRIBUTE.findall(source, tag.start, tag.content)
+    return {name.lower(): value.strip("\"'") for name, value in reversed(found)}
+
+
+def translation(source: str, tag: SourceToken) -> bool | None:
+    """Return whether a start tag says that its element is to be translated, if it says so."""
+    if tag.is_closing or "translate" not in source[tag.start : tag.content].lower():
+        return None
+    found = attributes(source, tag)
+    if "notranslate" in found.get("class", "").split():
+        return False
+    return {"no": False, "yes": True, "": True}.get(found.get("translate", "none").lower())
