@@ -20,13 +20,17 @@ from starlette.types import Scope
 
 from ..errors import one_line
 from ..rooms import has_room
-from .bodies import error_response
+from .bodies import DOWNLOADS, error_response
 from .completions import completions
 from .errors import ServerError
+from .files import download_file, translate_file
 from .guard import Guard
+from .kept_files import KEPT, KeptFiles
+from .languages import Prefixes
 from .model_names import served_names
 from .service import READY, Service
-from .translation import Prefixes, languages, translate
+from .translation import detect, frontend_settings, languages, translate
+from .translator import Translator
 
 LOG = logging.getLogger("speculative_decoding.server")
 PAGE = {
@@ -58,6 +62,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.start()
         yield
+        app.state.files.clear()
         service.stop()
 
     def log(scope: Scope, status: int, seconds: float) -> None:
@@ -67,6 +72,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         client = (scope.get("client") or ("-",))[0]
         prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
         path = one_line(scope["path"])[:200]
+        if path.startswith(DOWNLOADS):
+            path = f"{DOWNLOADS}..."  # the name gives access
         is_polled = path in ("/health", "/metrics")
         level = logging.DEBUG if is_polled else logging.INFO
         LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
@@ -94,7 +101,11 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/translate", translate, methods=["POST"]),
+        Route("/translate_file", translate_file, methods=["POST"]),
+        Route("/download_file/{name}", download_file),
+        Route("/detect", detect, methods=["POST"]),
         Route("/languages", languages),
+        Route("/frontend/settings", frontend_settings),
         Route("/health", health),
         Route("/metrics", metrics),
         *(Route(path, page) for path in PAGE),
@@ -117,6 +128,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
     app.state.service = service
     app.state.settings = settings
+    app.state.translator = Translator(service, settings.prefixes)
+    app.state.files = KeptFiles(60 * service.limits.keep_files, KEPT * service.limits.max_body)
     return app
 
 

@@ -20,6 +20,8 @@ from .errors import ServerError
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 BODY_SECONDS = 30.0  # time limit for receiving a body
+LIBRETRANSLATE = ("/translate", "/translate_file", "/detect", "/languages", "/frontend/settings")
+DOWNLOADS = "/download_file/"  # paths with a name that gives access to a file
 Result = TypeVar("Result")
 
 
@@ -140,10 +142,14 @@ async def cancel_on(
         del task, working, interrupting
 
 
+def is_libretranslate(path: str) -> bool:
+    """Whether a path belongs to LibreTranslate's API."""
+    return path in LIBRETRANSLATE or path.startswith(DOWNLOADS)
+
+
 def error_response(path: str, error: ServerError) -> JSONResponse:
     """Return an error in the format that clients of this path expect."""
-    is_libretranslate = path in ("/translate", "/languages")
-    content = {"error": error.message} if is_libretranslate else error.content
+    content = {"error": error.message} if is_libretranslate(path) else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
 
 

@@ -180,9 +180,9 @@ async def listen(
     from .app import ServerSettings, make_app
     from .connections import make_server
     from .decoding_thread import DecodingThread
+    from .languages import translation_prefixes
     from .metrics import Metrics
     from .service import Service
-    from .translation import translation_prefixes
 
     folder = pair.target.folder
     prefixes = translation_prefixes(read_config(folder), list(access.translate))

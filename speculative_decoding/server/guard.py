@@ -19,6 +19,10 @@ from .errors import ServerError
 
 HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # a name or address, perhaps a port
 
+# LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
+PUBLIC = ("/", "/page.js", "/page.css", "/health", "/languages", "/frontend/settings")
+TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there
+
 
 class Guard:
     """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
@@ -85,10 +89,8 @@ class Guard:
         for origin in headers.getlist("origin"):
             if urlsplit(origin).netloc.lower() != hosts[0].lower():
                 raise ServerError(403, "pages of other origins may not use this server", code="wrong_origin")
-        is_public = scope["path"] in ("/", "/page.js", "/page.css", "/health")
-        # LibreTranslate's clients send the token in the body
-        token_is_in_body = scope["path"] == "/translate" and "authorization" not in headers
-        if not is_public and not token_is_in_body:
+        may_send_token_in_body = scope["path"] in TOKEN_IN_BODY and "authorization" not in headers
+        if scope["path"] not in PUBLIC and not may_send_token_in_body:
             require_token(scope)
 
     def _is_allowed(self, host: str) -> bool:

@@ -25,6 +25,7 @@ class Limits:
     slots: A[int, Int(1), "prompts to decode together"] = DEFAULT_SLOTS
     queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
     max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
+    keep_files: A[float, Number(0, exclusive=True), "minutes for which a translated file can be downloaded"] = 10.0
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
     max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
     max_connections: A[int, Int(1), "connections of one address; this machine has no limit"] = 100

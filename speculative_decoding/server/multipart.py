@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -16,7 +17,8 @@ from python_multipart.multipart import parse_options_header
 
 from .errors import ServerError
 
-MAX_PARTS = 100
+MULTIPART = "multipart/form-data"
+MAX_PARTS = 200
 MAX_HEADERS = 8  # headers of a part
 MAX_HEADER_BYTES = 2048  # size of each header
 MAX_CONTENT_TYPE = 1024  # characters of the request's own header
@@ -26,11 +28,12 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides its warni
 
 
 class Part(NamedTuple):
-    """A field of a form."""
+    """A field of a form. file_name: as the client wrote it, which may contain anything."""
 
     name: str
     is_file: bool
     content: bytes
+    file_name: str = ""
 
 
 class PartsReader:
@@ -48,7 +51,7 @@ class PartsReader:
         self._value = b""
         self._disposition = b""
         self._name = ""
-        self._is_file = False
+        self._file_name: str | None = None
         self._content: list[bytes] = []
 
     def on_part_begin(self) -> None:
@@ -77,16 +80,24 @@ class PartsReader:
             self._name = fields[b"name"].decode()
         except UnicodeDecodeError:
             raise invalid("the name of a field is not UTF-8") from None
-        self._is_file = b"filename" in fields
+        self._file_name = file_name(fields[b"filename"]) if b"filename" in fields else None
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._content.append(data[start:end])
 
     def on_part_end(self) -> None:
-        self.parts.append(Part(self._name, self._is_file, b"".join(self._content)))
+        is_file = self._file_name is not None
+        self.parts.append(Part(self._name, is_file, b"".join(self._content), self._file_name or ""))
 
     def on_end(self) -> None:
         self.is_complete = True
+
+
+def file_name(written: bytes) -> str:
+    """Return the name of a file, in the form of `filename` or of `filename*` (RFC 8187)."""
+    text = written.decode("utf-8", "replace")
+    match = re.match("utf-8'[^']*'", text, re.IGNORECASE)
+    return text if match is None else unquote(text[match.end() :], errors="replace")
 
 
 def parse_multipart(content_type: str, body: bytes) -> list[Part]:
@@ -94,7 +105,7 @@ def parse_multipart(content_type: str, body: bytes) -> list[Part]:
     if len(content_type) > MAX_CONTENT_TYPE:
         raise invalid("its Content-Type is too long")
     kind, fields = parse_options_header(content_type.encode("latin-1", "replace"))
-    if kind != b"multipart/form-data":
+    if kind != MULTIPART.encode():
         raise ServerError(415, f"Content-Type must be multipart/form-data, not {content_type[:80]!r}")
     boundary = fields.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70 or not boundary.isascii():

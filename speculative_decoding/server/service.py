@@ -26,7 +26,8 @@ READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
-MAX_UPLOADS = 16  # together, uploads may use as much memory as this many recordings of maximum size and duration
+MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
+ROOM_SECONDS = 0.02  # between two looks for room in the queue
 
 
 class Service:
@@ -50,6 +51,7 @@ class Service:
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
+        self._waiting_for_room = asyncio.Lock()
         self._seconds_per_item = 1.0  # a running mean; the first value is a guess
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -110,13 +112,22 @@ class Service:
                 headers={"Retry-After": str(retry_after)},
             )
 
+    async def wait_for_room(self, upload: Upload) -> None:
+        """Wait until the queue has room for a prompt of an upload, in the order of the calls.
+
+        An upload that `is_opening` already has room for its first prompt.
+        """
+        async with self._waiting_for_room:
+            while self.admitted - upload.is_opening >= self.limits.slots + self.limits.queue:
+                await asyncio.sleep(ROOM_SECONDS)
+
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
-        """Admit a recording, which stays in memory until the context exits. Raises `ServerError`.
+        """Admit a recording or a text, which stays in memory until the context exits. Raises `ServerError`.
 
         One deadline applies to the whole request, which may still finish while the server is stopping.
 
-        largest: The maximum size of a recording with its frames, in bytes.
+        largest: The maximum size of a recording with its frames, or of a text, in bytes.
         """
         self.require_ready()
         self.require_room(1)
@@ -136,12 +147,12 @@ class Service:
 
     def _require_memory(self, largest: int, count: int) -> None:
         if sum(upload.size for upload in [*self._uploads]) + count > MAX_UPLOADS * largest:
-            message = "too many recordings are being transcribed; try again later"
+            message = "too many recordings or texts are in progress; try again later"
             raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count a recording as queued within the context, while it is being opened. Raises `ServerError`."""
+        """Count an upload as queued within the context, while it is being opened. Raises `ServerError`."""
         self.require_room(1)
         upload.is_opening = True
         try:
@@ -155,7 +166,7 @@ class Service:
 
         Raises `ServerError` if they exceed the limits or the queue is full.
 
-        upload: the recording's upload, which has already been admitted and has a deadline.
+        upload: the upload that they belong to, which has already been admitted and has a deadline.
         """
         for item in items:
             item.check(self.limits)

@@ -1,153 +1,148 @@
-"""POST /translate and GET /languages, in LibreTranslate's format."""
+"""LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..decoding.prompt import language_token
 from ..errors import InputError
-from ..sampling import GenerationOptions
+from ..rooms import has_room
 from ..sampling.options import validate
 from ..sampling.values import ListOf, Text, Union
-from ..session import Session
-from .bodies import FORM, cancel_on_disconnect, media_type, read_fields
+from .bodies import JSON, media_type
 from .errors import ServerError
-from .guard import require_token
-from .prompts import client_prompts
+from .forms import read_request
+from .languages import english_name
 from .service import Service
+from .texts import DividedText, Lines, Prompting, in_thread
+from .translator import Translator
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
+FORMATS = ("text", "html")
+MAX_TEXTS = 128  # of a request
 
 
-Prefixes = Mapping[tuple[str, str], str]  # (source, target) -> the text before a prompt, for models such as T5
+class GivenText(NamedTuple):
+    """A text of a request; a `TextSource`."""
+
+    text: str
+    format: str = "text"
+
+    def sample(self) -> str:
+        if self.format == "text":
+            return self.text
+        from .documents import sample_of_text
+
+        return sample_of_text(self.text, self.format)
+
+    def divide(self, service: Service, prompting: Prompting) -> DividedText:
+        if not has_room("documents"):
+            return Lines(self.text, prompting)
+        from .documents import text_document
+
+        return text_document(self.text, self.format, service, prompting)
 
 
-def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixes:
-    """Collect the language pairs of a model without language tokens. Raises `InputError` for a malformed flag.
+class TranslationRequest(NamedTuple):
+    """is_list: whether the client sent a list of texts."""
 
-    Args:
-        config: The model's config.json. T5 models list pairs in `task_specific_params`.
-        flags: Values of --translate, such as "en:de=translate English to German: ".
-    """
-    prefixes: dict[tuple[str, str], str] = {}
-    tasks = config.get("task_specific_params")
-    for name, task in tasks.items() if isinstance(tasks, dict) else ():
-        match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
-        prefix = task.get("prefix") if isinstance(task, dict) else None
-        if match and isinstance(prefix, str):
-            prefixes[match[1], match[2]] = prefix
-    for flag in flags:
-        match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
-        if match is None:
-            raise InputError(
-                f"must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: ', not {flag!r}",
-                "translate",
-            )
-        prefixes[match[1], match[2]] = match[3]
-    return prefixes
-
-
-def translation_languages(session: Session, prefixes: Prefixes) -> list[dict[str, Any]]:
-    """Return the supported languages in LibreTranslate's format: pairs of language tokens, and pairs with a prefix."""
-    codes = sorted(session.tokenizer.languages)
-    targets = {code: [other for other in codes if other != code] for code in codes}
-    for source, target in sorted(prefixes):
-        targets.setdefault(source, []).append(target)
-    return [{"code": code, "name": code, "targets": found} for code, found in targets.items()]
-
-
-def translation_prompt(
-    session: Session, prefixes: Prefixes, text: str, source: str, target: str
-) -> tuple[str, dict[str, Any]]:
-    """Return the prompt for a text, and the options that it needs. Raises `InputError` for an unsupported pair."""
-    if (source, target) in prefixes:
-        return prefixes[source, target] + text, {}
-    if not session.tokenizer.languages:
-        pairs = ", ".join(":".join(pair) for pair in sorted(prefixes)) or "none"
-        raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}", "target")
-    for name, code in (("source", source), ("target", target)):
-        language_token(session.tokenizer, name, code)
-    return text, {"src_lang": source, "tgt_lang": target}
+    texts: list[GivenText]
+    is_list: bool
+    source: str
+    target: str
 
 
 async def translate(request: Request) -> Response:
-    service: Service = request.app.state.service
+    translator: Translator = request.app.state.translator
+    service = translator.service
     service.require_text()
-    fields = await read_fields(request, service.limits.max_body, accept_form=True)
-    require_token(request.scope, str(fields.get("api_key", "")))
-    is_form = media_type(request) == FORM
-    texts, prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
-    request.scope["prompts"] = [prompt for prompt, _ in prompts]
-    try:
-        translating = translate_all(service, prompts)
-        lines = iter(await cancel_on_disconnect(request.receive, translating, service.limits.max_seconds))
-    except TimeoutError:
-        raise service.timeout() from None
-    found = ["".join(next(lines) if line.strip() else line for line in text) for text in texts]
-    return JSONResponse({"translatedText": found[0] if isinstance(fields["q"], str) else found})
+    fields, _ = await read_request(request, service.limits.max_body, FIELDS)
+    wanted = parse_translation_request(fields, is_form=media_type(request) != JSON)
+    request.scope["prompts"] = [each.text for each in wanted.texts]
+    found = await translator.translate(request, wanted.texts, wanted.source, wanted.target)
+    texts = found.texts if wanted.is_list else found.texts[0]
+    return JSONResponse({"translatedText": texts, **found.notes(is_list=wanted.is_list)})
 
 
-def parse_translation_request(
-    fields: Mapping[str, Any], service: Service, prefixes: Prefixes, *, is_form: bool
-) -> tuple[list[list[str]], list[tuple[str, GenerationOptions]]]:
-    """Return the lines of each text of a request, and a prompt with options for each line that is not blank.
-
-    Raises a `ServerError` that names the field.
-    """
-    for name in fields:
-        if name not in FIELDS:
-            raise ServerError.unknown_field(name, FIELDS)
+def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> TranslationRequest:
+    """Return the texts of a request, and their languages. Raises a `ServerError` that names the field."""
     fields = {name: value for name, value in fields.items() if value != "" or name not in ("format", "alternatives")}
-    if fields.get("format", "text") != "text":
-        raise ServerError(400, "format: must be text: markup is not supported", "format")
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
         raise ServerError(400, "alternatives: must be 0: only one translation is made", "alternatives")
     try:
         q = validate("q", Union((Text(), ListOf(Text(may_be_empty=True)))), fields.get("q", ""))
         source = validate("source", Text(), fields.get("source", ""))
         target = validate("target", Text(), fields.get("target", ""))
-        texts = [q] if isinstance(q, str) else list(q)
-        max_prompts = service.limits.max_prompts
-        if not 1 <= len(texts) <= max_prompts:
-            raise InputError(f"must have 1 to {max_prompts} texts, not {len(texts)}", "q")
-        if source == "auto":
-            raise InputError("must be a language: automatic detection is not supported", "source")
-        defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
-        _, options = translation_prompt(service.session, prefixes, "", source, target)
-        row = defaults.override_for_row(options)
-        split = [re.split("(\r\n|\r|\n)", text) for text in texts]  # keeps each line break as a separate, blank entry
-        lines = [line for text in split for line in text if line.strip()]
-        return split, [(translation_prompt(service.session, prefixes, line, source, target)[0], row) for line in lines]
+        format = validate("format", Text(FORMATS), fields.get("format", "text"))
     except InputError as error:
         raise ServerError.of(error) from None
+    if format == "html" and not has_room("documents"):
+        raise ServerError(
+            501, "format: html requires the folder documents, which this server lacks; send text", "format"
+        )
+    texts = [q] if isinstance(q, str) else list(q)
+    if not 1 <= len(texts) <= MAX_TEXTS:
+        raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
+    return TranslationRequest([GivenText(text, format) for text in texts], not isinstance(q, str), source, target)
 
 
-async def translate_all(service: Service, prompts: list[tuple[str, GenerationOptions]]) -> list[str]:
-    """Translate lines, with at most `max_prompts` of them in the queue at once.
-
-    Raises `ServerError` for a translation that was cut off, which this format cannot express.
-    """
-    found: list[str] = []
-    size = service.limits.max_prompts
-    for start in range(0, len(prompts), size):
-        with service.request(client_prompts(prompts[start : start + size], prompt_field="q")) as client:
-            await client.wait_until_finished()
-            for prompt in client.items:
-                if prompt.finish_reason == "length":
-                    limit = prompt.options.max_tokens
-                    message = f"q: line {len(found) + 1} has a translation of over {limit} tokens; split it"
-                    raise ServerError(400, message, "q")
-                found.append(" ".join(prompt.text.splitlines()))  # keeps a translation on one line
-    return found
+async def detect(request: Request) -> Response:
+    translator: Translator = request.app.state.translator
+    service = translator.service
+    service.require_text()
+    fields, _ = await read_request(request, service.limits.max_body, ("q", "api_key"))
+    try:
+        q = validate("q", Text(), fields.get("q", ""))
+    except InputError as error:
+        raise ServerError.of(error) from None
+    request.scope["prompts"] = [q]
+    translator.detector.require_installed("q")
+    codes = [*translator.languages.targets]
+    client = request.client.host if request.client else ""
+    return JSONResponse(await in_thread(service, client, lambda: translator.detector.detect(q, codes)))
 
 
 async def languages(request: Request) -> Response:
-    service: Service = request.app.state.service
-    service.require_text()
-    return JSONResponse(translation_languages(service.session, request.app.state.settings.prefixes))
+    translator: Translator = request.app.state.translator
+    translator.service.require_text()
+    return JSONResponse(translator.languages.listed)
+
+
+async def frontend_settings(request: Request) -> Response:
+    """Return what programs with a user interface ask for, in LibreTranslate's format."""
+    translator: Translator = request.app.state.translator
+    translator.service.require_text()
+    listed = translator.languages.listed
+    needs_token = request.app.state.settings.token is not None
+    formats: list[str] = []
+    if has_room("documents"):
+        from ..documents.formats import BY_SUFFIX
+
+        formats = [*BY_SUFFIX]
+    return JSONResponse(
+        {
+            "apiKeys": needs_token,
+            "keyRequired": needs_token,
+            "charLimit": translator.service.limits.max_body,
+            "filesTranslation": bool(formats),
+            "frontendTimeout": 500,
+            "language": default_languages(listed),
+            "suggestions": False,
+            "supportedFilesFormat": formats,
+        }
+    )
+
+
+def default_languages(listed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the languages that a user interface should show at first: the first pair, from English if possible."""
+    if not listed:
+        return {}
+    source = next((each for each in listed if each["code"] == "en"), listed[0])
+    target = source["targets"][0]
+    return {
+        "source": {"code": source["code"], "name": source["name"]},
+        "target": {"code": target, "name": english_name(target)},
+    }

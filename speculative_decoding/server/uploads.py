@@ -1,4 +1,4 @@
-"""A client's recording from its first byte until it has been decoded: its memory, place in the queue and deadline."""
+"""A client's recording or text until it has been decoded: its memory, place in the queue and deadline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """A recording that a client sends. Used on the event loop, except that a reading thread may also call `add`.
+    """A recording or a text of a client. Used on the event loop, except that a reading thread may also call `add`.
 
     Args:
         deadline: When its request must be finished, in the event loop's time.
         count: Called with the number of bytes that are added. It may raise `ServerError`.
 
     Attributes:
-        size: Bytes in memory: the file until its frames have been computed, and the frames.
-        is_opening: Whether it counts as queued, because it has arrived but has not reached the decoding thread.
+        size: Bytes in memory: a text, or a recording's file until its frames have been computed, and the frames.
+        is_opening: Whether it counts as queued, because it has arrived but none of it is in the decoding thread.
     """
 
     def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
@@ -32,7 +32,7 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of the file or its frames. Raises `ServerError` if all recordings together are too large."""
+        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads are too large together."""
         self._count(size)
         self.size += size
 

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from speculative_decoding import GenerationOptions, NgramDrafter, Session, TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
-from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
+from tests.support.serving import GERMAN, GRAMMAR, MODEL, Serving, bundled, events, serving
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 
@@ -230,33 +229,23 @@ def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) ->
         assert [value for each in streamed for value in getattr(each, name)] == getattr(found, name)
 
 
-REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [  # only the model's tokenizer can tell
-    ("/v1/completions", {"prompt": "ab cd " * 150}, "prompt", "at most 200 here"),
-    ("/v1/completions", {"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 here"),
-    ("/v1/completions", {"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
-    ("/translate", {"q": "The end. " * 100}, None, "q: "),
+REFUSED: list[tuple[dict[str, Any], str, str]] = [  # only the model's tokenizer can tell
+    ({"prompt": "ab cd " * 150}, "prompt", "at most 200 here"),
+    ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 here"),
+    ({"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_the_tokenizer_refuses_is_named_in_one_line(
-    server: Serving, path: str, fields: dict[str, Any], param: str | None, words: str
+    server: Serving, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    base = {"prompt": GRAMMAR} if path == "/v1/completions" else {"q": "The end.", "source": "en", "target": "de"}
-    response = server.post(path, **base | fields)
+    response = server.post(**{"prompt": GRAMMAR} | fields)
     error = response.json()["error"]
-    message = error if path == "/translate" else error["message"]
+    message = error["message"]
     assert response.status_code == 400 and words in message and "\n" not in message and str(BUNDLED) not in message
-    assert path == "/translate" or (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert server.service.admitted == 0
-
-
-def test_translations_keep_their_order_and_blank_lines(server: Serving, session: Session) -> None:
-    """Also of more lines than a request may have prompts."""
-    lines = ["The end.", "A test.", "", "The method returns the value."]
-    one, two, blank, three = (line and session.generate(f"{PAIRS['en', 'de']}{line}").text for line in lines)
-    answer = server.post("/translate", q=["\r\n".join(lines * 3), " ", lines[1]], source="en", target="de").json()
-    assert answer["translatedText"] == ["\r\n".join([one, two, blank, three] * 3), " ", two]
 
 
 def test_every_name_of_the_model_is_served() -> None:
@@ -290,12 +279,6 @@ def test_sixteen_concurrent_clients_get_the_same_texts_as_one(server: Serving, s
         alone = session.generate(prompt, **own)
         choice = answer["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
-
-
-def test_libretranslate_client_translates(server: Serving, session: Session) -> None:
-    libre = LibreTranslateAPI(f"{server.url}/")
-    assert libre.translate("The method returns the value.", "en", "de") == session.generate(GERMAN).text
-    assert libre.languages() == [{"code": "en", "name": "en", "targets": ["de"]}]
 
 
 def test_a_blank_text_in_a_list_gives_a_blank_choice(client: openai.OpenAI, session: Session) -> None:

@@ -1,6 +1,6 @@
 """Checks that the server stays correct and safe, whatever clients send: `python -m tools.check_server [PART ...]`.
 
-bodies       random JSON; each gets a valid response in time, and each error is one line
+bodies       random JSON, texts and files; each gets a valid response in time, and each error is one line
 recordings   the same with random recordings and forms, for a tiny Whisper
 connections  unfinished requests on many connections, while another client gets the same text as before
 clients      clients that stream, leave, cut their connection or send invalid requests for a long time: equal requests

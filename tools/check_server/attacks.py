@@ -28,6 +28,7 @@ ATTACKS = {
     "silent": b"",
     "half-sent headers": b"GET /health HTTP/1.1\r\nHos",
     "half-sent bodies": POST + b'Content-Length: 500\r\n\r\n{"prompt": "a',
+    "half-sent files": POST.replace(b"/v1/completions", b"/translate_file") + b"Content-Length: 500\r\n\r\n--b",
     "unread refusals": POST + b"Origin: null\r\nContent-Length: 1000000000\r\n\r\n{",
     "overlong bodies": POST + b"Content-Length: 1000000000\r\n\r\n{",
     "endless chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"ffff\r\n" + b" " * 0xFFFF + b"\r\n",

@@ -25,6 +25,7 @@ PROMPTS = [
 ]
 PROBE = {"prompt": PROMPTS[0], "temperature": 1.0, "acceptance": "coupled", "seed": 7, "max_tokens": 30}
 FLAGS = ["--slots", "4", "--queue", "8", "--max-prompts", "4", "--max-body", "20000", "--max-seconds", "60"]
+FLAGS += ["--max-output-tokens", "200"]
 CLIENTS = 12
 GROWTH = 60.0  # megabytes that the allocator may cause
 INVALID: list[dict[str, Any]] = [
@@ -39,10 +40,12 @@ class Clients:
         self.url = url
         self.outcomes: Counter[str] = Counter()
         self.texts: dict[str, list[str]] = {}  # by the fields of the request
+        self.files: dict[tuple[str, ...], str] = {}  # by their lines
         self._lock = threading.Lock()
 
     def request(self, client: httpx.Client, rng: random.Random) -> None:
-        action = rng.choice([self.complete, self.stream, self.leave, self.invalid, self.malformed, self.cut, self.look])
+        actions = [self.complete, self.stream, self.leave, self.invalid, self.malformed, self.cut, self.look, self.file]
+        action = rng.choice(actions)
         outcome = action(client, rng)
         with self._lock:
             self.outcomes[f"{action.__name__}: {outcome}"] += 1
@@ -103,8 +106,21 @@ class Clients:
                 raw.sendall(b'Content-Length: 500\r\n\r\n{"prompt": "a')
         return "cut"
 
+    def file(self, client: httpx.Client, rng: random.Random) -> str:
+        """Translate a file and download it. Equal files have equal translations."""
+        lines = rng.sample(PROMPTS[:6], 2)
+        sent = client.post(
+            "/translate_file", data={"source": "en", "target": "de"}, files={"file": ("a.txt", "\n".join(lines))}
+        )
+        if sent.status_code == 200:
+            found = client.get(sent.json()["translatedFileUrl"])
+            assert found.status_code == 200 and found.text.count("\n") == 1, found.text
+            with self._lock:
+                assert self.files.setdefault(tuple(lines), found.text) == found.text, lines
+        return checked_status(sent, 200, 429)
+
     def look(self, client: httpx.Client, rng: random.Random) -> str:
-        path = rng.choice(["/health", "/metrics", "/v1/models", "/", "/nothing", "/languages"])
+        path = rng.choice(["/health", "/metrics", "/v1/models", "/", "/nothing", "/languages", "/frontend/settings"])
         return checked_status(client.get(path), 200, 404)
 
     def check_text(self, fields: dict[str, Any], texts: list[str]) -> None:

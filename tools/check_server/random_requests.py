@@ -13,7 +13,9 @@ import mlx.core as mx
 
 from benchmarks.server_process import wait_for
 from speculative_decoding import Session
+from speculative_decoding.documents.formats import FORMATS
 from speculative_decoding.sampling.options import option_specs
+from speculative_decoding.server.bodies import is_libretranslate
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.options import transcription_specs
 from tests.support.serving import GRAMMAR, Serving, serving
@@ -40,6 +42,15 @@ VALUES: list[Callable[[random.Random], Any]] = [
     lambda rng: [value(rng) for _ in range(rng.randrange(4))],
     lambda rng: {rng.choice(NAMES): value(rng) for _ in range(rng.randrange(3))},
     lambda rng: [rng.randrange(-5, 9000) for _ in range(rng.randrange(20))],
+]
+TEXTS = [
+    *(
+        "It is <b>small</b>. ",
+        "# A title\n\n- `code`\n",
+        "1\n00:00:01,000 --> 00:00:02,000\nA\nb\n\n",
+        '{"text": "a"}\n',
+    ),
+    *("&amp; %s {x} 1,000 kB", "<p title='a'>", "</p></i>", "<!--", "WEBVTT\n\n", "---\n", "\r", "a" * 500, "<<<<>>>>"),
 ]
 RECORDINGS = [wav(noise(seed, seconds)) for seed, seconds in enumerate((0.2, 0.6, 1.5))]
 
@@ -97,9 +108,38 @@ def body(rng: random.Random) -> bytes:
 
 
 def prompt_request(rng: random.Random) -> tuple[str, str, bytes]:
-    """Return the path, content type and body of a request with prompts."""
+    """Return the path, content type and body of a request with prompts, texts or a file."""
+    if rng.random() < 0.3:
+        return libretranslate_request(rng)
     kinds = ["application/json"] * 12 + ["application/x-www-form-urlencoded", "text/plain", "", "a/b; c"]
     return rng.choice(["/v1/completions"] * 5 + ["/translate"]), rng.choice(kinds), body(rng)
+
+
+def libretranslate_request(rng: random.Random) -> tuple[str, str, bytes]:
+    """Return the path, content type and body of a request of LibreTranslate's API. Some bodies are damaged."""
+    text = rng.choice(["The end.", *TEXTS]) + "".join(rng.choice(TEXTS) for _ in range(rng.randrange(4)))
+    fields: dict[str, Any] = {
+        "q": rng.choice([text, [text, "", text]]),
+        "source": rng.choice(["en", "en", "auto", "xx"]),
+        "target": rng.choice(["de", "de", "German", "xx"]),
+        "format": rng.choice(["text", "html", "html", ""]),
+        "alternatives": rng.choice([0, "", 1]),
+    }
+    path = rng.choice(["/translate", "/translate", "/translate_file", "/detect"])
+    if path == "/detect":
+        fields = {"q": text}
+    if path == "/translate_file":
+        fields = {name: fields[name] for name in ("source", "target")} | {"format": rng.choice([*FORMATS, "", "xx"])}
+    if rng.random() < 0.2:
+        fields[rng.choice(NAMES)] = str(value(rng))
+    sent: dict[str, Any] = {"json": fields} if path != "/translate_file" and rng.random() < 0.6 else {"data": fields}
+    if path == "/translate_file" or rng.random() < 0.1:
+        content = text.encode() if rng.random() < 0.8 else mutate(text.encode(), rng)
+        names = ["a.html", "a.md", "a.srt", "../../a", "", "a.docx", "\U0001f600.txt", 'a"\r\n.vtt']
+        sent = {"data": fields, "files": {"file": (rng.choice(names), content)}}
+    request = httpx.Request("POST", "http://localhost", **sent)
+    content = request.read()
+    return path, request.headers["content-type"], mutate(content, rng) if rng.random() < 0.1 else content
 
 
 def audio_request(rng: random.Random) -> tuple[str, str, bytes]:
@@ -159,7 +199,7 @@ def check(response: httpx.Response, path: str, content: bytes) -> None:
     assert response.status_code < 500 and "Traceback" not in response.text, details
     if response.status_code != 200:
         error = response.json()["error"]
-        message = error if path == "/translate" else error["message"]
+        message = error if is_libretranslate(path) else error["message"]
         assert message and message.isprintable() and "speculative_decoding/" not in message, details
     elif response.headers["content-type"].startswith("text/event-stream"):
         assert response.text.endswith("data: [DONE]\n\n"), details

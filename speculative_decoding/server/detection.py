@@ -1,0 +1,66 @@
+"""Detects the language of clients' texts, with py3langid. It knows nothing of models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from importlib import util
+from typing import TYPE_CHECKING, Any
+
+from ..loading.language_map import language_of
+from .errors import ServerError
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+CHARACTERS = 2000  # of a text that are read; each takes about 0.1 us
+MIN_CONFIDENCE = 1.0  # of further languages in a response, in percent
+NO_EVIDENCE = 0.05  # the detector's probability of each language is lower than this for a text such as "ok" or "12"
+NEUTRAL = "en"  # the language of such a text, if a model has it
+
+Detection = dict[str, Any]  # LibreTranslate's format: `language`, and `confidence` in percent
+
+
+class Detector:
+    """Detects languages. It needs 75 MB and half a second when it is first used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._identifier: LanguageIdentifier | None = None
+        self._codes: dict[str, str] = {}  # by the detector's label
+
+    def require_installed(self, field: str) -> None:
+        """Raise a `ServerError` that names the field if py3langid is not installed."""
+        if util.find_spec("py3langid") is None:
+            way_out = "pip install py3langid on the server, or name the language"
+            raise ServerError(501, f"{field}: languages cannot be detected without py3langid; {way_out}", field)
+
+    def detect(self, text: str, codes: Collection[str]) -> list[Detection]:
+        """Return the most likely languages of a text, best first. May be called in any thread.
+
+        The confidence is the probability among all languages of the detector. It is therefore low for a text in none of
+        the given languages.
+
+        codes: of the languages to choose from.
+        """
+        text = text[:CHARACTERS]
+        own: dict[str, str] = {}
+        for code in codes:
+            own.setdefault(language_of(code).code, code)  # zh rather than zh-Hant
+        probabilities = dict.fromkeys(own, 0.0)
+        labels = self._loaded().rank(text)
+        for label, probability in labels if labels[0][1] > NO_EVIDENCE else ():
+            if (code := self._codes[label]) in own:
+                probabilities[code] += 100 * probability
+        ranked = sorted(own, key=lambda code: (-probabilities[code], code != NEUTRAL))
+        likely = [code for code in ranked if code == ranked[0] or probabilities[code] >= MIN_CONFIDENCE]
+        return [{"confidence": round(probabilities[code], 1), "language": own[code]} for code in likely]
+
+    def _loaded(self) -> LanguageIdentifier:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+        with self._lock:
+            if self._identifier is None:
+                self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+                self._codes = {label: language_of(label).code for label in self._identifier.labels}
+            return self._identifier

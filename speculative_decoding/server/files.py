@@ -1,0 +1,97 @@
+"""LibreTranslate's API for files: POST /translate_file and GET /download_file/NAME."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import InputError
+from ..rooms import has_room
+from ..sampling.options import validate
+from ..sampling.values import Text
+from .errors import ServerError
+from .forms import read_request
+from .kept_files import KeptFiles, content_disposition
+from .multipart import Part
+from .service import Service
+from .texts import in_thread
+from .translator import Translator
+
+if TYPE_CHECKING:
+    from .documents import GivenFile
+
+FIELDS = ("file", "source", "target", "format", "api_key")
+
+
+async def translate_file(request: Request) -> Response:
+    translator: Translator = request.app.state.translator
+    files: KeptFiles = request.app.state.files
+    service = translator.service
+    service.require_text()
+    if not has_room("documents"):
+        raise ServerError(501, "file: files require the folder documents, which this server lacks; send text", "file")
+    files.require_room(1)
+    fields, part = await read_request(request, service.limits.max_body, FIELDS)
+    source, target = (field(fields, name) for name in ("source", "target"))
+    given = await opened(request, service, fields, part)
+    request.scope["prompts"] = [given.text]
+    found = await translator.translate(request, [given], source, target)
+    name, suffix = file_names(given.name, target)
+    key = files.keep(name, suffix, given.encode(found.texts[0]))
+    return JSONResponse(
+        {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found.notes(is_list=False)}
+    )
+
+
+def field(fields: Mapping[str, Any], name: str) -> str:
+    try:
+        return validate(name, Text(), fields.get(name, ""))
+    except InputError as error:
+        raise ServerError.of(error) from None
+
+
+async def opened(request: Request, service: Service, fields: Mapping[str, Any], part: Part | None) -> GivenFile:
+    """Read the file of a request. Raises `ServerError`."""
+    from .documents import open_file
+
+    if part is None:
+        raise ServerError(400, "file: is missing; send a file as multipart/form-data", "file")
+    client = request.client.host if request.client else ""
+    format = fields.get("format") or None
+    try:
+        return await in_thread(service, client, lambda: open_file(part.content, base_name(part.file_name), format))
+    except InputError as error:
+        raise ServerError.of(error, subject="file") from None
+
+
+def base_name(name: str) -> str:
+    """Return a file name without its folders, as programs on any system write them."""
+    return re.split(r"[/\\]", name)[-1]
+
+
+def file_names(name: str, target: str) -> tuple[str, str]:
+    """Return what users call a translated file: talk_de for talk, and its suffix, such as .srt."""
+    path = PurePath(name)
+    suffix = path.suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,8}", path.suffix) else ""
+    return f"{name.removesuffix(suffix) or 'file'}_{target}", suffix
+
+
+def own_address(request: Request) -> str:
+    """Return the address under which the client reached the server, perhaps through a proxy with TLS.
+
+    A client that sends a false header gets a false link, which nobody else sees.
+    """
+    is_encrypted = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
+    return f"http{'s' if is_encrypted else ''}://{request.headers['host']}"
+
+
+async def download_file(request: Request) -> Response:
+    files: KeptFiles = request.app.state.files
+    file = files.get(request.path_params["name"])
+    headers = {"Content-Disposition": content_disposition(file.name)}  # the server adds nosniff and no-store to all
+    return Response(file.content, media_type="application/octet-stream", headers=headers)

@@ -1,0 +1,150 @@
+"""The languages between which a model translates, with the codes and names that LibreTranslate's clients use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..decoding.prompt import language_token
+from ..errors import InputError
+from ..loading.language_map import Language, language_of, matching_language
+from ..loading.tokenizer import Tokenizer
+from ..models.speech_languages import NAMES
+
+Prefixes = Mapping[tuple[str, str], str]  # (source, target) -> the text before a prompt, for models such as T5
+MAX_CODE = 40  # characters of a language's name in a request
+
+
+def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixes:
+    """Collect the language pairs of a model without language tokens. Raises `InputError` for a malformed flag.
+
+    Args:
+        config: The model's config.json. T5 models list pairs in `task_specific_params`.
+        flags: Values of --translate, such as "en:de=translate English to German: ".
+    """
+    prefixes: dict[tuple[str, str], str] = {}
+    tasks = config.get("task_specific_params")
+    for name, task in tasks.items() if isinstance(tasks, dict) else ():
+        match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
+        prefix = task.get("prefix") if isinstance(task, dict) else None
+        if match and isinstance(prefix, str):
+            prefixes[match[1], match[2]] = prefix
+    for flag in flags:
+        match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
+        if match is None:
+            raise InputError(
+                f"must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: ', not {flag!r}",
+                "translate",
+            )
+        prefixes[match[1], match[2]] = match[3]
+    return prefixes
+
+
+class Pair(NamedTuple):
+    """How a model translates between two languages. options: of the prompts, which begin with `prefix`."""
+
+    prefix: str
+    options: Mapping[str, str]
+
+
+class Languages:
+    """The language pairs of a model. Clients name a language by its ISO code, by the model's own code or in English.
+
+    Args:
+        tokenizer: Its languages, such as eng_Latn, can all be translated into each other.
+        prefixes: Further pairs.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prefixes: Prefixes) -> None:
+        self._tokenizer = tokenizer
+        self._prefixes = prefixes
+
+    @cached_property
+    def targets(self) -> Mapping[str, list[str]]:
+        """The codes in responses -> those of the languages into which they can be translated. Some have none."""
+        codes = sorted(client_codes(self._tokenizer.languages).values())
+        targets = {code: [other for other in codes if other != code] for code in codes}
+        for source, target in sorted(self._prefixes):
+            own = targets.setdefault(source, [])
+            if target not in own:
+                own.append(target)
+        for _, target in sorted(self._prefixes):
+            targets.setdefault(target, [])
+        return targets
+
+    @cached_property
+    def listed(self) -> list[dict[str, Any]]:
+        """The languages that can be translated, in LibreTranslate's format."""
+        return [
+            {"code": code, "name": english_name(code), "targets": targets}
+            for code, targets in self.targets.items()
+            if targets
+        ]
+
+    def target(self, name: str) -> str:
+        """Return the code in responses of a language to translate into. Raises `InputError` if there is no such one."""
+        known = sorted({each for targets in self.targets.values() for each in targets})
+        code = matching_language(checked(name, "target"), known)
+        if code is None:
+            raise InputError(f"must be one of {', '.join(known) or 'none'}, not {name!r}", "target")
+        return code
+
+    def into(self, target: str) -> list[str]:
+        """Return the codes of the languages that can be translated into one. Raises `InputError`."""
+        code = self.target(target)
+        return [source for source, targets in self.targets.items() if code in targets]
+
+    def pair(self, source: str, target: str) -> Pair:
+        """Return how to translate between two languages. Raises `InputError` for an unsupported pair."""
+        source, target = checked(source, "source"), checked(target, "target")
+        first = matching_language(source, (each for each, _ in self._prefixes))
+        second = matching_language(target, (other for each, other in self._prefixes if each == first))
+        if first is not None and second is not None:
+            return Pair(self._prefixes[first, second], {})
+        codes = self._tokenizer.languages
+        if not codes:
+            pairs = ", ".join(":".join(pair) for pair in sorted(self._prefixes)) or "none"
+            raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}", "target")
+        found = {}
+        for field, option, name in (("source", "src_lang", source), ("target", "tgt_lang", target)):
+            found[option] = matching_language(name, codes) or name
+            language_token(self._tokenizer, field, found[option])
+        return Pair("", found)
+
+
+def checked(name: str, field: str) -> str:
+    if len(name) > MAX_CODE:
+        raise InputError(f"must be a language, not a text of {len(name)} characters", field)
+    return name
+
+
+def client_codes(codes: Iterable[str]) -> Mapping[str, str]:
+    """Return a code that clients can use for each code of a model: de for deu_Latn, zh-Hant for the second Chinese.
+
+    `matching_language` returns the model's code for it.
+    """
+    found: dict[str, str] = {}
+    taken: set[Language] = set()
+    for own in codes:
+        code, script, _ = language_of(own)
+        bare, written = Language(code), Language(code, script)
+        if bare not in taken:
+            found[own] = code
+        else:
+            found[own] = own if written in taken else f"{code}-{script.title()}"
+        taken |= {bare, written}
+    return found
+
+
+def english_name(code: str) -> str:
+    """Return the English name of a language, or its code if it is not known."""
+    language = language_of(code)
+    name = ENGLISH.get(language.code)
+    if name is None:
+        return code
+    return f"{name} ({language.script.title()})" if language.script else name
+
+
+ENGLISH = {language_of(code).code: name.title() for code, name in NAMES.items()}

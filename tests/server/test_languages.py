@@ -1,0 +1,81 @@
+"""The language pairs of a model, and the codes that clients use."""
+
+from __future__ import annotations
+
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speculative_decoding import InputError
+from speculative_decoding.loading import language_codes
+from speculative_decoding.loading.language_map import matching_language
+from speculative_decoding.server.languages import Languages, Pair, client_codes, english_name, translation_prefixes
+
+PREFIXES = MappingProxyType({("en", "de"): "to German: ", ("de", "en"): ""})
+TOKENS = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "zho_Hans": 7, "zho_Hant": 8})
+
+
+def languages(tokens: Any = MappingProxyType({}), prefixes: Any = MappingProxyType({})) -> Languages:
+    tokenizer: Any = SimpleNamespace(languages=tokens)
+    return Languages(tokenizer, prefixes)
+
+
+def test_pairs_come_from_the_models_config_and_from_flags() -> None:
+    tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
+    found = translation_prefixes({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
+    assert found == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
+    assert translation_prefixes({"task_specific_params": 3}, []) == {}
+
+
+def test_a_malformed_flag_is_refused() -> None:
+    with pytest.raises(InputError, match="^translate: must be SOURCE:TARGET=PREFIX"):
+        translation_prefixes({}, ["en:de"])
+
+
+@pytest.mark.parametrize("name", ["MBART", "MBART50", "NLLB", "M2M100", "WMT21"])
+def test_each_code_for_clients_means_one_language_of_the_model(name: str) -> None:
+    codes = getattr(language_codes, name)
+    found = client_codes(codes)
+    assert len({*found.values()}) == len(codes)
+    assert all(matching_language(code, codes) == own for own, code in found.items())
+
+
+def test_models_with_language_tokens_translate_between_all_of_them() -> None:
+    own = languages(TOKENS)
+    first, *others = own.listed
+    assert first == {"code": "de", "name": "German", "targets": ["en", "zh", "zh-Hant"]} and len(others) == 3
+    assert others[-1]["name"] == "Chinese (Hant)"
+    for source in ("en", "eng_Latn", "en-US", "EN", "English"):
+        assert own.pair(source, "zh-TW") == Pair("", {"src_lang": "eng_Latn", "tgt_lang": "zho_Hant"})
+    assert own.target("deu_Latn") == "de" and own.into("de") == ["en", "zh", "zh-Hant"]
+    with pytest.raises(InputError, match="source: 'fra_Latn' is an unknown language; did you mean .*eng_Latn"):
+        own.pair("fra_Latn", "de")
+
+
+def test_a_pair_with_a_prefix_has_precedence() -> None:
+    own = languages(TOKENS, PREFIXES)
+    assert own.pair("en", "de") == Pair("to German: ", {}) and own.pair("en", "zh").options["tgt_lang"] == "zho_Hans"
+    assert [each["code"] for each in own.listed] == ["de", "en", "zh", "zh-Hant"]
+
+
+def test_other_models_translate_the_pairs_that_have_a_prefix() -> None:
+    own = languages(prefixes={**PREFIXES, ("en", "ro"): "to Romanian: "})
+    assert own.listed == [
+        {"code": "de", "name": "German", "targets": ["en"]},
+        {"code": "en", "name": "English", "targets": ["de", "ro"]},
+    ]
+    assert [*own.targets] == ["de", "en", "ro"]  # a text may be in any of them
+    assert own.pair("eng_Latn", "de-AT") == Pair("to German: ", {}) and own.into("ron_Latn") == ["en"]
+    with pytest.raises(InputError, match=r"supported pair \(de:en, en:de, en:ro\), not de:ro"):
+        own.pair("de", "ro")
+    with pytest.raises(InputError, match=r"supported pair \(none\), not en:de"):
+        languages().pair("en", "de")
+    with pytest.raises(InputError, match="target: must be one of none, not 'de'"):
+        languages().target("de")
+    with pytest.raises(InputError, match="target: must be a language, not a text of 999 characters"):
+        own.pair("en", "a" * 999)
+
+
+def test_a_language_without_a_known_name_is_called_by_its_code() -> None:
+    assert [english_name(code) for code in ("fra_Latn", "zh-Hant", "kab")] == ["French (Latn)", "Chinese (Hant)", "kab"]

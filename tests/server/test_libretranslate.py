@@ -1,0 +1,205 @@
+"""LibreTranslate's API: with its Python client, and as its published description says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.server.limits import Limits
+from tests.support.rooms import needs_room
+from tests.support.serving import PAIRS, Serving, bundled, serving
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters
+
+pytestmark = needs_room("documents")
+LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=60, max_prompt_tokens=200, max_body=20_000)
+TOKEN = "correct-horse-battery"
+SENTENCES = ["The method returns the value.", "A test.", "The end."]
+OWN = {"source": "en", "target": "de"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(limits=LIMITS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def german() -> list[str]:
+    """Return the translation of each sentence, by a session of its own."""
+    session = bundled.__wrapped__()
+    return [session.generate(PAIRS["en", "de"] + each).text for each in SENTENCES]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Serving]:
+    session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
+    limits = Limits(max_output_tokens=4, max_body=4000)
+    with serving(session, limits, token=TOKEN, prefixes={("en", "de"): ""}) as made:
+        yield made
+
+
+def translated(server: Serving, q: Any, **fields: Any) -> dict[str, Any]:
+    response = server.post("/translate", q=q, **OWN | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def send_file(server: Serving, name: str, content: bytes, **fields: str) -> httpx.Response:
+    with server.client() as client:
+        return client.post("/translate_file", data=OWN | fields, files={"file": (name, content)})
+
+
+def download(server: Serving, sent: httpx.Response, **headers: str) -> httpx.Response:
+    assert sent.status_code == 200, sent.text
+    with server.client() as client:
+        return client.get(sent.json()["translatedFileUrl"], headers=headers)
+
+
+def test_the_python_client_translates_detects_and_lists_languages(server: Serving, german: list[str]) -> None:
+    libre = LibreTranslateAPI(server.url, api_key="not needed here")
+    assert libre.translate(SENTENCES[0], "en", "de") == german[0]
+    assert libre.detect("Der Igel schläft im Garten.")[0]["language"] == "de"
+    assert libre.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+
+
+def test_as_many_sentences_come_out_as_go_in(server: Serving, german: list[str]) -> None:
+    """Lists keep their order, texts their line breaks and blank lines, also if there are more than max_prompts."""
+    one, two, three = SENTENCES
+    given = [f"{one} {two}\r\n\r\n  {three}" * 3, " ", "", three]
+    answer = translated(server, given)
+    assert answer == {"translatedText": [f"{german[0]} {german[1]}\r\n\r\n  {german[2]}" * 3, " ", "", german[2]]}
+
+
+def test_a_text_is_not_refused_for_its_length(server: Serving) -> None:
+    answer = translated(server, " ".join(f"word{number}" for number in range(300)))
+    assert "split" in [each["kind"] for each in answer["findings"]]
+
+
+def test_tags_and_attributes_of_html_stay(server: Serving, german: list[str]) -> None:
+    given = '<p class="a">{}</p>\n<script>var a = "The end.";</script>'
+    answer = translated(server, given.format(SENTENCES[0]), format="html")
+    assert answer["translatedText"] == given.format(german[0])
+
+
+def test_the_language_of_each_text_is_detected(server: Serving, german: list[str]) -> None:
+    """One that is in the target language already is returned unchanged."""
+    answer = translated(server, [SENTENCES[0], "Der Igel schläft im Garten.", "<b>"], source="auto")
+    assert answer["translatedText"] == [german[0], "Der Igel schläft im Garten.", "<b>"]
+    assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "de", "en"]
+    one = translated(
+        server, "<div><blockquote>Igel schlafen im Garten.</blockquote></div>", source="auto", format="html"
+    )
+    assert one["detectedLanguage"]["language"] == "de" and 50 < one["detectedLanguage"]["confidence"] <= 100
+
+
+def test_a_file_is_translated_and_downloaded(server: Serving, german: list[str]) -> None:
+    content = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n\r\n"
+    sent = send_file(server, "../Gespräch 1.srt", b"\xef\xbb\xbf" + content.format(SENTENCES[0]).encode())
+    assert {*sent.json()} == {"translatedFileUrl"} and sent.json()["translatedFileUrl"].startswith(server.url)
+    for _ in range(2):
+        found = download(server, sent)
+        assert found.content == b"\xef\xbb\xbf" + content.format(german[0]).encode()
+    headers = found.headers
+    assert headers["content-type"] == "application/octet-stream" and headers["cache-control"] == "no-store"
+    assert headers.get_list("x-content-type-options") == ["nosniff"]
+    assert headers["content-disposition"].startswith("attachment; ") and "Gespr%C3%A4ch%201_de.srt" in str(headers)
+
+
+def test_the_format_of_a_file_may_be_named(server: Serving, german: list[str]) -> None:
+    lines = json.dumps({"text": SENTENCES[2], "id": "The end."}) + "\n"
+    found = download(server, send_file(server, "texts", lines.encode(), format="jsonl"))
+    assert json.loads(found.text) == {"text": german[2], "id": "The end."}
+
+
+def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-Proto": "https"}
+    with guarded.client(headers=headers) as client:
+        sent = client.post("/translate_file", data=OWN, files={"file": ("a.txt", b"1")}).json()
+    assert sent["translatedFileUrl"].startswith(guarded.url.replace("http:", "https:") + "/download_file/")
+
+
+REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
+    ("a.docx", b"PK", {}, "file: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc"),
+    ("a.txt", b"a\xffb", {}, "a.txt: line 1: not UTF-8"),
+    ("a.jsonl", b'{"text": 3', {}, "line 1"),
+    ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
+    ("a.txt", b"a", {"sources": "en"}, "sources: unknown field; did you mean source?"),
+    ("a.txt", b"a", {"target": "fr"}, "target: source and target must be a supported pair (en:de), not en:fr"),
+    ("a.txt", b"a" * 30_000, {}, "at most 20000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "fields", "words"), REFUSED, ids=lambda each: str(each)[:20])
+def test_refused_files_are_named(
+    server: Serving, name: str, content: bytes, fields: dict[str, str], words: str
+) -> None:
+    response = send_file(server, name, content, **fields)
+    assert response.status_code in (400, 413) and words in response.json()["error"], response.text
+    assert "\n" not in response.json()["error"] and server.service.admitted == 0
+
+
+def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -> None:
+    for each, needs_token in ((server, False), (guarded, True)):
+        with each.client() as client:
+            found = client.get("/frontend/settings").json()
+        assert found["keyRequired"] is found["apiKeys"] is needs_token and found["suggestions"] is False
+        assert found["charLimit"] == each.service.limits.max_body and found["frontendTimeout"] > 0
+        assert found["language"]["target"] == {"code": "de", "name": "German"}
+        assert found["filesTranslation"] is True and {".txt", ".srt", ".html"} <= {*found["supportedFilesFormat"]}
+
+
+PATHS = [("POST", "/translate"), ("POST", "/translate_file"), ("POST", "/detect"), ("GET", "/download_file/x")]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_errors_have_libretranslates_form(guarded: Serving, method: str, path: str) -> None:
+    with guarded.client() as client:
+        refused = client.request(method, path, json={"api_key": "x"} if method == "POST" else None)
+        assert refused.status_code == 401 and refused.json()["error"].startswith("missing or wrong token")
+        other = client.request("PUT", path, headers={"Authorization": f"Bearer {TOKEN}"})
+        assert other.status_code == 405 and isinstance(other.json()["error"], str)
+
+
+@pytest.mark.parametrize("kind", ["json", "data", "files"])
+def test_the_token_may_be_a_field_of_all_kinds_of_requests(guarded: Serving, kind: str) -> None:
+    for token, status in ((TOKEN, 200), ("x", 401)):
+        fields = {"q": "a", "api_key": token}
+        sent: Any = {name: (None, value) for name, value in fields.items()} if kind == "files" else fields
+        with guarded.client() as client:
+            assert client.post("/detect", **{kind: sent}).status_code == status
+
+
+def test_a_file_needs_the_token_that_made_it(guarded: Serving) -> None:
+    sent = send_file(guarded, "a.txt", b"abc", api_key=TOKEN)
+    assert download(guarded, sent).status_code == 401
+    assert download(guarded, sent, Authorization=f"Bearer {TOKEN}x").status_code == 401
+    found = download(guarded, sent, Authorization=f"Bearer {TOKEN}")
+    assert found.status_code == 200 and found.content
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fetc%2fpasswd", "%2e%2e", "a%00b", "C:%5ca", "a" * 5000])
+def test_no_name_leads_to_another_file(guarded: Serving, name: str) -> None:
+    with guarded.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        found = client.get(f"/download_file/{name}")
+    assert found.status_code == 404 and isinstance(found.json()["error"], str)
+
+
+def test_names_of_files_are_not_logged(guarded: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    sent = send_file(guarded, "a.txt", b"1", api_key=TOKEN)
+    download(guarded, sent, Authorization=f"Bearer {TOKEN}")
+    logged = [each.getMessage() for each in caplog.records if each.name == "speculative_decoding.server"]
+    assert any("GET /download_file/... 200" in each for each in logged)
+    assert not any(sent.json()["translatedFileUrl"].rpartition("/")[2] in each for each in logged)
+
+
+def test_kept_files_have_a_limit(guarded: Serving) -> None:
+    answers = [send_file(guarded, "a.txt", b"1 " * 1500, api_key=TOKEN).status_code for _ in range(30)]
+    assert {*answers} == {200, 429} and answers[-1] == 429

@@ -1,0 +1,36 @@
+"""A copy of the package without the room `documents`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.rooms import copy_without, run_in
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+from speculative_decoding import GenerationOptions, Session
+from tests.support.serving import serving
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters
+
+own = {"source": "en", "target": "de"}
+session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
+with serving(session, prefixes={("en", "de"): ""}) as server, server.client() as client:
+    one, two = (server.post("/translate", q=q, **own).json()["translatedText"] for q in ("abc", "abb"))
+    answer = server.post("/translate", q="abc\\r\\n\\nabb", **own).json()
+    assert answer["translatedText"] == f"{one}\\r\\n\\n{two}", answer
+    refused = server.post("/translate", q="abc", format="html", **own)
+    assert refused.status_code == 501 and refused.json()["error"].startswith("format: html requires"), refused.text
+    refused = client.post("/translate_file", data=own, files={"file": ("a.txt", b"abc")})
+    assert refused.status_code == 501 and refused.json()["error"].startswith("file: files require"), refused.text
+    settings = client.get("/frontend/settings").json()
+    assert settings["filesTranslation"] is False and settings["supportedFilesFormat"] == []
+"""
+
+
+def test_texts_are_divided_at_line_breaks_and_html_and_files_are_refused(tmp_path: Path) -> None:
+    done = run_in(copy_without(["documents"], tmp_path / "copy"), ["-c", SCRIPT])
+    assert done.returncode == 0, done.stderr
