@@ -118,6 +118,13 @@ def test_markup_without_a_place_is_dropped_and_named() -> None:
     assert [(each.kind, each.what) for each in decoded.findings] == [("markup", "<b> ... </b>")]
 
 
+def test_markup_never_crosses_other_markup() -> None:
+    tokens = ("A ", BOLD, "red house", END, " and ", ITALIC, "house old", ITALIC_END, ".")
+    parts = [*pieces_of(block_of(*tokens), "sentence", "en")]
+    outputs = {"A red house and house old.": "Rot Haus alt.", "red house": "Rot Haus", "house old": "Haus alt"}
+    assert written_with(parts, outputs.__getitem__) == "<b>Rot Haus</b> alt."
+
+
 def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     def model(text: str) -> str:
         return text.upper() if "{name}" not in text else "HELLO NAME"

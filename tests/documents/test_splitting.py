@@ -137,6 +137,15 @@ def test_parts_fit_and_leave_only_white_space_out(text: str, limit: int) -> None
     assert all(map(bytes_up_to(limit), parts_of(text, fitting_spans(text, bytes_up_to(limit)))))
 
 
+@SMALL
+@given(TEXTS, st.integers(12, 60))
+def test_parts_fit_although_a_shorter_text_may_have_more_tokens(text: str, limit: int) -> None:
+    def fits(part: str) -> bool:
+        return len(part) + 10 * (len(part) % 3 == 0) <= limit
+
+    assert all(map(fits, parts_of(text, fitting_spans(text, fits))))
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
