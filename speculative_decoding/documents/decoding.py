@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from . import survival
 from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .loops import loop_in
-from .pieces import Piece, Span
+from .pieces import Piece
 from .places import Places, enclosed_texts, find_places
-from .splitting import fitting_spans, needs_decoding
+from .splitting import Span, fitting_spans, gaps, needs_decoding
 
 LINE_ENDS = re.compile(r"[\r\n]+")
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # a part of a sentence, without the punctuation around it
@@ -73,9 +73,8 @@ class DecodedPiece:
     @property
     def text(self) -> str:
         """The output, without markup."""
-        borders = [0, *(border for span in self.spans for border in span), len(self.source)]
-        gaps = [self.source[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True)]
-        return gaps[0] + "".join(output.text + gap for output, gap in zip(self.outputs, gaps[1:], strict=True))
+        first, *others = (self.source[start:end] for start, end in gaps(self.spans, len(self.source)))
+        return first + "".join(output.text + copied for output, copied in zip(self.outputs, others, strict=True))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -18,13 +18,12 @@ from markdown_it.token import Token as Event
 from ..errors import InputError, Name
 from .layout import line_break_text
 from .markdown_writing import writers_of
-from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
+from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: start and end
 
 MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!&*<[\\]_`~"
-LINE_END = re.compile(r"\r\n?|\n")
 # At the start of a block: a task's box, a footnote's name, the title of a GitHub alert. At the start of a line: the
 # mark of a definition, and lines that begin or end a container, such as ":::: note"
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
@@ -188,11 +187,11 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
             continue
         if tokens:
             yield Block(tokens, line, *writers_of(tokens, content.in_cell))
-            line += sum(len(LINE_END.findall(token.raw)) for token in tokens)
+            line += sum(line_ends(token.raw) for token in tokens)
             tokens = []
         if part is not None:
             yield part
-            line += len(LINE_END.findall(part.raw))
+            line += line_ends(part.raw)
 
 
 class Inline:

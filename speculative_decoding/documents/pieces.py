@@ -8,10 +8,8 @@ from functools import cached_property
 
 from .formats import FORMATS
 from .options import DocumentOptions
-from .splitting import line_spans, needs_decoding, sentence_spans
-from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write
-
-Span = tuple[int, int]  # of a text: start and end
+from .splitting import Span, line_spans, needs_decoding, sentence_spans
+from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Lite
             yield Piece(tokens, line, whole.write, whole.write_start)
         elif raw:
             yield Literal(raw, ends_block=False)
-        line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+        line += line_ends(raw)
 
 
 def cut(tokens: Iterable[Token], spans: Sequence[Span]) -> list[list[Token]]:

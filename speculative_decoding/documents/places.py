@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .pieces import Mark, Piece, Span
-from .splitting import needs_decoding
+from .pieces import Mark, Piece
+from .splitting import Span, needs_decoding
 from .survival import is_within_word
 
 Places = Sequence[Span | None]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from .decoding import DecodedPiece, DecodedText
 from .layout import break_places
 from .pieces import Piece, break_spans
+from .splitting import gaps
 from .tokens import Break, Literal, Text
 
 LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # perhaps in a quote
@@ -125,8 +126,7 @@ def unbroken(piece: Piece, output: DecodedText) -> str:
 
 def line_widths(piece: Piece) -> list[int]:
     """Return the lengths of the lines of a piece."""
-    borders = [0, *(border for span in break_spans(piece.tokens) for border in span), len(piece.text)]
-    return [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
+    return [end - start for start, end in gaps(break_spans(piece.tokens), len(piece.text))]
 
 
 def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_line: bool) -> str:

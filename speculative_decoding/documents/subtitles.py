@@ -15,7 +15,7 @@ from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from .layout import line_break_text
-from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token
+from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token, line_ends
 
 if TYPE_CHECKING:
     from .options import DocumentOptions
@@ -170,7 +170,7 @@ class Reader:
                 found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
                 outside = [behind]
             outside.append(mark)
-            line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
+            line += sum(line_ends(raw) for raw in (*(token.raw for token in tokens), mark))
             is_first = False
         return found, "".join(outside)
 

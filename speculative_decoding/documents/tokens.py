@@ -129,3 +129,8 @@ class Block:
 
 
 Part = Literal | Block
+
+
+def line_ends(raw: str) -> int:
+    """Return how many line ends a text has."""
+    return raw.count("\n") + raw.count("\r") - raw.count("\r\n")
