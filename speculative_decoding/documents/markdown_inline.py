@@ -289,22 +289,22 @@ def kept(text: str, raw: str) -> Kept | Point:
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
     """Make points of white space that follows white space, such as around an image or at the end of a line."""
     found: list[Literal | Token] = []
-    starts_line = behind_space = True
+    starts_line = after_space = True
     for part in parts:
         if isinstance(part, Break) and starts_line:
             part = Point(part.raw)
         elif isinstance(part, Break):
             end_without_space(found)
-        elif isinstance(part, Text) and part.raw == part.text and behind_space:
+        elif isinstance(part, Text) and part.raw == part.text and after_space:
             rest = part.text.lstrip()
             found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
             part = Text(rest, rest)
         if part.raw:
             found.append(part)
         if isinstance(part, Literal | Break):
-            starts_line = behind_space = True
+            starts_line = after_space = True
         elif part.text:
-            starts_line, behind_space = False, part.text[-1].isspace()
+            starts_line, after_space = False, part.text[-1].isspace()
     return found
 
 

@@ -28,7 +28,7 @@ from .rendering import Renderer
 from .scheduler import Decoded
 from .tokens import Literal
 
-END = Literal("")  # stands at the end of each document in a stream of parts
+END = Literal("")  # marks the end of each document in a stream of parts
 WAY_OUT = "make space, or name another output"
 
 Write = Callable[[bytes], None]
