@@ -114,7 +114,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
         if lost_in(piece, must, decoded):
             decoded = yield from _decode_parts(piece, spans_around(piece, must, rules.fits), rules)
     if len(spans) > 1:
-        what = f"{len(spans)} prompts, as the model does not accept it as one"
+        what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
         decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
     return decoded
 

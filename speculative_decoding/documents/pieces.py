@@ -133,7 +133,7 @@ def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Lite
     Markup that begins at the start of a span or ends at its end belongs to the piece, unless it encloses all of it.
     """
     line = whole.line
-    for number, tokens in enumerate(trimmed(cut(whole.tokens, spans))):
+    for number, tokens in enumerate(with_own_markup(cut(whole.tokens, spans))):
         raw = "".join(token.raw for token in tokens)
         if number % 2:
             yield Piece(tokens, line, whole.write, whole.write_start)
@@ -169,7 +169,7 @@ def is_plain(token: Token) -> bool:
     return isinstance(token, Text) and token.text == token.raw
 
 
-def trimmed(segments: list[list[Token]]) -> list[list[Token]]:
+def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
     """Move tokens without text from the ends of a span to the span that they belong to, or to the gap beside it."""
     for number in range(1, len(segments), 2):  # `cut` puts markup between two adjacent spans into the second one
         inside = segments[number]

@@ -13,7 +13,7 @@ from .decoding import DecodedPiece, DecodedText
 from .layout import break_places
 from .pieces import Piece, break_spans
 from .splitting import gaps
-from .tokens import Break, Literal, Text
+from .tokens import Break, Literal, Text, line_ends
 
 LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # ">" starts a line of a Markdown quote
 
@@ -57,17 +57,19 @@ class Renderer:
         assert decoded is not None
         inner = iter(part.divide(decoded.spans))
         outputs = iter(decoded.outputs)
-        written = "".join(
+        text = "".join(
             self._literal(each) if isinstance(each, Literal) else self._text(each, next(outputs)) for each in inner
         )
-        return written + (self._leftover() if part.ends_block else "")
+        return text + (self._leftover() if part.ends_block else "")
 
     def _literal(self, literal: Literal) -> str:
         self._pass(literal)
         if not self._breaks:
             return literal.raw
-        if literal.ends_block or "\n" in literal.raw or "\r" in literal.raw:
-            return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
+        if literal.ends_block:
+            return literal.raw + self._leftover()
+        if line_ends(literal.raw):
+            return self._leftover() + literal.raw
         if not literal.raw.isspace():
             return literal.raw
         self._column, self._starts_line = 0, True
@@ -75,7 +77,7 @@ class Renderer:
 
     def _pass(self, literal: Literal) -> None:
         """Update the columns for a literal that is written."""
-        ends_line = "\n" in literal.raw or "\r" in literal.raw
+        ends_line = line_ends(literal.raw) > 0
         self._starts_line = literal.ends_block or LINE_START.search(literal.raw) is not None
         if ends_line and not literal.ends_block:
             self._widest = max(self._widest, self._source_column)
@@ -95,7 +97,8 @@ class Renderer:
         """Write the output for a piece."""
         starts_line, self._starts_line = self._starts_line, False
         first, *others = line_widths(piece)
-        self._widest = max(self._widest, *([self._source_column + first, *others[:-1]] if others else []), 0)
+        if others:
+            self._widest = max(self._widest, self._source_column + first, *others[:-1])
         self._source_column = others[-1] if others else self._source_column + first
         if output.text == piece.text and not self._breaks:
             self._column = others[-1] if others else self._column + first

@@ -165,7 +165,7 @@ class Reader:
         found: list[Segment] = []
         outside, line, is_first = [cue.before], cue.line, True
         for tokens, mark in split(self._joined_lines(cue.text)):
-            before, inner, after = trimmed(tokens)
+            before, inner, after = inner_tokens(tokens)
             outside.append(before)
             if inner:
                 found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
@@ -285,7 +285,7 @@ def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]
     yield found, ""
 
 
-def trimmed(tokens: list[Token]) -> tuple[str, list[Token], str]:
+def inner_tokens(tokens: list[Token]) -> tuple[str, list[Token], str]:
     """Return the tokens without markup around all of their text, and the raw text before and after them."""
     texts = [index for index, token in enumerate(tokens) if token.text.strip()]
     if not texts:
