@@ -1,4 +1,4 @@
-"""Whole documents: split into pieces, decoded together, and put back where they stood. See docs/documents.md."""
+"""Whole documents: divided into pieces, decoded together, and written back in place. See docs/documents.md."""
 
 from .options import DocumentOptions
 

@@ -1,4 +1,4 @@
-"""Documents in Python: `Session.document` and `Session.document_pieces`."""
+"""Documents in Python: `Session.document` and `Session.document_parts`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from io import StringIO
 from typing import Any, Unpack
 
 from ..decoding.prompt import fits
+from ..errors import UnknownOption
 from ..sampling import GenerationOptions
-from ..sampling.options import validate
+from ..sampling.options import option_specs, suggested_option, validate
 from ..sampling.values import ListOf, Text
 from ..session import Session
 from .decoding import Rules
-from .findings import Finding
 from .keywords import DocumentKeywords
-from .lengths import LengthRatios
+from .lengths import DocumentFindings
 from .options import DocumentOptions
 from .pieces import Piece, parts_of
 from .rendering import Renderer
@@ -29,37 +29,33 @@ READING = ("format", "unit", "unwrap", "fields")
 
 
 def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
-    """Return how a session decodes pieces. keep: terms that must survive."""
+    """Return the rules by which a session decodes pieces. keep: terms that must appear unchanged in the outputs."""
     return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
 
 
 def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
-    """Decode a document: its sentences, many together, each as it decodes alone.
+    """Decode a document sentence by sentence. Many sentences are decoded together, with the same outputs as alone.
 
     Args:
         text: The document.
-        options: `prefix` is put before every prompt. `keep` are terms that must appear unchanged in the output.
-            `slots` are the prompts that are decoded together (default: the session's). `format`, `unit`, `unwrap` and
-            `fields` are those of `DocumentOptions`, all others those of `GenerationOptions`.
+        options: `prefix` is put before every prompt. `keep` lists terms that must appear unchanged in the output.
+            `slots` is the number of prompts to decode together (default: the session's). `format`, `unit`, `unwrap` and
+            `fields` are fields of `DocumentOptions`. All others are fields of `GenerationOptions`.
 
     Raises:
         InputError: The document cannot be read, or an option cannot be used.
     """
     scheduler, parts = prepared(session, text, **options)
-    written: list[str] = []
-    findings: list[Finding] = []
-    ratios = LengthRatios()
-    for part in decoded_parts(scheduler, parts, ratios):
-        written.append(part.written)
-        findings += part.findings
-    found = sorted([*findings, *ratios.outliers()])
-    return DecodedDocument("".join(written), found, scheduler.pieces, scheduler.stats)
+    findings = DocumentFindings()
+    written = "".join([part.written for part in decoded_parts(scheduler, parts, findings)])
+    return DecodedDocument(written, findings.by_line(), scheduler.pieces, scheduler.stats)
 
 
 def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
-    """Like `document`, but yield each part as soon as it and all parts before it are decoded.
+    """Do the same as `document`, but yield each part as soon as it and all earlier parts are decoded.
 
-    Arguments are checked in this call. Findings about unusual lengths, which need the whole document, are left out.
+    The arguments are checked at once, before the first part is read. There are no findings about unusual lengths,
+    because they need the whole document.
     """
     return decoded_parts(*prepared(session, text, **options))
 
@@ -74,7 +70,11 @@ def prepared(
     reading = DocumentOptions(**{name: own[name] for name in READING if name in own})
     prefix = validate("prefix", Text(may_be_empty=True), own.get("prefix", ""))
     keep = validate("keep", ListOf(Text()), own.get("keep", ()))
-    chosen = session.options_with(decoding)
+    try:
+        chosen = session.options_with(decoding)
+    except UnknownOption as error:
+        way_out = suggested_option(str(error.field), [*OWN, *READING, *option_specs()])
+        raise UnknownOption("unknown option", error.field, way_out) from None
     reading = replace(reading, unit=effective_unit(reading))
     language = source_language(chosen.src_lang, prefix)
     rules = rules_for(session, chosen, prefix, keep)
@@ -83,15 +83,15 @@ def prepared(
 
 
 def decoded_parts(
-    scheduler: PieceScheduler, parts: Iterator[Literal | Piece], ratios: LengthRatios | None = None
+    scheduler: PieceScheduler, parts: Iterator[Literal | Piece], findings: DocumentFindings | None = None
 ) -> Iterator[DocumentPart]:
-    """Decode the parts of a document. ratios: collects the lengths of its pieces."""
+    """Decode the parts of a document. findings: collects what a reader should check."""
     renderer = Renderer()
     for part, decoded in decode_parts(scheduler, parts):
         written = renderer.add(part, decoded)
         if not isinstance(part, Piece) or decoded is None:
             yield DocumentPart(written)
             continue
-        if ratios is not None:
-            ratios.add(part.line, decoded.source, decoded.text)
+        if findings is not None:
+            findings.add(part, decoded)
         yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings))

@@ -1,6 +1,6 @@
-"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive is lost.
+"""Decodes a piece and finds the places of its markup. If something that must survive is lost, decodes parts of it.
 
-Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so a session, a server or a test can
+Nothing here runs a model. `decode_piece` yields prompts and is sent their outputs, so a session, a server or a test can
 drive it.
 """
 
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from . import survival
 from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .loops import loop_in
-from .pieces import Piece, Span
+from .pieces import Piece
 from .places import Places, enclosed_texts, find_places
-from .splitting import fitting_spans, needs_decoding
+from .splitting import Span, fitting_spans, gaps, needs_decoding
 
 LINE_ENDS = re.compile(r"[\r\n]+")
-WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # a part of a sentence, without the punctuation around it
+WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # from the first to the last letter or digit
 
 
 class Output(NamedTuple):
-    """The output for a prompt. error: why there is none."""
+    """The output for a prompt. error: the reason if there is no output."""
 
     text: str
     finish_reason: str = "stop"
@@ -47,7 +47,7 @@ class Rules:
 class DecodedText(NamedTuple):
     """The output for a part of a piece.
 
-    places: Where each of the part's `marks` is in the output; None for those that were not found.
+    places: The place in the output of each of the part's `marks`, or None for a mark that was not found.
     """
 
     text: str
@@ -60,7 +60,7 @@ class DecodedPiece:
 
     Args:
         source: The text of the piece.
-        spans: The parts of the text that were decoded. What stands between them is copied.
+        spans: The parts of the text that were decoded. The text between them is copied.
         outputs: The output for each part.
         findings: What a reader should check.
     """
@@ -73,9 +73,8 @@ class DecodedPiece:
     @property
     def text(self) -> str:
         """The output, without markup."""
-        borders = [0, *(border for span in self.spans for border in span), len(self.source)]
-        gaps = [self.source[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True)]
-        return gaps[0] + "".join(output.text + gap for output, gap in zip(self.outputs, gaps[1:], strict=True))
+        first, *others = (self.source[start:end] for start, end in gaps(self.spans, len(self.source)))
+        return first + "".join(output.text + copied for output, copied in zip(self.outputs, others, strict=True))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -87,7 +86,7 @@ class DecodedPiece:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
-        """Return what `as_json` described. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the piece that `as_json` described. Raises KeyError, TypeError or ValueError for anything else."""
         outputs = [
             DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
             for text, places in fields["outputs"]
@@ -104,8 +103,8 @@ Steps = Generator[list[str], list[Output], DecodedPiece]
 def decode_piece(piece: Piece, rules: Rules) -> Steps:
     """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`.
 
-    If something that must survive is lost, the parts around it are decoded and joined. If that loses something else, so
-    are the parts around everything that must survive, which loses nothing.
+    If something that must survive is lost, the parts of the piece around it are decoded, and it is copied between them.
+    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost.
     """
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
@@ -115,13 +114,13 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
         if lost_in(piece, must, decoded):
             decoded = yield from _decode_parts(piece, spans_around(piece, must, rules.fits), rules)
     if len(spans) > 1:
-        what = f"{len(spans)} prompts, as the model does not accept it as one"
+        what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
         decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
     return decoded
 
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
-    """Decode the parts of a piece with these spans, and find the places of their markup."""
+    """Decode the parts of a piece at these spans, and find the places of their markup."""
     if not spans:  # nothing is left to decode
         return DecodedPiece(piece.text, [], [])
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
@@ -147,7 +146,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
 
 
 def as_part(output: str, part: str, piece: str) -> str:
-    """Remove the full stop that models add to a part of a sentence."""
+    """Remove the full stop that a model adds to a part of a sentence."""
     is_added = part != piece and part[-1:].isalnum() and output.endswith(".")
     return output.removesuffix(".") if is_added else output
 
@@ -167,7 +166,7 @@ def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
 
 
 class Fragile(NamedTuple):
-    """A part of a piece that must survive: a span, a kept text, or the text of a link, which may change."""
+    """A part of a piece that must survive: a span of `survival`, a kept text, or a link, whose text may change."""
 
     start: int
     end: int
@@ -176,7 +175,7 @@ class Fragile(NamedTuple):
 
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
-    """Return what must survive in a piece. Within kept texts, nothing else must."""
+    """Return the parts of a piece that must survive. Spans within kept texts are left out."""
     found = [
         Fragile(mark.start, mark.end, is_link=mark.is_link) for mark in piece.marks if mark.is_link or mark.is_kept
     ]
@@ -188,7 +187,7 @@ def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
 
 
 def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
-    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place."""
+    """Return the parts that the outputs lack: missing spans, and kept texts and links whose place was not found."""
     found = []
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
@@ -204,7 +203,7 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
 
 
 def spans_around(piece: Piece, lost: Sequence[Fragile], fits: Callable[[str], bool]) -> list[Span]:
-    """Return the parts of a piece around what was lost. The text of a link is a part."""
+    """Return the parts to decode around those that were lost. The text of a link is a part of its own."""
     text = piece.text
     copied = [(each.start, each.end) for each in lost if not each.is_link]
     borders = sorted({0, len(text), *(border for each in lost for border in each[:2])})

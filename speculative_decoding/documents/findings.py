@@ -27,9 +27,10 @@ class Finding(NamedTuple):
 
 
 def report(findings: Iterable[Finding], name: str) -> list[str]:
-    """Return lines for a terminal such as "README.md:12: lost: {name}", by kind, the first twenty of each.
+    """Return lines for a terminal, such as "README.md:12: markup: ** ... **". They are grouped by kind.
 
-    A line names everything of its kind that was found in succession on one line of the document.
+    A line has all consecutive findings of one kind on one line of the document, and equal ones only once. After twenty
+    lines of a kind, only the number of the other findings follows.
     """
     shown: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     more = Counter[str]()
@@ -43,6 +44,6 @@ def report(findings: Iterable[Finding], name: str) -> list[str]:
             more[kind] += 1
     lines = []
     for kind, of_kind in shown.items():
-        lines += [one_line(f"{name}:{line}: {kind}: {', '.join(whats)}") for line, whats in of_kind]
+        lines += [one_line(f"{name}:{line}: {kind}: {'; '.join(dict.fromkeys(whats))}") for line, whats in of_kind]
         lines += [f"{name}: {kind}: {more[kind]} more"] if more[kind] else []
     return lines

@@ -12,7 +12,7 @@ from .html_scanner import ATTRIBUTE, BLOCK, FLOW, RAW, TEXT_TOKEN, TOKEN, WHITE_
 from .html_scanner import Token as SourceToken
 from .layout import line_break_text
 from .options import DocumentOptions
-from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token
+from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token, line_ends
 
 KEPT = frozenset(["code", "kbd", "math", "samp", "tt", "var"])
 COPIED = frozenset(["listing", "pre"])
@@ -126,7 +126,7 @@ class Reader:
     def copy_until(self, end: int) -> Literal:
         raw = self.source[self.copied : end]
         self.copied = end
-        self.line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+        self.line += line_ends(raw)
         return Literal(raw)
 
 

@@ -38,7 +38,7 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def text_spans(line: str, fields: Iterable[str], number: int) -> list[tuple[int, int]]:
-    """Return where the texts of the fields stand in a line, without quotation marks, in the order of the line."""
+    """Return the spans of the fields' texts in a line, without quotation marks, in the order of the line."""
     try:
         if not isinstance(DECODER.decode(line), dict):
             raise ValueError("an object is needed")

@@ -30,7 +30,7 @@ Cost = tuple[int, float]
 
 
 def line_break_text(before: str, after: str) -> str:
-    """Return what a line break stands for: nothing between characters of scripts without spaces, else a space."""
+    """Return the text of a line break: nothing between characters of scripts without spaces, otherwise a space."""
     is_unspaced = re.match(UNSPACED, before[-1:]) and re.match(UNSPACED, after[:1])
     return "" if is_unspaced else " "
 
@@ -53,7 +53,7 @@ def break_places(
         widths: Characters of each line of the source.
         may_start: Whether a word may be the first of a line (default: every word).
         limit: Characters of a line; at least those of the widest line of the source.
-        column: Characters that stand before the text on its first line.
+        column: Characters before the text on its first line.
 
     Returns:
         For each break, in order, the range of white space that it replaces; the range is empty between characters of

@@ -1,4 +1,4 @@
-"""Finds outputs that are unusually short or long for their document."""
+"""Collects what a reader should check in a document, and finds outputs that are unusually short or long for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,32 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .decoding import DecodedPiece
 from .findings import LENGTH, Finding
+from .pieces import Piece
 
 FACTOR = 3
 MIN_PIECES = 20
 MIN_CHARACTERS = 20  # of a piece; shorter ones vary too much
 
 
+class DocumentFindings:
+    """What a reader should check in a document: the findings of its pieces, and outputs of unusual length."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+        self._ratios = LengthRatios()
+
+    def add(self, piece: Piece, decoded: DecodedPiece) -> None:
+        self._findings += decoded.findings
+        self._ratios.add(piece.line, decoded.source, decoded.text)
+
+    def by_line(self) -> list[Finding]:
+        return sorted([*self._findings, *self._ratios.outliers()])
+
+
 class LengthRatios:
-    """The ratios of lengths, output to source, of a document's pieces: twelve bytes for each."""
+    """The ratios of lengths, output to source, of a document's pieces. Each takes twelve bytes."""
 
     def __init__(self) -> None:
         self._lines = array("q")

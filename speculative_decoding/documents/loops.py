@@ -1,4 +1,4 @@
-"""Finds outputs that repeat themselves, as models do that lost their place in the source."""
+"""Finds outputs that repeat themselves, as outputs of models do that lost their place in the source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loop(NamedTuple):
 def loop_in(output: str, source: str) -> str | None:
     """Return what an output repeats at least four times in succession, or None.
 
-    It may repeat words as often as the source repeats any words ("no no no no"), and punctuation marks likewise.
+    It may repeat words as often as the source repeats any words ("no no no no"), and the same for punctuation marks.
     """
     found = [loop for loop in loops(output) if loop.has_words or loop.times >= OF_MARKS]
     allowed = {True: 0, False: 0}

@@ -1,7 +1,7 @@
 """Markdown: CommonMark with tables, strikethrough and front matter.
 
 The text of paragraphs, headings and cells is decoded. markdown-it-py finds the blocks, and this module where their text
-lies in the document, behind the markup of lists and quotes. All else is copied: code, HTML blocks, link reference
+lies in the document, after the markup of lists and quotes. All else is copied: code, HTML blocks, link reference
 definitions, and the markup around the text of a block.
 """
 
@@ -66,7 +66,7 @@ PARSER = block_parser()
 class Outline(StateBlock):
     """Where the text of each block lies in a document.
 
-    While markdown-it-py parses, it moves the starts of lines behind the markup of the lists and quotes around them. At
+    While markdown-it-py parses, it moves the starts of lines after the markup of the lists and quotes around them. At
     the end of each block, `push` notes these starts. It keeps no events, so memory depends on the number of blocks.
     """
 

@@ -18,13 +18,12 @@ from markdown_it.token import Token as Event
 from ..errors import InputError, Name
 from .layout import line_break_text
 from .markdown_writing import writers_of
-from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
+from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: start and end
 
 MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!&*<[\\]_`~"
-LINE_END = re.compile(r"\r\n?|\n")
 # At the start of a block: a task's box, a footnote's name, the title of a GitHub alert. At the start of a line: the
 # mark of a definition, and lines that begin or end a container, such as ":::: note"
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
@@ -188,11 +187,11 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
             continue
         if tokens:
             yield Block(tokens, line, *writers_of(tokens, content.in_cell))
-            line += sum(len(LINE_END.findall(token.raw)) for token in tokens)
+            line += sum(line_ends(token.raw) for token in tokens)
             tokens = []
         if part is not None:
             yield part
-            line += len(LINE_END.findall(part.raw))
+            line += line_ends(part.raw)
 
 
 class Inline:
@@ -290,22 +289,22 @@ def kept(text: str, raw: str) -> Kept | Point:
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
     """Make points of white space that follows white space, such as around an image or at the end of a line."""
     found: list[Literal | Token] = []
-    starts_line = behind_space = True
+    starts_line = after_space = True
     for part in parts:
         if isinstance(part, Break) and starts_line:
             part = Point(part.raw)
         elif isinstance(part, Break):
             end_without_space(found)
-        elif isinstance(part, Text) and part.raw == part.text and behind_space:
+        elif isinstance(part, Text) and part.raw == part.text and after_space:
             rest = part.text.lstrip()
             found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
             part = Text(rest, rest)
         if part.raw:
             found.append(part)
         if isinstance(part, Literal | Break):
-            starts_line = behind_space = True
+            starts_line = after_space = True
         elif part.text:
-            starts_line, behind_space = False, part.text[-1].isspace()
+            starts_line, after_space = False, part.text[-1].isspace()
     return found
 
 

@@ -14,7 +14,7 @@ from .formats import FORMATS
 UNITS = ("sentence", "line", "paragraph")
 FORMAT = "format of the documents (default: by the suffix, else text)"
 UNIT = "what is decoded as one prompt"
-UNWRAP = "in plain text, a paragraph may span lines; its output is laid over as many lines"
+UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
 MAX_DOCUMENT = "bytes of a document that is read as a whole: Markdown, HTML and subtitles"
 

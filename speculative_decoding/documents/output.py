@@ -20,7 +20,7 @@ from ..loading.atomic_io import atomic_file, clean_up
 from .decoding import DecodedPiece
 from .findings import Finding
 from .formats import FORMATS
-from .lengths import LengthRatios
+from .lengths import DocumentFindings
 from .options import DocumentOptions
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
@@ -28,7 +28,7 @@ from .rendering import Renderer
 from .scheduler import Decoded
 from .tokens import Literal
 
-END = Literal("")  # stands at the end of each document in a stream of parts
+END = Literal("")  # marks the end of each document in a stream of parts
 WAY_OUT = "make space, or name another output"
 
 Write = Callable[[bytes], None]
@@ -43,7 +43,7 @@ class Document:
         output: The file to write; None writes to standard output.
         options: How to read it.
         can_reopen: Whether the document can be opened again, so that few files are open at once.
-        findings: What a reader should check, after its parts were written.
+        findings: What a reader should check. Empty until all of its parts have been written.
     """
 
     file: DocumentFile
@@ -97,17 +97,16 @@ def write_documents(
     """
     stream = iter(decoded)
     for document in documents:
-        ratios = LengthRatios()
+        findings = DocumentFindings()
         renderer = Renderer()
         with opened(document.output, write_to_stdout, unchanged_since) as write:
             write(document.file.preamble)
             for part, piece in takewhile(lambda each: each[0] is not END, stream):
                 write(document.file.encode(renderer.add(part, piece)))
                 if isinstance(part, Piece) and piece is not None:
-                    ratios.add(part.line, piece.source, piece.text)
-                    document.findings += piece.findings
+                    findings.add(part, piece)
                 yield document, part, piece
-        document.findings = sorted([*document.findings, *ratios.outliers()])
+        document.findings = findings.by_line()
 
 
 @contextmanager

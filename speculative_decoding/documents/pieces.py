@@ -1,4 +1,4 @@
-"""Divides blocks into pieces, each of which is decoded as one prompt, and what stands between them."""
+"""Divides blocks into pieces, each of which is decoded as one prompt, and the literals between them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from functools import cached_property
 
 from .formats import FORMATS
 from .options import DocumentOptions
-from .splitting import line_spans, needs_decoding, sentence_spans
-from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write
-
-Span = tuple[int, int]  # of a text: start and end
+from .splitting import Span, line_spans, needs_decoding, sentence_spans
+from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something of a piece that has a place in the output: inline markup, a point within the text, or text to keep.
+    """An element of a piece that needs a place in the output: inline markup, a `Point`, or a `Kept` text.
 
     Args:
-        start, end: What it encloses in the piece's text. At a point, both are equal.
-        opening, closing: The indices of its tokens in the piece; None for one that the piece lacks.
-        is_kept: Whether it is a `Kept` token, whose index is `opening`.
+        start, end: The range of the piece's text that it encloses. It is empty for a `Point`.
+        opening, closing: The indices of its `Open` and `Close` in the piece's tokens; None for a token that the piece
+            lacks. A `Point` or `Kept` has only `opening`.
+        is_kept: Whether it is a `Kept` token.
         is_link: See `Open`.
     """
 
@@ -38,7 +37,7 @@ class Piece:
     """A sentence or another part of a block, decoded as one prompt.
 
     Args:
-        tokens: Its content, of which it may be a part: markup may begin or end in other pieces.
+        tokens: Its content. Markup in it may begin or end in other pieces.
         line: The line of the document on which it begins, from 1.
         write, write_start: See `Block`.
         ends_block: Whether it is the last part of its block.
@@ -60,7 +59,7 @@ class Piece:
 
     @cached_property
     def marks(self) -> list[Mark]:
-        """All markup, points and kept texts, in the order of their first tokens."""
+        """All inline markup, points and kept texts, in the order of their first tokens."""
         opened: dict[int, int] = {}  # number of the markup -> its index in `found`
         found: list[Mark] = []
         position = 0
@@ -81,7 +80,7 @@ class Piece:
         return found
 
     def divide(self, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
-        """Yield the pieces with these spans of the text, and the literals between them. See `divide`."""
+        """Yield the pieces at these spans of the text, and the literals between them. See `divide`."""
         return divide(self, spans)
 
 
@@ -98,7 +97,7 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into sentences, lines, or nothing smaller. Pieces without words become literals."""
+    """Divide a block into its sentences or lines, or make one piece of it. Pieces without words become literals."""
     text = block.text
     if unit == "sentence":
         spans = sentence_spans(text, language)
@@ -118,7 +117,7 @@ def has_words(part: Piece | Literal) -> bool:
 
 
 def break_spans(tokens: Iterable[Token]) -> list[Span]:
-    """Return where line breaks stand in the text of the tokens."""
+    """Return the spans of the line breaks in the text of the tokens."""
     found = []
     position = 0
     for token in tokens:
@@ -129,24 +128,24 @@ def break_spans(tokens: Iterable[Token]) -> list[Span]:
 
 
 def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
-    """Yield a piece for each of the spans of a text, and a literal for what stands between two of them, if anything.
+    """Yield a piece for each span of the text, and a literal for each part between two spans that is not empty.
 
-    Markup that begins at the start of a span, or ends at its end, belongs to its piece, unless it encloses all of it.
+    Markup that begins at the start of a span or ends at its end belongs to the piece, unless it encloses all of it.
     """
     line = whole.line
-    for number, tokens in enumerate(trimmed(cut(whole.tokens, spans))):
+    for number, tokens in enumerate(with_own_markup(cut(whole.tokens, spans))):
         raw = "".join(token.raw for token in tokens)
         if number % 2:
             yield Piece(tokens, line, whole.write, whole.write_start)
         elif raw:
             yield Literal(raw, ends_block=False)
-        line += raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+        line += line_ends(raw)
 
 
 def cut(tokens: Iterable[Token], spans: Sequence[Span]) -> list[list[Token]]:
-    """Divide tokens at the ends of the spans. Returns a gap, the first span, a gap, the second span, ..., a gap.
+    """Divide tokens at the ends of the spans. Returns the tokens of a gap, the first span, a gap, ..., and a gap.
 
-    Tokens without text stand before the text that follows them. Only plain text is divided.
+    A token without text goes where the text after it goes. Only plain text is divided.
     """
     borders = [border for span in spans for border in span]
     segments: list[list[Token]] = [[]]
@@ -170,22 +169,22 @@ def is_plain(token: Token) -> bool:
     return isinstance(token, Text) and token.text == token.raw
 
 
-def trimmed(segments: list[list[Token]]) -> list[list[Token]]:
-    """Move tokens without text at the ends of a span into the span that they belong to, or between the spans."""
-    for number in range(1, len(segments), 2):  # of two adjacent spans, markup that ends the first is in the second
+def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
+    """Move tokens without text from the ends of a span to the span that they belong to, or to the gap beside it."""
+    for number in range(1, len(segments), 2):  # `cut` puts markup between two adjacent spans into the second one
         inside = segments[number]
         size = next((count for count, token in enumerate(inside) if token.text), len(inside))
         segments[number - 1] += inside[:size]
         segments[number] = inside[size:]
     for number in range(1, len(segments), 2):
-        before, inside, behind = segments[number - 1 : number + 2]
+        before, inside, after = segments[number - 1 : number + 2]
         opening = leading(before[::-1], (Open,))
-        closing = leading(behind, (Close,))
-        whole = [*before[len(before) - opening :], *inside, *behind[:closing]]
+        closing = leading(after, (Close,))
+        whole = [*before[len(before) - opening :], *inside, *after[:closing]]
         start, end = within_markup(whole)
         segments[number - 1] = [*before[: len(before) - opening], *whole[:start]]
         segments[number] = whole[start:end]
-        segments[number + 1] = [*whole[end:], *behind[closing:]]
+        segments[number + 1] = [*whole[end:], *after[closing:]]
     return segments
 
 
@@ -195,7 +194,7 @@ def leading(tokens: Sequence[Token], kinds: tuple[type, ...]) -> int:
 
 
 def within_markup(tokens: Sequence[Token]) -> Span:
-    """Return the range of the tokens without markup that encloses all of them, or begins or ends elsewhere."""
+    """Return the range of the tokens inside the outer markup that encloses all of them, or that has only one end."""
     closings = {token.number: index for index, token in enumerate(tokens) if isinstance(token, Close)}
     start, end = 0, len(tokens)
     while start < end and isinstance(first := tokens[start], Open):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .pieces import Mark, Piece, Span
-from .splitting import needs_decoding
+from .pieces import Mark, Piece
+from .splitting import Span, needs_decoding
 from .survival import is_within_word
 
 Places = Sequence[Span | None]
@@ -18,7 +18,7 @@ MAX_CANDIDATES = 64  # occurrences of a text in an output
 
 
 def enclosed_texts(piece: Piece) -> list[str]:
-    """Return the texts that markup encloses, which are decoded alone and then looked for in the output."""
+    """Return the texts that markup encloses. Each is decoded alone, to look for its output in that of the piece."""
     kept = {(mark.start, mark.end) for mark in piece.marks if mark.is_kept}
     found = dict.fromkeys(
         text
@@ -32,14 +32,14 @@ def enclosed_texts(piece: Piece) -> list[str]:
 
 
 def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
-    """Return where the piece's markup is in the output; None for what was not found.
+    """Return the place of each mark of the piece in the output, or None for a mark that was not found.
 
-    Kept texts are looked for first, then markup from the outside to the inside: the output for the text that it
-    encloses, if that was decoded alone, or that text itself. Of several occurrences, the one at the nearest relative
-    position is taken. Points are placed by their relative position alone.
+    Kept texts are looked for first, then markup from the outside to the inside. Markup is where the output for its
+    enclosed text occurs, or else that text itself. Of several occurrences, the one at the nearest relative position is
+    taken. Points are placed by their relative position alone.
 
     Args:
-        known: The outputs for texts that were decoded alone.
+        known: The outputs for enclosed texts that were decoded alone.
     """
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
@@ -75,7 +75,7 @@ def best_place(
     for candidate in wanted:
         there = [*occurrences(candidate.strip(), output, words, exact=mark.is_kept)]
         if mark.is_kept and len(there) < sum(1 for _ in occurrences(enclosed, text, words, exact=False)):
-            return None  # the source has the text elsewhere, too, so nothing tells which one this is
+            return None  # the source has the text several times, and the output may lack this one
         if found := [each for each in there if all(is_consistent(mark, each, *other) for other in taken)]:
             start, end = min(found, key=lambda place: abs(place[0] / len(output) - target))
             return with_ends(mark, start, end, text, output)
@@ -83,7 +83,7 @@ def best_place(
 
 
 def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
-    """Extend a place over white space that the mark encloses, and to an end of the output that it reaches."""
+    """Extend a place over enclosed white space, and to an end of the output where the mark lacks a token."""
     enclosed = text[mark.start : mark.end]
     start -= min(len(enclosed) - len(enclosed.lstrip()), start - len(output[:start].rstrip()))
     end += min(len(enclosed) - len(enclosed.rstrip()), len(output) - end - len(output[end:].lstrip()))
@@ -95,7 +95,7 @@ def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
 
 
 def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bool:
-    """Return whether two places are related as their marks are: one within the other, or apart."""
+    """Return whether two places are related as their marks are: one is within the other, or they are apart."""
     if other.start <= mark.start and mark.end <= other.end:
         if not other.is_kept and other_place[0] <= place[0] and place[1] <= other_place[1]:
             return True
@@ -106,7 +106,7 @@ def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bo
 
 
 def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bool) -> Iterator[Span]:
-    """Yield where a text is in an output.
+    """Yield the spans at which a text occurs in an output.
 
     Args:
         wanted: The text.
@@ -122,7 +122,7 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
 
 
 def point_place(text: str, position: int, output: str) -> int:
-    """Return the place of a point: the nearest to its relative position that is alike, such as before a word."""
+    """Return the place for a point: near its relative position, and before or after a word if the point is."""
     place = round(position * len(output) / len(text)) if text else 0
     wanted = surroundings(text, position)
     nearest = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
@@ -131,5 +131,5 @@ def point_place(text: str, position: int, output: str) -> int:
 
 
 def surroundings(text: str, position: int) -> tuple[bool, bool]:
-    """Return whether a letter or digit stands before a position, and whether one stands behind it."""
+    """Return whether there is a letter or digit before a position, and whether there is one after it."""
     return text[max(position - 1, 0) : position].isalnum(), text[position : position + 1].isalnum()

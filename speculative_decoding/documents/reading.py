@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -18,9 +17,9 @@ from ..errors import InputError, Name
 from .charset import HEAD, declared_encoding
 from .formats import FORMATS, format_of
 from .options import DocumentOptions
+from .tokens import line_ends
 
 MAX_LINE = 1 << 24  # characters of a line in formats that are read line by line
-LINE_END = re.compile("\r\n?|\n")
 BYTE_ORDER_MARKS = {BOM_UTF8: "utf-8", **ENCODINGS}
 UNICODE = BYTE_ORDER_MARKS.values()
 COPIED = 1 << 20  # bytes of a pipe at a time
@@ -79,7 +78,7 @@ class DocumentFile:
                 yield line
                 number += 1
         except UnicodeDecodeError as error:
-            number += len(LINE_END.findall(error.object[: error.start].decode(self._encoding)))
+            number += line_ends(error.object[: error.start].decode(self._encoding))
             raise InputError(
                 f"line {number}: not {self._encoding.upper()} ({error.reason})", way_out=WAY_OUT
             ) from error

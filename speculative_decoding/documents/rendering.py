@@ -12,19 +12,20 @@ from typing import NamedTuple
 from .decoding import DecodedPiece, DecodedText
 from .layout import break_places
 from .pieces import Piece, break_spans
-from .tokens import Break, Literal, Text
+from .splitting import gaps
+from .tokens import Break, Literal, Text, line_ends
 
-LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # perhaps in a quote
+LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # ">" starts a line of a Markdown quote
 
 
 class Insertion(NamedTuple):
     """A token that is written into an output.
 
     start, end: The range of the output that it replaces.
-    order: The token's index in the piece, or -1.
+    order: The token's index in the piece, or -1 for a break of an earlier piece.
     side: -1 if it ends markup, 1 if it begins markup, otherwise 0.
-    nesting: Sorts tokens of one side so that markup nests.
-    raw: What is written.
+    nesting: Sorts insertions with the same place and side, so that markup nests.
+    raw: The text to write.
     """
 
     start: int
@@ -38,43 +39,45 @@ class Insertion(NamedTuple):
 class Renderer:
     """Writes the parts of a document in order.
 
-    An output with too few words for the breaks of its piece leaves them to the next piece of the block, and at the end
-    of the block those that are required.
+    If an output has too few words for the line breaks of its piece, the next pieces of the block take the other breaks.
+    At the end of the block, the required ones among those that are left are written.
     """
 
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # left by earlier pieces of the block
-        self._starts_line = True  # whether what follows does
+        self._starts_line = True  # whether the next text starts a line
         self._column = 0  # characters of the block's line so far
         self._source_column = 0  # the same in the source
         self._widest = 0  # characters of the widest line of the source that a break ends
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
-        """Return what to write for a part. decoded: its output, for a piece."""
+        """Return the text to write for a part. decoded: its output if it is a piece."""
         if isinstance(part, Literal):
             return self._literal(part)
         assert decoded is not None
         inner = iter(part.divide(decoded.spans))
         outputs = iter(decoded.outputs)
-        written = "".join(
+        text = "".join(
             self._literal(each) if isinstance(each, Literal) else self._text(each, next(outputs)) for each in inner
         )
-        return written + (self._leftover() if part.ends_block else "")
+        return text + (self._leftover() if part.ends_block else "")
 
     def _literal(self, literal: Literal) -> str:
         self._pass(literal)
         if not self._breaks:
             return literal.raw
-        if literal.ends_block or "\n" in literal.raw or "\r" in literal.raw:
-            return self._leftover() + literal.raw if not literal.ends_block else literal.raw + self._leftover()
+        if literal.ends_block:
+            return literal.raw + self._leftover()
+        if line_ends(literal.raw):
+            return self._leftover() + literal.raw
         if not literal.raw.isspace():
             return literal.raw
         self._column, self._starts_line = 0, True
         return self._breaks.pop(0).raw
 
     def _pass(self, literal: Literal) -> None:
-        """Note how wide the lines are with a literal."""
-        ends_line = "\n" in literal.raw or "\r" in literal.raw
+        """Update the columns for a literal that is written."""
+        ends_line = line_ends(literal.raw) > 0
         self._starts_line = literal.ends_block or LINE_START.search(literal.raw) is not None
         if ends_line and not literal.ends_block:
             self._widest = max(self._widest, self._source_column)
@@ -85,7 +88,7 @@ class Renderer:
             self._source_column += len(literal.raw)
 
     def _leftover(self) -> str:
-        """End the line, and write the required breaks that found no place."""
+        """Return the required breaks that found no place, and forget all."""
         self._column = self._source_column = 0
         breaks, self._breaks = self._breaks, []
         return "".join(each.raw for each in breaks if each.is_required)
@@ -94,7 +97,8 @@ class Renderer:
         """Write the output for a piece."""
         starts_line, self._starts_line = self._starts_line, False
         first, *others = line_widths(piece)
-        self._widest = max(self._widest, *([self._source_column + first, *others[:-1]] if others else []), 0)
+        if others:
+            self._widest = max(self._widest, self._source_column + first, *others[:-1])
         self._source_column = others[-1] if others else self._source_column + first
         if output.text == piece.text and not self._breaks:
             self._column = others[-1] if others else self._column + first
@@ -114,7 +118,7 @@ class Renderer:
 
 
 def unbroken(piece: Piece, output: DecodedText) -> str:
-    """Return the output with word joiners where no line may break: within markup that is in one line of the source."""
+    """Return the output with word joiners inside markup that is on one line in the source, so no line breaks there."""
     breaks = [start for start, _ in break_spans(piece.tokens)]
     letters = [*output.text]
     for mark, place in zip(piece.marks, output.places, strict=True):
@@ -124,13 +128,12 @@ def unbroken(piece: Piece, output: DecodedText) -> str:
 
 
 def line_widths(piece: Piece) -> list[int]:
-    """Return the lengths of the lines of a piece."""
-    borders = [0, *(border for span in break_spans(piece.tokens) for border in span), len(piece.text)]
-    return [end - start for start, end in zip(borders[::2], borders[1::2], strict=True)]
+    """Return the length of each line of a piece."""
+    return [end - start for start, end in gaps(break_spans(piece.tokens), len(piece.text))]
 
 
 def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_line: bool) -> str:
-    """Write an output with its markup and line breaks. Of the text that an insertion replaces, nothing is written."""
+    """Return an output with its markup and line breaks. Each insertion replaces a range of the output."""
     starts = [starts_line, *(each.order < 0 or isinstance(piece.tokens[each.order], Break) for each in insertions)]
     runs, position = [], 0
     for each in insertions:
@@ -142,10 +145,11 @@ def written(piece: Piece, text: str, insertions: Sequence[Insertion], starts_lin
 
 
 def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
-    """Write texts as the document writes them.
+    """Return texts in the spelling of the document.
 
-    Characters that the piece writes in a special way, such as "&" or "&amp;", are written in the same way again, one
-    after the other if there are as many of them. A bare "&" is written again only then, and only before the same
+    The piece may spell a character in a special way, such as "&amp;" for "&". If the texts have it as often as the
+    piece, each occurrence gets the spelling of the piece's occurrence with the same number. Otherwise, all get the
+    piece's most frequent special spelling. A bare "&" is kept only in the first case, and only before the same
     character, because elsewhere it might be markup.
     """
     count = Counter("".join(runs))
@@ -174,10 +178,10 @@ def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
 
 
 def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
-    """Return how the piece writes characters that it writes specially, or that `write` would change.
+    """Return the spellings of all characters that the piece spells in a special way, or that `write` would change.
 
     Returns:
-        For each character, in order: how it is written, and the character that follows it, unless markup does.
+        For each character, in order: each of its spellings, and the next character ("" before markup).
     """
     special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
     special |= {character for character in set(piece.text) if piece.write(character) != character}
@@ -191,7 +195,7 @@ def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
 
 
 def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
-    """Yield the tokens of the piece's markup, with their places."""
+    """Yield an insertion for each token of the piece's markup that has a place."""
     for mark, place in zip(piece.marks, output.places, strict=True):
         if place is None:
             continue
@@ -207,13 +211,13 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
 
 
 def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
-    """Sort insertions. At the same place they have the order of the source, unless that would cross markup."""
+    """Sort insertions. Those at the same place keep the order of the source, unless markup would cross."""
     found: list[Insertion] = []
     by_place = sorted(insertions, key=lambda each: (each.start, each.start < each.end, each.order))
     for _, group in groupby(by_place, lambda each: each.start):
         together = [*group]
         sides = [each.side for each in together if each.side]
-        if sides != sorted(sides):  # one ends behind the beginning of another
+        if sides != sorted(sides):  # markup ends after the beginning of other markup
             together.sort(key=lambda each: (each.side, each.nesting, each.order))
         found += together
     return found

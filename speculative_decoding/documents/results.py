@@ -13,7 +13,7 @@ class DocumentPart(NamedTuple):
     """A part of a decoded document.
 
     Args:
-        written: What the document has in its place. All of them, joined in order, are the document.
+        written: The text for the decoded document. Joining those of all parts in order gives the document.
         source: The text of a piece that was decoded; None for what was copied.
         text: Its output.
         findings: What a reader should check.

@@ -1,4 +1,4 @@
-"""Decodes the parts of documents with a session: lazily, many pieces together, in order, in bounded memory."""
+"""Decodes the pieces of documents with a session: many together, but in order and with bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .decoding import DecodedPiece, Output, Rules, Steps, decode_piece
 from .pieces import Piece
 from .tokens import Literal
 
-WINDOW_CHARACTERS = 1 << 22  # of parts that wait for an earlier one
+WINDOW_CHARACTERS = 1 << 22  # characters of parts that wait for an earlier part
 
 Decoded = tuple[Literal | Piece, DecodedPiece | None]
 
@@ -30,9 +30,9 @@ Decoded = tuple[Literal | Piece, DecodedPiece | None]
 class Task:
     """A piece that is being decoded.
 
-    number: The number of the part.
+    number: The number of the piece among all parts.
     seed: The seed of its prompts.
-    outputs: Those of its current prompts, as far as they are known.
+    outputs: The outputs of its current prompts, or None for each that is not known yet.
     """
 
     number: int
@@ -50,8 +50,8 @@ class PieceScheduler:
         rules: How pieces are decoded.
         prefix: Text to put before every prompt.
         slots: How many prompts are decoded together (default: the session's).
-        recorded: Returns the output for a numbered piece if an earlier run has decoded it.
-        finished: Called with each decoded piece and its number as soon as it is finished, which may be out of order.
+        recorded: Returns the output for a piece and its number if an earlier run has decoded it.
+        finished: Called with each piece, its number and its output as soon as it is decoded. The order may differ.
         options: See `GenerationOptions`.
 
     Attributes:
@@ -85,9 +85,9 @@ class PieceScheduler:
         self._recorded = recorded
         self._finished = finished
         self._window = max(256, 64 * (slots or session.slots))  # parts
-        self._held: deque[int] = deque()  # characters of the parts that were not yet returned in order
+        self._held: deque[int] = deque()  # the sizes in characters of parts that were not yet returned in order
         self._held_characters = 0
-        self._tasks: dict[int, tuple[Task, int]] = {}  # the number of a prompt -> its task and place there
+        self._tasks: dict[int, tuple[Task, int]] = {}  # the number of a prompt -> its task and index there
 
     @property
     def wants_more(self) -> bool:
@@ -118,11 +118,11 @@ class PieceScheduler:
             yield from self._receive(result)
 
     def release(self) -> None:
-        """Note that the next part was returned in order."""
+        """Release the memory of the next part in order. To be called after it was returned."""
         self._held_characters -= self._held.popleft()
 
     def _advance(self, task: Task, outputs: list[Output] | None) -> Iterator[tuple[int, Decoded]]:
-        """Submit the next prompts of a piece, or finish it. outputs: those of the last prompts."""
+        """Submit the next prompts of a piece, or finish it. outputs: the outputs of its last prompts."""
         try:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
@@ -161,7 +161,7 @@ def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: Generat
 
 
 def decode_parts(scheduler: PieceScheduler, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:
-    """Yield each part with its output, in order, as soon as it is known. Parts are read ahead as far as needed."""
+    """Yield each part with its output, in order, as soon as it is known. Reads only as many parts ahead as needed."""
     for _, decoded in in_order(drive(scheduler, enumerate(parts)), lambda each: each[0]):
         scheduler.release()
         yield decoded

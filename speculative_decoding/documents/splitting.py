@@ -69,9 +69,14 @@ def sentence_starts(text: str, language: str) -> Iterator[int]:
 
 
 def line_spans(text: str, breaks: Iterable[Span]) -> list[Span]:
-    """Return the lines of a text, which the breaks separate. Without breaks: the text."""
-    borders = [0, *(border for span in breaks for border in span), len(text)]
-    return list(trimmed(text, zip(borders[::2], borders[1::2], strict=True)))
+    """Return the lines of a text, which the breaks separate. Without breaks, the text is one line."""
+    return list(trimmed(text, gaps(breaks, len(text))))
+
+
+def gaps(spans: Iterable[Span], size: int) -> Iterator[Span]:
+    """Yield what is before, between and after some spans of a text. size: the length of the text."""
+    borders = [0, *(border for span in spans for border in span), size]
+    return zip(borders[::2], borders[1::2], strict=True)
 
 
 def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
@@ -87,9 +92,8 @@ def needs_decoding(text: str) -> bool:
     """Return whether a text has letters apart from what must survive, such as addresses, placeholders and code."""
     if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # much faster
         return True
-    spans = must_survive(text, ())
-    starts, ends = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
-    return any(any(map(str.isalpha, text[start:end])) for start, end in zip(starts, ends, strict=True))
+    spans = [(span.start, span.end) for span in must_survive(text, ())]
+    return any(any(map(str.isalpha, text[start:end])) for start, end in gaps(spans, len(text)))
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:

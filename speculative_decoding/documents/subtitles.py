@@ -15,7 +15,7 @@ from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from .layout import line_break_text
-from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token
+from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token, line_ends
 
 if TYPE_CHECKING:
     from .options import DocumentOptions
@@ -45,7 +45,7 @@ KARAOKE = re.compile(r"<\d+:")  # a time within the text, which must stay in its
 
 
 class Cue(NamedTuple):
-    """A cue's text, and what stands before it. The last one of a document has no text.
+    """A cue's text, and everything between it and the text of the cue before. The last one of a document has no text.
 
     line: on which the text begins, from 1. number: of the cue, from 1. The times are in seconds.
     """
@@ -105,7 +105,7 @@ def is_text(line: str, following: str, is_vtt: bool) -> bool:
 
 
 def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
-    """Return the cue with a text, and the white space behind it."""
+    """Return the cue with a text, and the white space after it."""
     start = len(text) - len(text.lstrip())
     end = len(text.rstrip()) if start < len(text) else start
     return cue._replace(before=before + text[:start], text=text[start:end]), text[end:]
@@ -117,7 +117,7 @@ def seconds(clock: Sequence[str | None]) -> float:
 
 
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each line, without white space around it, and what stands before it."""
+    """Yield each line without white space around it, and the text between it and the line before."""
     before = ""
     parts = LINE_END.split(text)
     for line, end in zip(parts[::2], [*parts[1::2], ""], strict=True):
@@ -132,8 +132,9 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
 class Segment(NamedTuple):
     """A part of a cue's text by one speaker.
 
-    before: What stands before it. is_first, is_last: whether it begins and ends the cue, without a mark of a speaker, a
-    sound or a song.
+    before: The text between it and the segment before.
+    is_first, is_last: Whether nothing else is before or after it in the cue, such as a mark of a speaker, a sound or a
+        musical note.
     """
 
     before: str
@@ -158,19 +159,19 @@ class Reader:
         self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
 
     def segments(self, cue: Cue) -> tuple[list[Segment], str]:
-        """Return the segments of a cue, and what stands behind the last one. Markup around a segment is not in it."""
+        """Return the segments of a cue, and the text after the last one. Markup around a segment is not in it."""
         self._opened.clear()
         self._open.clear()
         found: list[Segment] = []
         outside, line, is_first = [cue.before], cue.line, True
         for tokens, mark in split(self._joined_lines(cue.text)):
-            before, inner, behind = trimmed(tokens)
+            before, inner, after = inner_tokens(tokens)
             outside.append(before)
             if inner:
                 found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
-                outside = [behind]
+                outside = [after]
             outside.append(mark)
-            line += sum(len(LINE_END.findall(raw)) for raw in (*(token.raw for token in tokens), mark))
+            line += sum(line_ends(raw) for raw in (*(token.raw for token in tokens), mark))
             is_first = False
         return found, "".join(outside)
 
@@ -178,7 +179,7 @@ class Reader:
         """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
         found: list[Token | Literal] = []
         last = ""  # the text since the last literal
-        same: dict[int, int] = {}  # number of markup that goes on behind a break -> its number before
+        same: dict[int, int] = {}  # number of markup that continues after a break -> its number before
         for before, content in lines_of(text):
             line = [*self._tokens(content)]
             first = text_of(until_literal(line))
@@ -198,7 +199,7 @@ class Reader:
     def _fold(
         self, found: list[Token | Literal], raw: str, line: list[Token | Literal], same: dict[int, int]
     ) -> tuple[str, list[Token | Literal]]:
-        """Let a break include markup that ends before it and begins again behind it. Returns its raw, and the rest."""
+        """Let a break include markup that ends before it and begins again after it. Returns its raw, and the rest."""
         for taken, token in enumerate(line):
             last = found[-1]
             if not (isinstance(last, Close) and isinstance(token, Open) and self._opened.get(last.number) == token.raw):
@@ -209,7 +210,7 @@ class Reader:
         return raw, []
 
     def _tokens(self, line: str, is_start: bool = True) -> Iterator[Token | Literal]:
-        """Yield the tokens of a line. is_start: whether marks of speakers and sounds may stand at its beginning."""
+        """Yield the tokens of a line. is_start: whether marks of speakers and sounds may be at its beginning."""
         position = 0
         while position < len(line):
             mark = speaker(line, position) if is_start else None
@@ -284,8 +285,8 @@ def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]
     yield found, ""
 
 
-def trimmed(tokens: list[Token]) -> tuple[str, list[Token], str]:
-    """Return the tokens without markup that encloses all of their text, and what stands before and behind them."""
+def inner_tokens(tokens: list[Token]) -> tuple[str, list[Token], str]:
+    """Return the tokens without markup around all of their text, and the raw text before and after them."""
     texts = [index for index, token in enumerate(tokens) if token.text.strip()]
     if not texts:
         return raw_of(tokens), [], ""
@@ -318,14 +319,14 @@ class Runs:
         self._line = self._cues = 0
         self._last = Segment("", [], 0, True, True)  # of the block
         self._previous = Cue("")
-        self._behind = ""  # what stands behind the block
+        self._after = ""  # the text after the block
 
     def add(self, cue: Cue) -> Iterator[Part]:
         """Yield the parts that end with this cue, or within it."""
-        segments, behind = self._reader.segments(cue)
+        segments, after = self._reader.segments(cue)
         for segment in segments:
-            before = self._behind + segment.before
-            if segment.is_first and self._goes_on(cue, segment.text):
+            before = self._after + segment.before
+            if segment.is_first and self._continues(cue, segment.text):
                 self._tokens.append(Break(before, line_break_text(self._last.text, segment.text)))
             else:
                 yield from self._end()
@@ -333,13 +334,13 @@ class Runs:
                 self._line, self._cues = segment.line, 0
             self._tokens += segment.tokens
             self._last = segment
-            self._behind = ""
+            self._after = ""
         if segments:
-            self._behind = behind
+            self._after = after
         else:
             yield from self._end()
-            yield Literal(self._behind + behind)
-            self._behind = ""
+            yield Literal(self._after + after)
+            self._after = ""
         self._cues += 1
         self._previous = cue
 
@@ -348,7 +349,7 @@ class Runs:
             yield Block(self._tokens, self._line, self._write)
         self._tokens = []
 
-    def _goes_on(self, cue: Cue, text: str) -> bool:
+    def _continues(self, cue: Cue, text: str) -> bool:
         """Whether a text that begins a cue belongs to the block."""
         previous = self._previous
         is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE

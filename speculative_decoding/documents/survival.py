@@ -127,7 +127,7 @@ def must_survive(text: str, terms: Collection[str]) -> list[Span]:
 
     terms: Texts of the user. Thousands of them cost least as a frozenset.
     """
-    found = [trimmed(text, *match.span()) for pattern in KINDS.values() for match in pattern.finditer(text)]
+    found = [exact_span(text, *match.span()) for pattern in KINDS.values() for match in pattern.finditer(text)]
     found += [Span(*match.span(), match[0], is_quantity=True) for match in QUANTITY.finditer(text)]
     found += indexed(frozenset(terms)).find(text)
     taken: list[Span] = []
@@ -138,7 +138,7 @@ def must_survive(text: str, terms: Collection[str]) -> list[Span]:
     return taken
 
 
-def trimmed(text: str, start: int, end: int) -> Span:
+def exact_span(text: str, start: int, end: int) -> Span:
     """Return a span; if it is a URL, without the punctuation that ends a sentence or closes brackets around it."""
     if text.startswith(URL_STARTS, start):
         count = Counter(text[start:end])

@@ -1,7 +1,7 @@
-"""A document as literals and blocks of tokens. Formats make them; nothing here knows a format or a model.
+"""A document as literals and blocks of tokens. Each format makes them. Nothing here knows a format or a model.
 
-The `raw` of all parts of a document, joined in order, is the document, so everything that is not decoded is copied. The
-`text` of a block's tokens, joined in order, is what a reader reads, and what is decoded.
+Joining the `raw` of all parts in order gives the document, so everything that is not decoded can be copied. Joining the
+`text` of a block's tokens gives the text that a reader sees, which is decoded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Literal:
     """A part of the document that is copied, such as markup between blocks, code, or a line break.
 
-    ends_block: False for what stands between two pieces of a block, such as the space between two sentences.
+    ends_block: False if it lies between two pieces of a block, such as the space between two sentences.
     """
 
     raw: str
@@ -25,7 +25,7 @@ class Literal:
 class Text:
     """Text to decode. raw: how the document writes it, if it differs from `text`, such as "&amp;" for "&".
 
-    A token whose `raw` differs is a single character (or the few characters of one entity), and is never divided.
+    A token whose `raw` differs from its `text` is one character, or the few characters of an entity. It is not divided.
     """
 
     text: str
@@ -42,12 +42,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    r"""A line break within a sentence, with the white space and the markup around it.
+    r"""A line break within a block, with the white space and the markup around it.
 
     Args:
-        raw: What the document has there, such as "\n  > ", or all that stands between two cues of subtitles.
+        raw: The break in the document, such as "\n  > ", or everything between the texts of two subtitle cues.
         text: A space, or nothing between characters of a script without spaces.
-        is_required: Whether an output of too few words still needs this break, after its last word.
+        is_required: Whether this break is written after the output if the output has too few words for all breaks.
     """
 
     raw: str
@@ -61,7 +61,7 @@ class Open:
 
     Args:
         raw: The markup.
-        number: The same number as in the `Close` of this markup. One of the two may be missing in a block.
+        number: The number of the `Close` that ends this markup. A block may lack one of the two.
         is_link: Whether losing the markup loses content, such as the target of a link.
     """
 
@@ -88,7 +88,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Something without text at a place within a block, such as an image or a comment."""
+    """Something within a block that has no text, such as an image or a comment."""
 
     raw: str
 
@@ -105,13 +105,13 @@ Write = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Block:
-    """A paragraph, heading, table cell, line or the like: no sentence crosses its ends.
+    """A part of the document in which whole sentences lie, such as a paragraph, a heading, a table cell or a line.
 
     Args:
         tokens: Its content.
         line: The line of the document on which it begins, from 1.
-        write: Returns how the document must write a decoded text, such as with "&amp;" for "&". Default: unchanged.
-        write_start: Returns how such a text must be written at the start of a line. Default: unchanged.
+        write: Escapes a decoded text for the document, for example with "&amp;" for "&". Default: unchanged.
+        write_start: Escapes a written text once more if it starts a line. Default: unchanged.
     """
 
     tokens: Sequence[Token]
@@ -129,3 +129,8 @@ class Block:
 
 
 Part = Literal | Block
+
+
+def line_ends(raw: str) -> int:
+    """Return how many line ends a text has."""
+    return raw.count("\n") + raw.count("\r") - raw.count("\r\n")

@@ -186,7 +186,7 @@ class ListOf(Value):
 
     @property
     def expected(self) -> str:
-        return f"a list, each {self.item.expected}"
+        return f"a list, each item {self.item.expected}"
 
     @property
     def metavar(self) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 from ..decoding.prompt import TOKEN_CHARACTERS, fits
 from ..documents.decoding import DecodedPiece, Output, Rules, decode_piece
-from ..documents.findings import Finding
 from ..documents.formats import FORMATS, format_of
-from ..documents.lengths import LengthRatios
+from ..documents.lengths import DocumentFindings
 from ..documents.options import DocumentOptions
 from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
@@ -21,11 +20,11 @@ from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
 from ..sampling.options import validate
 from ..sampling.values import Text
+from .detection import CHARACTERS
 from .service import Service
 from .texts import Prompting, Steps
 
 SAMPLE_PARTS = 1000  # of a document from which its language is detected
-SAMPLE_CHARACTERS = 2000
 
 
 class Document:
@@ -44,8 +43,7 @@ class Document:
         self.parts = parts_of(lines, replace(options, unit=effective_unit(options)), language)
         self._rules = Rules(fitting(service, prompting))
         self._renderer = Renderer()
-        self._ratios = LengthRatios()
-        self._findings: list[Finding] = []
+        self._findings = DocumentFindings()
 
     def steps(self, part: Literal | Piece) -> Steps | None:
         return decode_piece(part, self._rules) if isinstance(part, Piece) else None
@@ -55,12 +53,11 @@ class Document:
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
         if result is not None and isinstance(part, Piece):
-            self._findings += result.findings
-            self._ratios.add(part.line, result.source, result.text)
+            self._findings.add(part, result)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:
-        return [each._asdict() for each in sorted([*self._findings, *self._ratios.outliers()])]
+        return [each._asdict() for each in self._findings.by_line()]
 
 
 def text_document(text: str, format: str, service: Service, prompting: Prompting) -> Document:
@@ -93,7 +90,7 @@ def sample(lines: Iterable[str], options: DocumentOptions) -> str:
     for part in islice(FORMATS[options.format or "text"].parse(lines, options), SAMPLE_PARTS):
         if isinstance(part, Block):
             found.append(part.text)
-            if sum(map(len, found)) > SAMPLE_CHARACTERS:
+            if sum(map(len, found)) > CHARACTERS:
                 break
     return "\n".join(found)
 

@@ -12,10 +12,8 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
 from ..rooms import has_room
-from ..sampling.options import validate
-from ..sampling.values import Text
 from .errors import ServerError
-from .forms import read_request
+from .forms import read_request, text_field
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
 from .service import Service
@@ -37,7 +35,7 @@ async def translate_file(request: Request) -> Response:
         raise ServerError(501, "file: files require the folder documents, which this server lacks; send text", "file")
     files.require_room(1)
     fields, part = await read_request(request, service.limits.max_body, FIELDS)
-    source, target = (field(fields, name) for name in ("source", "target"))
+    source, target = (text_field(fields, name) for name in ("source", "target"))
     given = await opened(request, service, fields, part)
     request.scope["prompts"] = [given.text]
     found = await translator.translate(request, [given], source, target)
@@ -46,13 +44,6 @@ async def translate_file(request: Request) -> Response:
     return JSONResponse(
         {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found.notes(is_list=False)}
     )
-
-
-def field(fields: Mapping[str, Any], name: str) -> str:
-    try:
-        return validate(name, Text(), fields.get(name, ""))
-    except InputError as error:
-        raise ServerError.of(error) from None
 
 
 async def opened(request: Request, service: Service, fields: Mapping[str, Any], part: Part | None) -> GivenFile:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from starlette.requests import Request
 
+from ..errors import InputError
+from ..sampling.options import validate
+from ..sampling.values import Text
 from .bodies import media_type, read_body, read_fields
 from .errors import ServerError
 from .guard import require_token
@@ -28,6 +31,21 @@ async def read_request(request: Request, max_bytes: int, known: Collection[str])
         if name not in known:
             raise ServerError.unknown_field(name, known)
     return fields, file
+
+
+def require_field(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field. Raises a `ServerError` if it is missing or empty."""
+    if (value := fields.get(name, "")) == "":
+        raise ServerError(400, f"{name}: missing or empty", name)
+    return value
+
+
+def text_field(fields: Mapping[str, Any], name: str) -> str:
+    """Return a field that must have a text. Raises `ServerError`."""
+    try:
+        return validate(name, Text(), require_field(fields, name))
+    except InputError as error:
+        raise ServerError.of(error) from None
 
 
 def parse_form(parts: list[Part]) -> tuple[dict[str, Any], Part | None]:

@@ -14,7 +14,7 @@ from ..sampling.options import validate
 from ..sampling.values import ListOf, Text, Union
 from .bodies import JSON, media_type
 from .errors import ServerError
-from .forms import read_request
+from .forms import read_request, require_field, text_field
 from .languages import english_name
 from .service import Service
 from .texts import DividedText, Lines, Prompting, in_thread
@@ -72,10 +72,10 @@ def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> Tr
     fields = {name: value for name, value in fields.items() if value != "" or name not in ("format", "alternatives")}
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
         raise ServerError(400, "alternatives: must be 0: only one translation is made", "alternatives")
+    q = require_field(fields, "q")
+    source, target = text_field(fields, "source"), text_field(fields, "target")
     try:
-        q = validate("q", Union((Text(), ListOf(Text(may_be_empty=True)))), fields.get("q", ""))
-        source = validate("source", Text(), fields.get("source", ""))
-        target = validate("target", Text(), fields.get("target", ""))
+        q = validate("q", Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True)))), q)
         format = validate("format", Text(FORMATS), fields.get("format", "text"))
     except InputError as error:
         raise ServerError.of(error) from None
@@ -94,10 +94,7 @@ async def detect(request: Request) -> Response:
     service = translator.service
     service.require_text()
     fields, _ = await read_request(request, service.limits.max_body, ("q", "api_key"))
-    try:
-        q = validate("q", Text(), fields.get("q", ""))
-    except InputError as error:
-        raise ServerError.of(error) from None
+    q = text_field(fields, "q")
     request.scope["prompts"] = [q]
     translator.detector.require_installed("q")
     codes = [*translator.languages.targets]

@@ -93,10 +93,11 @@ def test_a_report_names_file_line_and_what_was_found_grouped_by_kind() -> None:
     findings = [
         Finding(2, MARKUP, "{a}"),
         Finding(2, MARKUP, "{b}"),
+        Finding(2, MARKUP, "{b}"),
         Finding(3, LENGTH, "long"),
         Finding(4, MARKUP, "\x1b[2J"),
     ]
-    expected = ["a.md:2: markup: {a}, {b}", r"a.md:4: markup: \x1b[2J", "a.md:3: length: long"]
+    expected = ["a.md:2: markup: {a}; {b}", r"a.md:4: markup: \x1b[2J", "a.md:3: length: long"]
     assert report(findings, "a.md") == expected
 
 

@@ -60,7 +60,8 @@ REFUSED = [
     ({"slots": 0}, "slots: must be"),
     ({"keep": "term"}, "keep: must be"),
     ({"prefix": 3}, "prefix: must be"),
-    ({"temperatur": 3}, "temperatur"),
+    ({"temperatur": 3}, "temperatur: unknown option; did you mean temperature"),
+    ({"formats": "html"}, "formats: unknown option; did you mean format"),
 ]
 
 

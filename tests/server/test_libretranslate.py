@@ -16,6 +16,7 @@ from tests.support.rooms import needs_room
 from tests.support.serving import PAIRS, Serving, bundled, serving
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
+from tests.support.waiting import eventually
 
 pytestmark = needs_room("documents")
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=60, max_prompt_tokens=200, max_body=20_000)
@@ -195,9 +196,12 @@ def test_names_of_files_are_not_logged(guarded: Serving, caplog: pytest.LogCaptu
     caplog.set_level("INFO")
     sent = send_file(guarded, "a.txt", b"1", api_key=TOKEN)
     download(guarded, sent, Authorization=f"Bearer {TOKEN}")
-    logged = [each.getMessage() for each in caplog.records if each.name == "speculative_decoding.server"]
-    assert any("GET /download_file/... 200" in each for each in logged)
-    assert not any(sent.json()["translatedFileUrl"].rpartition("/")[2] in each for each in logged)
+
+    def logged() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "speculative_decoding.server"]
+
+    eventually(lambda: any("GET /download_file/... 200" in each for each in logged()))  # after the client has the file
+    assert not any(sent.json()["translatedFileUrl"].rpartition("/")[2] in each for each in logged())
 
 
 def test_kept_files_have_a_limit(guarded: Serving) -> None:

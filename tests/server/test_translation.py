@@ -19,9 +19,10 @@ def parse(is_form: bool = False, **fields: Any) -> Any:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"format": "xml"}, "format", "must be one of text, html"),
-    ({"source": ""}, "source", "must be"),
+    ({"source": ""}, "source", "missing or empty"),
     ({"target": 3}, "target", "must be"),
-    ({"q": ""}, "q", "must be"),
+    ({"q": ""}, "q", "missing or empty"),
+    ({"q": 5}, "q", "must be text"),
     ({"q": []}, "q", "1 to 128 texts, not 0"),
     ({"q": ["a"] * 129}, "q", "1 to 128 texts, not 129"),
     ({"alternatives": "0"}, "alternatives", "must be 0"),

@@ -96,7 +96,7 @@ TARGET: Any = BUNDLED / "t5-web-docs"
         (lambda: ANY.stream([5, "a"]), "prompt: must be text, not [5, 'a']"),
         (lambda: ANY.batch("abc"), "prompts: must be a list of texts, not 'abc'"),
         (lambda: ANY.batch([{"prompt": "abc", 5: 3}]), "5: unknown option"),
-        (lambda: ANY.score("abc", [1.5]), "target: must be a list, each a whole number >= 0, not [1.5]"),
+        (lambda: ANY.score("abc", [1.5]), "target: must be a list, each item a whole number >= 0, not [1.5]"),
         (lambda: generate(MODEL, Letters(), "abc", draft_model="t5-small"), "draft_model: must be a model, as"),
         (lambda: Session(MODEL, Letters(), options={"seed": 1}), "options: must be GenerationOptions(...)"),
         (lambda: Session(MODEL, ANY.slots), "tokenizer: must be a tokenizer, as load gives, not 8"),

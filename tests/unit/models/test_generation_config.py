@@ -136,7 +136,7 @@ def folder_of(path: Path, generation: Mapping[str, Any] | None, **config: Any) -
     ("field", "value", "wanted"),
     [
         ("forced_bos_token_id", VOCAB, "must be a whole number, 0 to 23"),
-        ("bad_words_ids", [1], "must be a list, each a list"),
+        ("bad_words_ids", [1], "must be a list, each item a list"),
         ("no_repeat_ngram_size", 65, "must be a whole number, 0 to 64"),
         ("repetition_penalty", 0, "must be a number, 1e-10"),
         ("bad_words_ids", [[3, 4]] * 65_537, "has too many entries .got 65537, at most 65536.$"),

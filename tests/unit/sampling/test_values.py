@@ -70,7 +70,7 @@ TYPES: list[tuple[Value, str, dict[str, Any], list[str]]] = [
     (Text(), "text that is not empty", {"a b": "a b"}, [""]),
     (Text(may_be_empty=True), "text", {"": "", "12": "12"}, []),
     (Bool(), "true or false", {"true": True, "False": False}, ["yes", "1", ""]),
-    (ListOf(Int(0)), "a list, each a whole number >= 0", {"5": 5}, ["-1", "x", "1.5"]),  # one value of a repeated flag
+    (ListOf(Int(0)), "a list, each item a whole number >= 0", {"5": 5}, ["-1", "x", "1.5"]),  # of a repeated flag
     (Union((Int(0), Text(("auto",)))), "a whole number >= 0 or one of auto", {"5": 5, "auto": "auto"}, ["5.0", "fast"]),
 ]  # fmt: skip
 
