@@ -250,6 +250,11 @@ def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: Gene
     return True
 
 
+def usual_max_tokens(source_tokens: int) -> int:
+    """Return a limit for the output of a sentence that only loops reach: translations are rarely twice as long."""
+    return 32 + 3 * source_tokens
+
+
 def prompt_text(request: RequestView, tokenizer: Tokenizer) -> str:
     """Return the text of a request's prompt; if it was given as token ids, their text."""
     text: str | None = getattr(request.source, "text", None)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +27,8 @@ from ..cli.summary import summary_notes
 from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
-from ..loading.language_map import language_tag
+from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
-from ..models.speech_languages import CODES
 from ..rooms import require_room
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
@@ -43,7 +41,7 @@ from .output import Document, DocumentStream, write_documents
 from .pieces import Piece
 from .reading import DocumentFile
 from .scheduler import PieceScheduler, decode_parts, require_usable
-from .splitting import KNOWN_CODES, effective_unit, source_language
+from .splitting import effective_unit, source_language
 
 FILES = "decode these documents; - reads standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
@@ -53,7 +51,6 @@ CHECK = "exit with status 1 if anything needs checking"
 FORCE = "replace existing outputs, and decode again what an interrupted run cannot continue"
 SLOTS = "number of prompts to decode together"
 SEGMENTS = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # what TMX calls the units
-LANGUAGE_PAIR = re.compile(r"(\w+) (?:in)?to (\w+)")
 
 AddPair = Callable[[str, str], None]
 
@@ -123,8 +120,9 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
         run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
+        limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         scheduler = PieceScheduler(
-            session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded, finished=run.record
+            session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded, finished=run.record, **limit
         )
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
@@ -160,10 +158,8 @@ def languages_of(config: RunConfig, flags: DocumentFlags) -> tuple[str | None, s
 
     Raises `InputError` if a memory is to be written and they are unknown.
     """
-    match = LANGUAGE_PAIR.search(flags.prefix)
-    names = match.groups() if match else (None, None)
-    named = [name if name and (name.lower() in CODES or name in KNOWN_CODES) else None for name in names]
-    languages = config.options.src_lang or named[0], config.options.tgt_lang or named[1]
+    source, target = languages_named(flags.prefix)
+    languages = config.options.src_lang or source, config.options.tgt_lang or target
     if flags.write_memory is not None:
         if None in languages:
             way_out = ("name them with ", Name("src_lang"), " and ", Name("tgt_lang"))
@@ -179,7 +175,8 @@ def run_settings(config: RunConfig, pair: ModelPair, options: DocumentOptions, t
     reading = asdict(options)
     del reading["max_document"]
     digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest() if terms else None
-    return config.output_settings(pair) | reading | {"keep_sha256": digest}
+    limit = {} if "max_tokens" in config.given else {"max_tokens": None}  # depends on each prompt
+    return config.output_settings(pair) | reading | limit | {"keep_sha256": digest}
 
 
 def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destinations, force: bool) -> Journal | None:

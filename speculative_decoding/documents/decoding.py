@@ -126,7 +126,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
     outputs = yield [part.text for part in parts]
     texts = [
-        as_part(LINE_ENDS.sub(" ", output.text).strip(), part.text, piece.text)
+        without_added_stop(LINE_ENDS.sub(" ", output.text).strip(), part.text)
         for part, output in zip(parts, outputs, strict=True)
     ]
     wanted = {text for part in parts for text in enclosed_texts(part) if rules.fits(text)}
@@ -145,10 +145,10 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     return DecodedPiece(piece.text, spans, decoded, findings)
 
 
-def as_part(output: str, part: str, piece: str) -> str:
-    """Remove the full stop that a model adds to a part of a sentence."""
-    is_added = part != piece and part[-1:].isalnum() and output.endswith(".")
-    return output.removesuffix(".") if is_added else output
+def without_added_stop(output: str, source: str) -> str:
+    """Remove the full stop that models add to headings, to cells, and to parts of sentences."""
+    is_added = source[-1:].isalnum() and output.endswith(".") and not output.endswith("..")
+    return output.removesuffix(".").rstrip() if is_added else output
 
 
 def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from .formats import FORMATS
 from .options import DocumentOptions
-from .splitting import Span, line_spans, needs_decoding, sentence_spans
+from .splitting import Span, line_spans, needs_decoding, sentence_spans, without_symbols
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 
@@ -105,6 +105,7 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
         spans = line_spans(text, break_spans(block.tokens))
     else:
         spans = line_spans(text, [])
+    spans = [without_symbols(text, span) for span in spans]
     found = [each if has_words(each) else Literal(each.raw, ends_block=False) for each in divide(block, spans)]
     for number, each in enumerate(found, 1):
         yield replace(each, ends_block=number == len(found))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Any, Unpack
 
-from ..decoding.prompt import build_decoder_prompt
+from ..decoding.prompt import build_decoder_prompt, usual_max_tokens
 from ..decoding.results import GenerationResult, GenerationStats
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ from ..models.base import EncoderDecoder
 from ..rows import BatchResult, drive, in_order
 from ..sampling import GenerationOptions
 from ..sampling.keywords import OptionKeywords
+from ..sampling.options import option_specs
 from ..sampling.random import row_seed
 from ..session import Session
 from .decoding import DecodedPiece, Output, Rules, Steps, decode_piece
@@ -52,7 +54,7 @@ class PieceScheduler:
         slots: How many prompts are decoded together (default: the session's).
         recorded: Returns the output for a piece and its number if an earlier run has decoded it.
         finished: Called with each piece, its number and its output as soon as it is decoded. The order may differ.
-        options: See `GenerationOptions`.
+        options: See `GenerationOptions`. The default of `max_tokens` depends on each prompt.
 
     Attributes:
         stats: The sum over all prompts.
@@ -75,13 +77,17 @@ class PieceScheduler:
         **options: Unpack[OptionKeywords],
     ) -> None:
         chosen = session.options_with(options)
-        require_usable(session.model, session.tokenizer, chosen)
+        forced = require_usable(session.model, session.tokenizer, chosen)
         self.stats = GenerationStats()
         self.prompts = self.pieces = self._submitted = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
         self._rules = rules
         self._prefix = prefix
-        self._seed = chosen.seed
+        self._options = chosen
+        self._session = session
+        most = session.model.max_positions
+        self._most_tokens = sys.maxsize if most is None else most - forced
+        self._has_limit = "max_tokens" in options or chosen.max_tokens != option_specs()["max_tokens"].default
         self._recorded = recorded
         self._finished = finished
         self._window = max(256, 64 * (slots or session.slots))  # parts
@@ -111,7 +117,7 @@ class PieceScheduler:
             yield number, (part, recorded)
             return
         steps = decode_piece(part, self._rules)
-        yield from self._advance(Task(number, part, steps, row_seed(self._seed, self._submitted)), None)
+        yield from self._advance(Task(number, part, steps, row_seed(self._options.seed, self._submitted)), None)
 
     def step(self) -> Iterator[tuple[int, Decoded]]:
         for result in self._scheduler.step():
@@ -133,11 +139,18 @@ class PieceScheduler:
         task.outputs = [None] * len(texts)
         for index, text in enumerate(texts):
             self._tasks[self.prompts] = task, index
-            prompt = {"prompt": self._prefix + text, "seed": task.seed}
-            results = self._scheduler.submit((self.prompts, prompt))
+            results = self._scheduler.submit((self.prompts, self._prompt(text, task.seed)))
             self.prompts += 1
             for result in results:
                 yield from self._receive(result)
+
+    def _prompt(self, text: str, seed: int) -> dict[str, Any]:
+        """Return a prompt with its options."""
+        prompt: dict[str, Any] = {"prompt": self._prefix + text, "seed": seed}
+        if not self._has_limit:
+            source = self._session.tokenizer.encode(prompt["prompt"], self._options.src_lang)
+            prompt["max_tokens"] = min(usual_max_tokens(len(source)), self._most_tokens)
+        return prompt
 
     def _receive(self, result: BatchResult[GenerationResult]) -> Iterator[tuple[int, Decoded]]:
         task, place = self._tasks.pop(result.index)
@@ -151,13 +164,16 @@ class PieceScheduler:
             yield from self._advance(task, outputs)
 
 
-def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> None:
-    """Raise `InputError` for a model or options that cannot be used for documents."""
+def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> int:
+    """Return the number of tokens with which each output is forced to begin.
+
+    Raises `InputError` for a model or options that cannot be used for documents.
+    """
     if options.num_return_sequences > 1:
         raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
     if model.audio is not None:
         raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
-    build_decoder_prompt(model, tokenizer, options)
+    return len(build_decoder_prompt(model, tokenizer, options).tokens) - 1
 
 
 def decode_parts(scheduler: PieceScheduler, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from itertools import accumulate, pairwise
 
 from ..errors import Name, note
-from ..loading.language_map import SHORT, language_of
-from ..models.speech_languages import CODES, NAMES
+from ..loading.language_map import language_of, languages_named
 from .options import DocumentOptions
 from .survival import must_survive
 
@@ -25,10 +24,14 @@ MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it d
 # Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
+# Bullets, arrows, lines, notes, stars, emoji; as words of their own
+SYMBOLS = (
+    "[|\u00a6\u00ab\u00b6\u00b7\u00bb\u2022\u2039\u203a\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff"
+    "\U0001f300-\U0001faff\ufe0f\u200d]+"
+)
+SYMBOLS_FIRST = re.compile(rf"(?:{SYMBOLS}\s+)*+")
 ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
 MAY_ENCLOSE = re.compile("[`<{]")  # what must survive has no two such words, apart from code, tags and placeholders
-INTO = ("to", "into")
-KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
 
 
 def has_sentences() -> bool:
@@ -66,6 +69,16 @@ def sentence_starts(text: str, language: str) -> Iterator[int]:
             return
         step = starts[-1] if starts else window.rfind(" ", 1)
         start += step if step > 0 else len(window)
+
+
+def without_symbols(text: str, span: Span) -> Span:
+    """Return a span without symbols before and after its words, such as a bullet, an arrow, or the "»" of a link."""
+    start, end = span
+    part = text[start:end]
+    if "\u00ab" in part and "\u00bb" in part:  # quotation marks
+        return span
+    before, after = (len(SYMBOLS_FIRST.match(each)[0]) for each in (part, part[::-1]))  # type: ignore[index]
+    return (start + before, end - after) if before + after < end - start else span
 
 
 def line_spans(text: str, breaks: Iterable[Span]) -> list[Span]:
@@ -156,13 +169,4 @@ def is_attached(text: str, position: int) -> bool:
 
 def source_language(src_lang: str | None, prefix: str) -> str:
     """Return the ISO code of the source's language, from a model's code or a prefix that names it; otherwise "en"."""
-    if src_lang:
-        return language_of(src_lang).code
-    words = re.findall(r"\w+", prefix.lower())
-    for before, word in pairwise(["", *words]):
-        if word in CODES and before not in INTO:
-            return CODES[word]
-    for source, between, target in zip(words, words[1:], words[2:], strict=False):
-        if between in INTO and {source, target} <= KNOWN_CODES:
-            return language_of(source).code
-    return "en"
+    return language_of(src_lang).code if src_lang else languages_named(prefix)[0] or "en"

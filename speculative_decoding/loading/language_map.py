@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
-from ..models.speech_languages import code_of_language
+from ..models.speech_languages import CODES, NAMES, code_of_language
 from .tokenizer_base import Vocabulary
 
 TAG = re.compile(r"<2([A-Za-z]{2,3}(?:_[A-Za-z]+)?)>|>>([A-Za-z]{2,3}(?:_[A-Za-z]+)?)<<")  # MADLAD, multilingual Marian
@@ -35,6 +36,8 @@ ji:yi yor:yo zha:za zul:zu
 )
 CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
 NO_REGION = ("xx", "zz")
+INTO = ("to", "into")
+KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
 # Languages that are written in several scripts, so that a tag names the script
 SEVERAL_SCRIPTS = {"zh", "sr", "uz", "az", "pa", "ks", "kr", "ku", "ace", "bjn", "min", "taq"}
 
@@ -70,6 +73,20 @@ def language_tag(name: str) -> str:
     code, script, region = language_of(name)
     parts = (code, script.title() if code in SEVERAL_SCRIPTS else "", region.upper())
     return "-".join(part for part in parts if part)
+
+
+def languages_named(prefix: str) -> tuple[str | None, str | None]:
+    """Return the codes of the source's and the output's language, as far as a prefix names them.
+
+    Names count wherever they are ("translate English to German: "), codes only as a pair ("en to de: ").
+    """
+    found = re.findall(r"\w+", prefix.lower())
+    for source, between, target in zip(found, found[1:], found[2:], strict=False):
+        if between in INTO and {source, target} <= CODES.keys() | KNOWN_CODES:
+            return language_of(source).code, language_of(target).code
+    named = [(before in INTO, CODES[word]) for before, word in pairwise(["", *found]) if word in CODES]
+    source, target = (next((code for is_target, code in named if is_target == each), None) for each in (False, True))
+    return source, target
 
 
 def matching_language(code: str, codes: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from ..decoding.prompt import usual_max_tokens
 from ..sampling import GenerationOptions
 from .prompts import client_prompts
 from .service import Service
@@ -145,7 +146,10 @@ class TextDecoder:
             prompts = following
 
     async def _output(self, text: DividedText, prompt: str) -> Any:
-        (item,) = client_prompts([(text.prompting.prefix + prompt, text.prompting.options)], prompt_field="q")
+        prompt, options = text.prompting.prefix + prompt, text.prompting.options
+        usual = usual_max_tokens(len(self.service.session.tokenizer.encode(prompt, options.src_lang)))
+        limited = options.with_values(max_tokens=min(usual, options.max_tokens))
+        (item,) = client_prompts([(prompt, limited)], prompt_field="q")
         async with self._free:
             await self.service.wait_for_room(self.upload)
             self._queued += 1

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import InputError
 from ..rooms import has_room
 from ..sampling.options import validate
-from ..sampling.values import ListOf, Text, Union
+from ..sampling.values import Int, ListOf, Text, Union
 from .bodies import JSON, media_type
 from .errors import ServerError
 from .forms import read_request, require_field, text_field
@@ -47,12 +47,13 @@ class GivenText(NamedTuple):
 
 
 class TranslationRequest(NamedTuple):
-    """is_list: whether the client sent a list of texts."""
+    """is_list: whether the client sent a list of texts. alternatives: how many it would like; there are none."""
 
     texts: list[GivenText]
     is_list: bool
     source: str
     target: str
+    alternatives: int = 0
 
 
 async def translate(request: Request) -> Response:
@@ -63,20 +64,23 @@ async def translate(request: Request) -> Response:
     wanted = parse_translation_request(fields, is_form=media_type(request) != JSON)
     request.scope["prompts"] = [each.text for each in wanted.texts]
     found = await translator.translate(request, wanted.texts, wanted.source, wanted.target)
-    texts = found.texts if wanted.is_list else found.texts[0]
-    return JSONResponse({"translatedText": texts, **found.notes(is_list=wanted.is_list)})
+    content: dict[str, Any] = {"translatedText": found.texts if wanted.is_list else found.texts[0]}
+    if wanted.alternatives:
+        content["alternatives"] = [[] for _ in wanted.texts] if wanted.is_list else []
+    return JSONResponse(content | found.notes(is_list=wanted.is_list))
 
 
 def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> TranslationRequest:
     """Return the texts of a request, and their languages. Raises a `ServerError` that names the field."""
     fields = {name: value for name, value in fields.items() if value != "" or name not in ("format", "alternatives")}
-    if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
-        raise ServerError(400, "alternatives: must be 0: only one translation is made", "alternatives")
     q = require_field(fields, "q")
     source, target = text_field(fields, "source"), text_field(fields, "target")
     try:
         q = validate("q", Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True)))), q)
         format = validate("format", Text(FORMATS), fields.get("format", "text"))
+        given = fields.get("alternatives", 0)
+        is_number = is_form and str(given).isdecimal()
+        alternatives = validate("alternatives", Int(0), int(given) if is_number else given)
     except InputError as error:
         raise ServerError.of(error) from None
     if format == "html" and not has_room("documents"):
@@ -86,7 +90,8 @@ def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> Tr
     texts = [q] if isinstance(q, str) else list(q)
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
-    return TranslationRequest([GivenText(text, format) for text in texts], not isinstance(q, str), source, target)
+    given_texts = [GivenText(text, format) for text in texts]
+    return TranslationRequest(given_texts, not isinstance(q, str), source, target, alternatives)
 
 
 async def detect(request: Request) -> Response:

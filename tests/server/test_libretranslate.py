@@ -78,6 +78,12 @@ def test_as_many_sentences_come_out_as_go_in(server: Serving, german: list[str])
     assert answer == {"translatedText": [f"{german[0]} {german[1]}\r\n\r\n  {german[2]}" * 3, " ", "", german[2]]}
 
 
+def test_alternatives_are_an_empty_list(server: Serving) -> None:
+    assert translated(server, SENTENCES[0], alternatives=2)["alternatives"] == []
+    assert translated(server, SENTENCES[:2], alternatives=2)["alternatives"] == [[], []]
+    assert "alternatives" not in translated(server, SENTENCES[0], alternatives=0)
+
+
 def test_a_text_is_not_refused_for_its_length(server: Serving) -> None:
     answer = translated(server, " ".join(f"word{number}" for number in range(300)))
     assert "split" in [each["kind"] for each in answer["findings"]]

@@ -25,8 +25,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"q": 5}, "q", "must be text"),
     ({"q": []}, "q", "1 to 128 texts, not 0"),
     ({"q": ["a"] * 129}, "q", "1 to 128 texts, not 129"),
-    ({"alternatives": "0"}, "alternatives", "must be 0"),
-    ({"alternatives": 2}, "alternatives", "only one translation is made"),
+    ({"alternatives": "0"}, "alternatives", "must be a whole number"),
+    ({"alternatives": -1}, "alternatives", "must be a whole number"),
 ]
 
 
@@ -40,7 +40,8 @@ def test_refused_fields_are_named(fields: dict[str, Any], param: str, words: str
 
 def test_fields_without_effect_are_accepted() -> None:
     assert parse(format="", alternatives="", api_key="x") == parse(format="text", alternatives=0) == parse()
-    assert parse(is_form=True, alternatives="0") == parse() and len(parse(q=["a"] * MAX_TEXTS).texts) == MAX_TEXTS
+    assert parse(is_form=True, alternatives="0") == parse() and parse(alternatives=3).alternatives == 3
+    assert len(parse(q=["a"] * MAX_TEXTS).texts) == MAX_TEXTS
 
 
 @needs_room("documents")
