@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from . import survival
 from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .loops import loop_in
-from .pieces import Piece, Span
+from .pieces import Piece, Span, around_tokens
 from .places import Places, enclosed_texts, find_places
 from .splitting import fitting_spans, needs_decoding
 
@@ -122,6 +122,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     """Decode the parts of a piece with these spans, and find the places of their markup."""
+    spans = around_tokens(piece, spans)
     if not spans:  # nothing is left to decode
         return DecodedPiece(piece.text, [], [])
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]

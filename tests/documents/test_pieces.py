@@ -139,6 +139,18 @@ def test_terms_are_put_back() -> None:
     assert decoded.text == "Berlin." and not decoded.findings  # nothing is left to decode
 
 
+def test_no_part_begins_within_code() -> None:
+    code = Kept("/a b", "`/a b`")
+    (piece,) = pieces_of(Block([code, *block_of(" sees ").tokens, Kept("x", "`x`")], 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+
+    def model(text: str) -> str:
+        return text.replace("sees x", "does").replace("sees", "SEES")
+
+    assert decode_with(piece, model).text == "/a b SEES x"
+    assert written_with([piece], model) == "`/a b` SEES `x`"
+
+
 def test_a_piece_that_is_too_long_is_divided_and_named() -> None:
     (piece,) = pieces_of(block_of("one two, three four, five six"), "paragraph", "en")
     assert isinstance(piece, Piece)
