@@ -189,7 +189,10 @@ def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
 
 
 def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
-    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place."""
+    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place.
+
+    A span of which a part has only some characters is lost, too.
+    """
     found = []
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
@@ -201,6 +204,7 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
             if place is None
         }
         found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
+        found += [each for each in must if each.span and (each.start < start < each.end or each.start < end < each.end)]
     return found
 
 

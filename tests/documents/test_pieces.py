@@ -128,6 +128,19 @@ def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
 
 
+@pytest.mark.parametrize("link", ["uses eval()", "${home} opens"])
+def test_what_must_survive_is_not_divided(link: str) -> None:
+    tokens = [*block_of("One ").tokens, Open("[", 1, is_link=True), Text(link, link), Close("](u)", 1)]
+    (piece,) = pieces_of(Block(tokens, 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+
+    def model(text: str) -> str:
+        return "Nothing." if text.startswith("One ") else text.upper()
+
+    expected = link.upper().replace("EVAL", "eval").replace("HOME", "home")
+    assert written_with([piece], model) == f"ONE [{expected}](u)"
+
+
 def test_terms_are_put_back() -> None:
     (piece,) = pieces_of(block_of("Visit Berlin."), "sentence", "en")
     assert isinstance(piece, Piece)
