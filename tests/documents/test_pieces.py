@@ -118,6 +118,13 @@ def test_markup_without_a_place_is_dropped_and_named() -> None:
     assert [(each.kind, each.what) for each in decoded.findings] == [("markup", "<b> ... </b>")]
 
 
+def test_nothing_is_listed_if_the_source_is_copied() -> None:
+    crossing = [Open("<b>", 1), *block_of("one ").tokens, Open("<i>", 2), *block_of("two").tokens, Close("</b>", 1)]
+    (piece,) = pieces_of(Block([*crossing, *block_of(" three").tokens, Close("</i>", 2)], 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+    assert not decode_with(piece, str).findings and decode_with(piece, str.swapcase).findings
+
+
 def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     def model(text: str) -> str:
         return text.upper() if "{name}" not in text else "HELLO NAME"
