@@ -29,7 +29,7 @@ from tests.documents.test_html import tree
 from tests.documents.test_markdown import ORACLE
 from tests.documents.test_subtitles import TIMES, every_third, twice
 
-MODELS = {"identity": str, "swapcase": swapped, "third": every_third, "twice": twice}
+MODELS: dict[str, Callable[[str], str]] = {"identity": str, "swapcase": swapped, "third": every_third, "twice": twice}
 
 
 def blocks(text: str) -> list[object]:
