@@ -5,6 +5,7 @@ python -m benchmarks      which flags are the fastest on this machine, for these
                           Python thread cost (--host)?
 .copies                   which texts should drafts be copied from?
 .texts                    how many tokens does a given text gain, and how much time?
+.documents                what does it cost to decode sentences as a document, compared with a batch?
 .first_run                what does the first run cost, while other programs run?
 .serve                    how fast are many clients of a server, compared with one client and with a job?
 .speech                   how fast is transcription with drafts, compared with openai-whisper and faster-whisper?

@@ -125,6 +125,13 @@ def test_nothing_is_listed_if_the_source_is_copied() -> None:
     assert not decode_with(piece, str).findings and decode_with(piece, str.swapcase).findings
 
 
+def test_markup_never_crosses_other_markup() -> None:
+    tokens = ("A ", BOLD, "red house", END, " and ", ITALIC, "house old", ITALIC_END, ".")
+    parts = [*pieces_of(block_of(*tokens), "sentence", "en")]
+    outputs = {"A red house and house old.": "Rot Haus alt.", "red house": "Rot Haus", "house old": "Haus alt"}
+    assert written_with(parts, outputs.__getitem__) == "<b>Rot Haus</b> alt."
+
+
 def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     def model(text: str) -> str:
         return text.upper() if "{name}" not in text else "HELLO NAME"

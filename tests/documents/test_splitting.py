@@ -137,6 +137,16 @@ def test_parts_fit_and_leave_only_white_space_out(text: str, limit: int) -> None
     assert all(map(bytes_up_to(limit), parts_of(text, fitting_spans(text, bytes_up_to(limit)))))
 
 
+def test_parts_fit_although_a_shorter_text_may_have_more_tokens() -> None:
+    def tokens(part: str) -> int:
+        return len(part) + 10 * (len(part) % 3 == 0)
+
+    text = "When it rains, we all stay. Others, who are new here, go out and dance, or sing."
+    for limit in range(12, 40):
+        spans = fitting_spans(text, lambda part, limit=limit: tokens(part) <= limit)  # type: ignore[misc]
+        assert max(map(tokens, parts_of(text, spans))) <= limit
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
