@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from . import survival
 from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .loops import loop_in
-from .pieces import Piece
+from .pieces import Piece, around_tokens
 from .places import Places, enclosed_texts, find_places
 from .splitting import Span, fitting_spans, gaps, needs_decoding
 
@@ -121,6 +121,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     """Decode the parts of a piece at these spans, and find the places of their markup."""
+    spans = around_tokens(piece, spans)
     if not spans:  # nothing is left to decode
         return DecodedPiece(piece.text, [], [])
     parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
@@ -199,6 +200,7 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
             if place is None
         }
         found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
+        found += [each for each in must if each.span and (each.start < start < each.end or each.start < end < each.end)]
     return found
 
 

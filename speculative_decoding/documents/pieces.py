@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from .formats import FORMATS
 from .options import DocumentOptions
@@ -125,6 +127,26 @@ def break_spans(tokens: Iterable[Token]) -> list[Span]:
         if isinstance(token, Break):
             found.append((position, position + len(token.text)))
         position += len(token.text)
+    return found
+
+
+def around_tokens(piece: Piece, spans: Iterable[Span]) -> list[Span]:
+    """Move the ends of spans that lie within tokens that cannot be divided, such as code, so that they are included."""
+    borders = [0, *accumulate(len(token.text) for token in piece.tokens)]
+    found: list[Span] = []
+    done = 0
+    for start, end in spans:
+        first, last = max(bisect_right(borders, start) - 1, 0), max(bisect_left(borders, end), 1) - 1
+        if start > done and not is_plain(piece.tokens[first]):
+            start = max(borders[first], done)
+        if not is_plain(piece.tokens[last]):
+            end = borders[last + 1]
+        start = max(start, done)
+        part = piece.text[start:end]
+        if content := part.strip():
+            start += len(part) - len(part.lstrip())
+            found.append((start, start + len(content)))
+            done = end
     return found
 
 

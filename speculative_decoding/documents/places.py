@@ -36,11 +36,14 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
 
     Kept texts are looked for first, then markup from the outside to the inside. Markup is where the output for its
     enclosed text occurs, or else that text itself. Of several occurrences, the one at the nearest relative position is
-    taken. Points are placed by their relative position alone.
+    taken. Points are placed by their relative position alone. If the output is the piece's text, everything stays where
+    it was.
 
     Args:
         known: The outputs for enclosed texts that were decoded alone.
     """
+    if output == piece.text:
+        return [(mark.start, mark.end) for mark in piece.marks]
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))

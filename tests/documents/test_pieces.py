@@ -118,6 +118,13 @@ def test_markup_without_a_place_is_dropped_and_named() -> None:
     assert [(each.kind, each.what) for each in decoded.findings] == [("markup", "<b> ... </b>")]
 
 
+def test_nothing_is_listed_if_the_source_is_copied() -> None:
+    crossing = [Open("<b>", 1), *block_of("one ").tokens, Open("<i>", 2), *block_of("two").tokens, Close("</b>", 1)]
+    (piece,) = pieces_of(Block([*crossing, *block_of(" three").tokens, Close("</i>", 2)], 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+    assert not decode_with(piece, str).findings and decode_with(piece, str.swapcase).findings
+
+
 def test_markup_never_crosses_other_markup() -> None:
     tokens = ("A ", BOLD, "red house", END, " and ", ITALIC, "house old", ITALIC_END, ".")
     parts = [*pieces_of(block_of(*tokens), "sentence", "en")]
@@ -135,6 +142,18 @@ def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
 
 
+@pytest.mark.parametrize(("link", "expected"), [("uses eval()", "USES eval()"), ("${home} opens", "${home} OPENS")])
+def test_what_must_survive_is_not_divided(link: str, expected: str) -> None:
+    tokens = [*block_of("One ").tokens, Open("[", 1, is_link=True), Text(link, link), Close("](u)", 1)]
+    (piece,) = pieces_of(Block(tokens, 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+
+    def model(text: str) -> str:
+        return "Here is eval() or ${home}." if text.startswith("One ") else text.upper()
+
+    assert written_with([piece], model) == f"ONE [{expected}](u)"
+
+
 def test_terms_are_put_back() -> None:
     (piece,) = pieces_of(block_of("Visit Berlin."), "sentence", "en")
     assert isinstance(piece, Piece)
@@ -144,6 +163,18 @@ def test_terms_are_put_back() -> None:
     assert isinstance(piece, Piece)
     decoded = decode_with(piece, lambda text: "Kommt", Rules(terms=frozenset(["Berlin"])))
     assert decoded.text == "Berlin." and not decoded.findings  # nothing is left to decode
+
+
+def test_no_part_begins_within_code() -> None:
+    code = Kept("/a b", "`/a b`")
+    (piece,) = pieces_of(Block([code, *block_of(" sees ").tokens, Kept("x", "`x`")], 1), "sentence", "en")
+    assert isinstance(piece, Piece)
+
+    def model(text: str) -> str:
+        return text.replace("sees x", "does").replace("sees", "SEES")
+
+    assert decode_with(piece, model).text == "/a b SEES x"
+    assert written_with([piece], model) == "`/a b` SEES `x`"
 
 
 def test_a_piece_that_is_too_long_is_divided_and_named() -> None:

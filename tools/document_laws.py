@@ -1,0 +1,114 @@
+"""Decodes documents with functions in place of a model, and checks that they keep everything but their text.
+
+    python -m tools.document_laws README.md docs data
+
+Takes files and folders, of which it reads the files that have the suffix of a format. The identity must give a document
+byte for byte. If the function swaps the case of letters, exactly the letters of decoded texts must differ. Lines, cues,
+JSON fields, code, and the blocks, cells and tags of Markdown and HTML must also be equal if it repeats or drops words.
+Prints a line per failure and a summary; the exit status is 1 if there are failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from speculative_decoding.documents.formats import BY_SUFFIX
+from speculative_decoding.documents.html_scanner import BLOCK
+from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.pieces import Piece, parts_of
+from speculative_decoding.documents.reading import LINE_END, DocumentFile
+from speculative_decoding.documents.tokens import Literal, Text
+from tests.documents.decoders import written_with
+from tests.documents.laws import swapped
+from tests.documents.test_html import tree
+from tests.documents.test_markdown import ORACLE
+from tests.documents.test_subtitles import TIMES, every_third, twice
+
+MODELS: dict[str, Callable[[str], str]] = {"identity": str, "swapcase": swapped, "third": every_third, "twice": twice}
+
+
+def blocks(text: str) -> list[object]:
+    """Return the blocks of Markdown, with all code and HTML."""
+    return [(each.type, each.tag, each.level, each.type == "inline" or each.content) for each in ORACLE.parse(text)]
+
+
+def block_tags(text: str) -> list[object]:
+    return [each[1] for each in tree(text) if len(each) == 3 and each[1] in BLOCK]
+
+
+def other_fields(text: str) -> list[object]:
+    return [json.loads(line) | {"text": None} if line.strip() else line for line in text.splitlines()]
+
+
+STRUCTURES: dict[str, Callable[[str], list[object]]] = {
+    "text": LINE_END.findall,
+    "markdown": blocks,
+    "html": block_tags,
+    "srt": TIMES.findall,
+    "vtt": TIMES.findall,
+    "jsonl": other_fields,
+}
+
+
+def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterator[str]:
+    """Yield what is wrong with a document. models: names of `MODELS`. counts: is added to."""
+    options = DocumentOptions(format=BY_SUFFIX[path.suffix.lower()])
+    with DocumentFile(path, options) as file:
+        source = "".join(file.lines)
+        parts = [*parts_of(file.lines, options, "en")]
+        counts.update(documents=1, bytes=path.stat().st_size, pieces=sum(isinstance(part, Piece) for part in parts))
+        outputs = {name: written_with(parts, model) for name, model in MODELS.items() if name in models}
+        if file.preamble + file.encode(outputs.get("identity", source)) != path.read_bytes():
+            yield f"identity: {difference(source, outputs['identity'])}"
+    expected = "".join(map(with_swapped_letters, parts))
+    if outputs.get("swapcase", expected) != expected:
+        yield f"swapcase: {difference(expected, outputs['swapcase'])}"
+    structure = STRUCTURES[file.format]
+    wanted = structure(source)
+    for name, output in outputs.items():
+        pairs = enumerate(zip_longest(wanted, structure(output)))
+        if changed := next((f"structure {i}: {a!r}, but {b!r}" for i, (a, b) in pairs if a != b), None):
+            yield f"{name}: {changed}"
+
+
+def with_swapped_letters(part: Literal | Piece) -> str:
+    """Return a part with swapped letters, except for those that are written as references or escapes."""
+    if isinstance(part, Literal):
+        return part.raw
+    output = iter(swapped(part.text))
+    return "".join(
+        text if isinstance(each, Text) and each.raw == each.text else each.raw
+        for each in part.tokens
+        for text in ["".join(islice(output, len(each.text)))]
+    )
+
+
+def difference(wanted: str, found: str) -> str:
+    """Return where two texts begin to differ."""
+    start = next(i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b)
+    line = len(LINE_END.findall(wanted, 0, start)) + 1
+    return f"line {line}: {wanted[start : start + 60]!r}, but {found[start : start + 60]!r}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check that documents keep everything but their text.")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="functions (default: all)")
+    chosen = parser.parse_args()
+    found = [each for path in chosen.paths for each in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    counts = Counter[str]()
+    for path in (each for each in found if each.suffix.lower() in BY_SUFFIX):
+        for failure in failures(path, chosen.models, counts):
+            counts["failures"] += 1
+            print(f"{path}: {failure}", flush=True)
+    print(", ".join(f"{counts[name]} {name}" for name in ("documents", "bytes", "pieces", "failures")))
+    return int(counts["failures"] > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
