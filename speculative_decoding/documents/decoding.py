@@ -111,9 +111,9 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     decoded = yield from _decode_parts(piece, spans, rules)
     must = must_survive(piece, rules.terms)
     if lost := lost_in(piece, must, decoded):
-        decoded = yield from _decode_parts(piece, spans_around(piece, lost, rules.fits), rules)
+        decoded = yield from _decode_parts(piece, spans_around(piece, lost, must, rules.fits), rules)
         if lost_in(piece, must, decoded):
-            decoded = yield from _decode_parts(piece, spans_around(piece, must, rules.fits), rules)
+            decoded = yield from _decode_parts(piece, spans_around(piece, must, must, rules.fits), rules)
     if len(spans) > 1:
         what = f"{len(spans)} prompts, as the model does not accept it as one"
         decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
@@ -203,16 +203,25 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
     return found
 
 
-def spans_around(piece: Piece, lost: Sequence[Fragile], fits: Callable[[str], bool]) -> list[Span]:
-    """Return the parts of a piece around what was lost. The text of a link is a part."""
-    text = piece.text
+def spans_around(
+    piece: Piece, lost: Sequence[Fragile], must: Sequence[Fragile], fits: Callable[[str], bool]
+) -> list[Span]:
+    """Return the parts of a piece around what was lost. The text of a link is a part; nothing else that must survive
+    is divided.
+    """
+    text, letters = piece.text, [*piece.text]
+    for each in must:
+        if not each.is_link:
+            letters[each.start : each.end] = "_" * (each.end - each.start)  # a part begins before "{", not behind it
+    masked = "".join(letters)
     copied = [(each.start, each.end) for each in lost if not each.is_link]
     borders = sorted({0, len(text), *(border for each in lost for border in each[:2])})
     found: list[Span] = []
     for start, end in pairwise(borders):
-        words = WORDS.search(text, start, end)
+        words = WORDS.search(masked, start, end)
         if words is None or any(first <= start and end <= last for first, last in copied):
             continue
-        if needs_decoding(words[0]):
-            found += [(words.start() + first, words.start() + last) for first, last in fitting_spans(words[0], fits)]
+        first, last = words.span()
+        if needs_decoding(text[first:last]):
+            found += [(first + each[0], first + each[1]) for each in fitting_spans(text[first:last], fits)]
     return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative_decoding.documents import survival
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.pieces import Piece, divide, pieces_of
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
@@ -126,6 +129,35 @@ def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     assert isinstance(piece, Piece)
     decoded = decode_with(piece, model)
     assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
+
+
+FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "term-one")
+
+
+@laws
+@given(
+    st.lists(st.sampled_from([*FRAGILE, "the file", "and", "(", ")", ","]), max_size=8),
+    st.sampled_from(FRAGILE),
+    st.sampled_from([str.title, str.upper, lambda text: "x"]),
+)
+def test_everything_that_must_survive_does_whatever_a_model_does(
+    items: list[str], dropped: str, model: Callable[[str], str]
+) -> None:
+    rules = Rules(terms=frozenset(["term-one"]))
+    text = " ".join(["Open", *items])
+    (piece,) = pieces_of(block_of(text), "paragraph", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda text: text.replace(dropped, "") if dropped in text else model(text), rules)
+    assert survival.lost(survival.must_survive(text, rules.terms), decoded.text) == []
+
+
+def test_a_part_around_something_lost_has_the_rest_of_it_whole() -> None:
+    """Also what is kept at its start, and the space behind it."""
+    code, path = Kept("--prefix", "`--prefix`"), Kept("/path", "`/path`")
+    (piece,) = pieces_of(block_of(code, " is not part of ", path, " either."), "sentence", "en")
+    assert written_with([piece], lambda text: text.swapcase().replace("--PREFIX", "--prefix")) == (
+        "`--prefix` IS NOT PART OF `/path` EITHER."
+    )
 
 
 def test_terms_are_put_back() -> None:
