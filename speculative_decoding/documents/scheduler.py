@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from ..decoding.prompt import build_decoder_prompt
+from ..decoding.prompt import build_decoder_prompt, check_languages, require_characters
 from ..decoding.results import GenerationResult, GenerationStats
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -76,6 +76,7 @@ class PieceScheduler:
     ) -> None:
         chosen = session.options_with(options)
         require_usable(session.model, session.tokenizer, chosen)
+        require_characters(prefix, "prefix")
         self.stats = GenerationStats()
         self.prompts = self.pieces = self._submitted = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
@@ -157,6 +158,7 @@ def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: Generat
         raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
     if model.audio is not None:
         raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
+    check_languages(tokenizer, options)
     build_decoder_prompt(model, tokenizer, options)
 
 

@@ -56,10 +56,14 @@ REFUSED = [
     ({"unit": "word"}, "unit: must be one of sentence"),
     ({"unwrap": True, "format": "html"}, "unwrap: has no effect with format html"),
     ({"fields": ["a"], "format": "text"}, "fields: has no effect"),
+    ({"fields": ["a"]}, "fields: has no effect"),
+    ({"src_lang": "eng_Latn"}, "src_lang: 'eng_Latn' has no effect"),
     ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences: must be 1"),
     ({"slots": 0}, "slots: must be"),
     ({"keep": "term"}, "keep: must be"),
     ({"prefix": 3}, "prefix: must be"),
+    ({"prefix": "\ud800"}, "prefix: contains a lone surrogate"),
+    ({"format": ""}, "format: must be"),
     ({"temperatur": 3}, "temperatur"),
 ]
 
@@ -74,4 +78,6 @@ def test_options_are_checked_before_anything_is_decoded(pair: Session, options: 
 def test_a_document_is_a_text(pair: Session) -> None:
     with pytest.raises(InputError, match="text: must be"):
         pair.document(["a"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="text: contains a lone surrogate"):
+        pair.document("a \ud800 b")
     assert pair.document("").text == ""
