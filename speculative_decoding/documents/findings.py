@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def report(findings: Iterable[Finding], name: str) -> list[str]:
-    """Return lines for a terminal such as "README.md:12: lost: {name}", by kind, the first twenty of each.
+    """Return lines for a terminal such as "README.md:12: loop: the page", by kind, the first twenty of each.
 
     A line names everything of its kind that was found in succession on one line of the document.
     """
