@@ -7,6 +7,7 @@ drive it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -188,7 +189,10 @@ def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
 
 
 def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
-    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place."""
+    """Return what the decoded parts of a piece have lost: spans, and kept texts and links without their place.
+
+    What was divided between two parts counts as lost.
+    """
     found = []
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
@@ -200,22 +204,28 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
             if place is None
         }
         found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
+        found += [each for each in must if each.start < start < each.end and not each.is_link]
     return found
 
 
 def spans_around(
     piece: Piece, lost: Sequence[Fragile], must: Sequence[Fragile], fits: Callable[[str], bool]
 ) -> list[Span]:
-    """Return the parts of a piece around what was lost. The text of a link is a part; nothing else that must survive
-    is divided.
+    """Return the parts of a piece around what was lost. The text of a link is a part.
+
+    Nothing else that must survive is divided, such as "{name}" or a link to "[1]" at the end of a part. Markup around
+    what was lost stays, so its text is divided from the rest.
     """
-    text, letters = piece.text, [*piece.text]
+    text, letters, removed = piece.text, [*piece.text], frozenset(lost)
     for each in must:
-        if not each.is_link:
-            letters[each.start : each.end] = "_" * (each.end - each.start)  # a part begins before "{", not behind it
+        if each not in removed:
+            letters[each.start : each.end] = "_" * (each.end - each.start)
     masked = "".join(letters)
     copied = [(each.start, each.end) for each in lost if not each.is_link]
-    borders = sorted({0, len(text), *(border for each in lost for border in each[:2])})
+    places = sorted(each[:2] for each in lost)
+    after = ((mark, bisect_left(places, (mark.start, mark.start))) for mark in piece.marks)
+    around = [(mark.start, mark.end) for mark, i in after if i < len(places) and places[i][1] <= mark.end]
+    borders = sorted({0, len(text), *(border for span in [*places, *around] for border in span)})
     found: list[Span] = []
     for start, end in pairwise(borders):
         words = WORDS.search(masked, start, end)

@@ -131,7 +131,7 @@ def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
 
 
-FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "term-one")
+FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "two words")
 
 
 @laws
@@ -139,11 +139,12 @@ FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_
     st.lists(st.sampled_from([*FRAGILE, "the file", "and", "(", ")", ","]), max_size=8),
     st.sampled_from(FRAGILE),
     st.sampled_from([str.title, str.upper, lambda text: "x"]),
+    st.sampled_from([15, 1000]),
 )
 def test_everything_that_must_survive_does_whatever_a_model_does(
-    items: list[str], dropped: str, model: Callable[[str], str]
+    items: list[str], dropped: str, model: Callable[[str], str], limit: int
 ) -> None:
-    rules = Rules(terms=frozenset(["term-one"]))
+    rules = Rules(lambda text: len(text) <= limit, frozenset(["two words"]))
     text = " ".join(["Open", *items])
     (piece,) = pieces_of(block_of(text), "paragraph", "en")
     assert isinstance(piece, Piece)
