@@ -204,6 +204,8 @@ INLINE = st.sampled_from(
         "<a href='w'><code>y</code></a>",
         "<b>see {x} there</b>",
         "<b>bold words</b>",
+        "<b>the end. And the next</b>",
+        "<a href='z'>the first one. The second</a>",
     ]
 )
 
@@ -220,7 +222,7 @@ def test_links_and_code_survive_and_markup_stays_in_pairs_whatever_a_model_does(
     written = document_with(source, model, "html")
     kept = re.compile(r"<code>.*?</code>|</?a|href='.*?'|\{\w+\}")
     assert Counter(kept.findall(written)) >= Counter(kept.findall(source))
-    assert written.count("<b>") == written.count("</b>")
+    assert written.count("<b>") == written.count("</b>") and written.count("<a ") == written.count("</a>")
 
 
 def test_outputs_are_escaped() -> None:
