@@ -45,11 +45,13 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
+    last_point = 0
     for number in order[:MAX_MARKS]:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
-            places[number] = start, max(start, end)
+            last_point = max(start, last_point)  # they keep their order
+            places[number] = last_point, max(last_point, end)
         elif place := best_place(piece, mark, output, known, taken) or half_place(piece, mark, output, taken):
             places[number] = place
             taken.append((mark, place))

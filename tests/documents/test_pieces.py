@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -129,6 +130,16 @@ def test_a_piece_that_lost_something_is_decoded_around_it() -> None:
     assert isinstance(piece, Piece)
     decoded = decode_with(piece, model)
     assert (decoded.text, decoded.findings) == ("HELLO {name}, MY FRIEND.", [])
+
+
+@laws
+@given(
+    st.lists(st.sampled_from(["one", " ", ". ", "two, ", "!"]), min_size=1, max_size=8), st.text("ab ., ", max_size=12)
+)
+def test_points_keep_their_order_whatever_a_model_does(texts: list[str], output: str) -> None:
+    tokens = [each for number, text in enumerate(texts) for each in (Point(f"<{number}>"), Text(text, text))]
+    parts = [*pieces_of(block_of("begin ", *tokens, "end"), "paragraph", "en")]
+    assert re.findall("<.*?>", written_with(parts, lambda text: output)) == [f"<{i}>" for i in range(len(texts))]
 
 
 FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "two words")
