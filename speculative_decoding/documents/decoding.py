@@ -7,7 +7,7 @@ drive it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -177,15 +177,16 @@ class Fragile(NamedTuple):
 
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
-    """Return what must survive in a piece. Within kept texts, nothing else must."""
+    """Return what must survive in a piece, in order. Within kept texts, nothing else must."""
     found = [
         Fragile(mark.start, mark.end, is_link=mark.is_link) for mark in piece.marks if mark.is_link or mark.is_kept
     ]
-    kept = [each for each in found if not each.is_link]
+    kept = [(each.start, each.end) for each in found if not each.is_link]
     for span in survival.must_survive(piece.text, terms):
-        if all(span.end <= each.start or each.end <= span.start for each in kept):
+        before = bisect_left(kept, (span.end,)) - 1  # the last one that begins before the end
+        if before < 0 or kept[before][1] <= span.start:
             found.append(Fragile(span.start, span.end, span))
-    return found
+    return sorted(found, key=lambda each: each.start)
 
 
 def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
@@ -193,10 +194,12 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
 
     What was divided between two parts counts as lost.
     """
-    found = []
+    found: list[Fragile] = []
+    starts = [each.start for each in must]
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
-        inside = [each for each in must if start <= each.start and each.end <= end]
+        begun = must[bisect_left(starts, start) : bisect_left(starts, end)]
+        inside = [each for each in begun if each.end <= end]
         lost = {span for span in survival.lost([each.span for each in inside if each.span], output.text)}
         unplaced = {
             (start + mark.start, start + mark.end)
@@ -204,7 +207,7 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
             if place is None
         }
         found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
-        found += [each for each in must if each.start < start < each.end and not each.is_link]
+        found += [each for each in begun if each.end > end and not each.is_link]
     return found
 
 
@@ -221,7 +224,7 @@ def spans_around(
         if each not in removed:
             letters[each.start : each.end] = "_" * (each.end - each.start)
     masked = "".join(letters)
-    copied = [(each.start, each.end) for each in lost if not each.is_link]
+    copied = sorted((each.start, each.end) for each in lost if not each.is_link)
     places = sorted(each[:2] for each in lost)
     after = ((mark, bisect_left(places, (mark.start, mark.start))) for mark in piece.marks)
     around = [(mark.start, mark.end) for mark, i in after if i < len(places) and places[i][1] <= mark.end]
@@ -229,7 +232,8 @@ def spans_around(
     found: list[Span] = []
     for start, end in pairwise(borders):
         words = WORDS.search(masked, start, end)
-        if words is None or any(first <= start and end <= last for first, last in copied):
+        before = bisect_right(copied, (start, len(text))) - 1
+        if words is None or (before >= 0 and end <= copied[before][1]):
             continue
         first, last = words.span()
         if needs_decoding(text[first:last]):

@@ -201,6 +201,13 @@ def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
     assert written_with(pieces_of(block, "sentence", "en"), str.upper) == block.raw.replace("word", "WORD")
 
 
+def test_many_texts_that_must_survive_take_linear_time() -> None:
+    text = "{a} word " * 5000
+    rules = Rules(lambda part: len(part) <= 500)
+    parts = pieces_of(block_of(text), "paragraph", "en")
+    assert written_with(parts, lambda part: part.replace("{a}", "").upper(), rules) == text.replace("word", "WORD")
+
+
 def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
