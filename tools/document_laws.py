@@ -21,8 +21,9 @@ from speculative_decoding.documents.formats import BY_SUFFIX
 from speculative_decoding.documents.html_scanner import BLOCK
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
-from speculative_decoding.documents.reading import LINE_END, DocumentFile
-from speculative_decoding.documents.tokens import Literal, Text
+from speculative_decoding.documents.reading import DocumentFile
+from speculative_decoding.documents.subtitles import LINE_END
+from speculative_decoding.documents.tokens import Literal, Text, line_ends
 from tests.documents.decoders import written_with
 from tests.documents.laws import swapped
 from tests.documents.test_html import tree
@@ -91,7 +92,7 @@ def with_swapped_letters(part: Literal | Piece) -> str:
 def difference(wanted: str, found: str) -> str:
     """Return where two texts begin to differ."""
     start = next(i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b)
-    line = len(LINE_END.findall(wanted, 0, start)) + 1
+    line = line_ends(wanted[:start]) + 1
     return f"line {line}: {wanted[start : start + 60]!r}, but {found[start : start + 60]!r}"
 
 

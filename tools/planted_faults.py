@@ -354,8 +354,8 @@ documents/decoding.py: what an output lost is not put back | documents/test_piec
 - if lost := lost_in(piece, must, decoded):
 + if (lost := lost_in(piece, must, decoded)) and not must:
 documents/places.py: markup may cross | documents/test_pieces.py
-- if all(is_consistent(mark, each, *other) for other in taken)
-+ if True
+- if found := [each for each in there if all(is_consistent(mark, each, *other) for other in taken)]:
++ if found := there:
 documents/pieces.py: markup that encloses a sentence is searched for in the output | documents/test_pieces.py
 - if closing == end - 1:
 + if closing == -1:

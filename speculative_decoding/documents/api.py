@@ -7,7 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any, Unpack
 
-from ..decoding.prompt import fits
+from ..decoding.prompt import fits, require_characters
 from ..errors import UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, suggested_option, validate
@@ -65,9 +65,11 @@ def prepared(
 ) -> tuple[PieceScheduler, Iterator[Literal | Piece]]:
     """Return a scheduler for a document, and its parts. Raises `InputError`."""
     text = validate("text", Text(may_be_empty=True), text)
+    require_characters(text, "text")
     decoding: dict[str, Any] = {**options}
     own = {name: decoding.pop(name) for name in (*OWN, *READING) if name in decoding}
-    reading = DocumentOptions(**{name: own[name] for name in READING if name in own})
+    given = {name: own[name] for name in READING if own.get(name) is not None}
+    reading = DocumentOptions(**{"format": "text"} | given)
     prefix = validate("prefix", Text(may_be_empty=True), own.get("prefix", ""))
     keep = validate("keep", ListOf(Text()), own.get("keep", ()))
     try:

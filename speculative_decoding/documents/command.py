@@ -24,7 +24,6 @@ from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import settle_exactness
 from ..cli.summary import summary_notes
-from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.language_map import language_tag, languages_named
@@ -110,7 +109,6 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         languages = languages_of(config, flags)
         pair = config.open()
         config = config.with_memory(pair, names_languages=True)
-        check_languages(pair.target.tokenizer, config.options)
         require_usable(pair.target.model, pair.target.tokenizer, config.options)
         say(config.describe(drafts_text=pair.drafts_text))
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}

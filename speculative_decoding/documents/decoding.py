@@ -7,6 +7,7 @@ drive it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -110,9 +111,9 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     decoded = yield from _decode_parts(piece, spans, rules)
     must = must_survive(piece, rules.terms)
     if lost := lost_in(piece, must, decoded):
-        decoded = yield from _decode_parts(piece, spans_around(piece, lost, rules.fits), rules)
+        decoded = yield from _decode_parts(piece, spans_around(piece, lost, must, rules.fits), rules)
         if lost_in(piece, must, decoded):
-            decoded = yield from _decode_parts(piece, spans_around(piece, must, rules.fits), rules)
+            decoded = yield from _decode_parts(piece, spans_around(piece, must, must, rules.fits), rules)
     if len(spans) > 1:
         what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
         decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
@@ -176,23 +177,29 @@ class Fragile(NamedTuple):
 
 
 def must_survive(piece: Piece, terms: Collection[str]) -> list[Fragile]:
-    """Return the parts of a piece that must survive. Spans within kept texts are left out."""
+    """Return the parts of a piece that must survive, in order. Spans within kept texts are left out."""
     found = [
         Fragile(mark.start, mark.end, is_link=mark.is_link) for mark in piece.marks if mark.is_link or mark.is_kept
     ]
-    kept = [each for each in found if not each.is_link]
+    kept = [(each.start, each.end) for each in found if not each.is_link]
     for span in survival.must_survive(piece.text, terms):
-        if all(span.end <= each.start or each.end <= span.start for each in kept):
+        before = bisect_left(kept, (span.end,)) - 1  # the last one that begins before the end
+        if before < 0 or kept[before][1] <= span.start:
             found.append(Fragile(span.start, span.end, span))
-    return found
+    return sorted(found, key=lambda each: each.start)
 
 
 def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
-    """Return the parts that the outputs lack: missing spans, and kept texts and links whose place was not found."""
-    found = []
+    """Return the parts that the outputs lack: missing spans, and kept texts and links whose place was not found.
+
+    What was divided between two parts is missing, too.
+    """
+    found: list[Fragile] = []
+    starts = [each.start for each in must]
     parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
-        inside = [each for each in must if start <= each.start and each.end <= end]
+        begun = must[bisect_left(starts, start) : bisect_left(starts, end)]
+        inside = [each for each in begun if each.end <= end]
         lost = {span for span in survival.lost([each.span for each in inside if each.span], output.text)}
         unplaced = {
             (start + mark.start, start + mark.end)
@@ -200,20 +207,35 @@ def lost_in(piece: Piece, must: Sequence[Fragile], decoded: DecodedPiece) -> lis
             if place is None
         }
         found += [each for each in inside if (each.span in lost if each.span else each[:2] in unplaced)]
-        found += [each for each in must if each.span and (each.start < start < each.end or each.start < end < each.end)]
+        found += [each for each in begun if each.end > end and not each.is_link]
     return found
 
 
-def spans_around(piece: Piece, lost: Sequence[Fragile], fits: Callable[[str], bool]) -> list[Span]:
-    """Return the parts to decode around those that were lost. The text of a link is a part of its own."""
-    text = piece.text
-    copied = [(each.start, each.end) for each in lost if not each.is_link]
-    borders = sorted({0, len(text), *(border for each in lost for border in each[:2])})
+def spans_around(
+    piece: Piece, lost: Sequence[Fragile], must: Sequence[Fragile], fits: Callable[[str], bool]
+) -> list[Span]:
+    """Return the parts to decode around those that were lost. The text of a link is a part of its own.
+
+    Nothing else that must survive is divided, such as "{name}" or a link to "[1]" at the end of a part. Markup around
+    what was lost stays, so its text is divided from the rest.
+    """
+    text, letters, removed = piece.text, [*piece.text], frozenset(lost)
+    for each in must:
+        if each not in removed:
+            letters[each.start : each.end] = "_" * (each.end - each.start)
+    masked = "".join(letters)
+    copied = sorted((each.start, each.end) for each in lost if not each.is_link)
+    places = sorted(each[:2] for each in lost)
+    after = ((mark, bisect_left(places, (mark.start, mark.start))) for mark in piece.marks)
+    around = [(mark.start, mark.end) for mark, i in after if i < len(places) and places[i][1] <= mark.end]
+    borders = sorted({0, len(text), *(border for span in [*places, *around] for border in span)})
     found: list[Span] = []
     for start, end in pairwise(borders):
-        words = WORDS.search(text, start, end)
-        if words is None or any(first <= start and end <= last for first, last in copied):
+        words = WORDS.search(masked, start, end)
+        before = bisect_right(copied, (start, len(text))) - 1
+        if words is None or (before >= 0 and end <= copied[before][1]):
             continue
-        if needs_decoding(words[0]):
-            found += [(words.start() + first, words.start() + last) for first, last in fitting_spans(words[0], fits)]
+        first, last = words.span()
+        if needs_decoding(text[first:last]):
+            found += [(first + each[0], first + each[1]) for each in fitting_spans(text[first:last], fits)]
     return found

@@ -81,7 +81,10 @@ class DocumentStream:
         for document in self._documents:
             self.current = document
             with document.reading():
-                yield from parts_of(document.file.lines, document.options, self._language)
+                try:
+                    yield from parts_of(document.file.lines, document.options, self._language)
+                except InputError as error:
+                    raise error.at(document.file.name) from error
             yield END
 
 

@@ -36,8 +36,8 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
 
     Kept texts are looked for first, then markup from the outside to the inside. Markup is where the output for its
     enclosed text occurs, or else that text itself. Of several occurrences, the one at the nearest relative position is
-    taken. Points are placed by their relative position alone. If the output is the piece's text, everything stays where
-    it was.
+    taken. Points are placed by their relative position alone, and so is markup that was not found but goes on in
+    another piece, where its other end stays. If the output is the piece's text, everything stays where it was.
 
     Args:
         known: The outputs for enclosed texts that were decoded alone.
@@ -47,12 +47,14 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     places: list[Span | None] = [None] * len(piece.marks)
     taken: list[tuple[Mark, Span]] = []
     order = sorted(range(len(piece.marks)), key=lambda number: order_of(piece.marks[number]))
+    last_point = 0
     for number in order[:MAX_MARKS]:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
-            places[number] = start, max(start, end)
-        elif (place := best_place(piece, mark, output, known, taken)) is not None:
+            last_point = max(start, last_point)  # they keep their order
+            places[number] = last_point, max(last_point, end)
+        elif place := best_place(piece, mark, output, known, taken) or half_place(piece, mark, output, taken):
             places[number] = place
             taken.append((mark, place))
     return places
@@ -83,6 +85,16 @@ def best_place(
             start, end = min(found, key=lambda place: abs(place[0] / len(output) - target))
             return with_ends(mark, start, end, text, output)
     return None
+
+
+def half_place(piece: Piece, mark: Mark, output: str, taken: Sequence[tuple[Mark, Span]]) -> Span | None:
+    """Return a place by its relative position for markup that goes on in another piece; None for any other mark."""
+    if mark.is_kept or None not in (mark.opening, mark.closing):
+        return None
+    end = len(output)
+    border = point_place(piece.text, mark.end if mark.opening is None else mark.start, output)
+    places = [(0, border), (0, 0)] if mark.opening is None else [(border, end), (end, end)]
+    return next((each for each in places if all(is_consistent(mark, each, *other) for other in taken)), places[-1])
 
 
 def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:

@@ -66,10 +66,10 @@ class Renderer:
         self._pass(literal)
         if not self._breaks:
             return literal.raw
-        if literal.ends_block:
-            return literal.raw + self._leftover()
         if line_ends(literal.raw):
             return self._leftover() + literal.raw
+        if literal.ends_block:
+            return literal.raw + self._leftover()
         if not literal.raw.isspace():
             return literal.raw
         self._column, self._starts_line = 0, True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from ..decoding.prompt import build_decoder_prompt, usual_max_tokens
+from ..decoding.prompt import build_decoder_prompt, check_languages, require_characters, usual_max_tokens
 from ..decoding.results import GenerationResult, GenerationStats
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -78,6 +78,7 @@ class PieceScheduler:
     ) -> None:
         chosen = session.options_with(options)
         forced = require_usable(session.model, session.tokenizer, chosen)
+        require_characters(prefix, "prefix")
         self.stats = GenerationStats()
         self.prompts = self.pieces = self._submitted = 0
         self._scheduler = session.prompt_scheduler(slots, **options)
@@ -173,6 +174,7 @@ def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: Generat
         raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
     if model.audio is not None:
         raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
+    check_languages(tokenizer, options)
     return len(build_decoder_prompt(model, tokenizer, options).tokens) - 1
 
 

@@ -82,7 +82,7 @@ def languages_named(prefix: str) -> tuple[str | None, str | None]:
     """
     found = re.findall(r"\w+", prefix.lower())
     for source, between, target in zip(found, found[1:], found[2:], strict=False):
-        if between in INTO and {source, target} <= CODES.keys() | KNOWN_CODES:
+        if between in INTO and {source, target} <= KNOWN_CODES:
             return language_of(source).code, language_of(target).code
     named = [(before in INTO, CODES[word]) for before, word in pairwise(["", *found]) if word in CODES]
     source, target = (next((code for is_target, code in named if is_target == each), None) for each in (False, True))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from collections import Counter
 from io import StringIO
+from random import Random
 from typing import Any
 
 import pytest
@@ -186,6 +189,40 @@ def test_inline_elements_are_markup_and_those_without_text_are_points() -> None:
     assert [link.is_link, bold.is_link] == [True, False]
     closed = [token.number for token in block.tokens if isinstance(token, Close)]
     assert closed[:3] == [link.number, bold.number, italic.number]
+
+
+INLINE = st.sampled_from(
+    [
+        "words here",
+        "{name}",
+        "(",
+        ".",
+        "<code>x()</code>",
+        "<a href='#f'>[1]</a>",
+        "<a href='u'>the page</a>",
+        "<a href='v'>see {x} there</a>",
+        "<a href='w'><code>y</code></a>",
+        "<b>see {x} there</b>",
+        "<b>bold words</b>",
+        "<b>the end. And the next</b>",
+        "<a href='z'>the first one. The second</a>",
+    ]
+)
+
+
+@LAW
+@given(st.lists(INLINE, max_size=6), st.randoms(use_true_random=False))
+def test_links_and_code_survive_and_markup_stays_in_pairs_whatever_a_model_does(
+    items: list[str], random: Random
+) -> None:
+    def model(text: str) -> str:
+        return " ".join(random.choices(text.split(), k=random.randint(1, 3))).title()
+
+    source = f"<p>The {' '.join(items)}</p>"
+    written = document_with(source, model, "html")
+    kept = re.compile(r"<code>.*?</code>|</?a|href='.*?'|\{\w+\}")
+    assert Counter(kept.findall(written)) >= Counter(kept.findall(source))
+    assert written.count("<b>") == written.count("</b>") and written.count("<a ") == written.count("</a>")
 
 
 def test_outputs_are_escaped() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative_decoding.documents import survival
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.pieces import Piece, divide, pieces_of
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
@@ -154,6 +158,46 @@ def test_what_must_survive_is_not_divided(link: str, expected: str) -> None:
     assert written_with([piece], model) == f"ONE [{expected}](u)"
 
 
+@laws
+@given(
+    st.lists(st.sampled_from(["one", " ", ". ", "two, ", "!"]), min_size=1, max_size=8), st.text("ab ., ", max_size=12)
+)
+def test_points_keep_their_order_whatever_a_model_does(texts: list[str], output: str) -> None:
+    tokens = [each for number, text in enumerate(texts) for each in (Point(f"<{number}>"), Text(text, text))]
+    parts = [*pieces_of(block_of("begin ", *tokens, "end"), "paragraph", "en")]
+    assert re.findall("<.*?>", written_with(parts, lambda text: output)) == [f"<{i}>" for i in range(len(texts))]
+
+
+FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "two words")
+
+
+@laws
+@given(
+    st.lists(st.sampled_from([*FRAGILE, "the file", "and", "(", ")", ","]), max_size=8),
+    st.sampled_from(FRAGILE),
+    st.sampled_from([str.title, str.upper, lambda text: "x"]),
+    st.sampled_from([15, 1000]),
+)
+def test_everything_that_must_survive_does_whatever_a_model_does(
+    items: list[str], dropped: str, model: Callable[[str], str], limit: int
+) -> None:
+    rules = Rules(lambda text: len(text) <= limit, frozenset(["two words"]))
+    text = " ".join(["Open", *items])
+    (piece,) = pieces_of(block_of(text), "paragraph", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda text: text.replace(dropped, "") if dropped in text else model(text), rules)
+    assert survival.lost(survival.must_survive(text, rules.terms), decoded.text) == []
+
+
+def test_a_part_around_something_lost_has_the_rest_of_it_whole() -> None:
+    """Also what is kept at its start, and the space behind it."""
+    code, path = Kept("--prefix", "`--prefix`"), Kept("/path", "`/path`")
+    (piece,) = pieces_of(block_of(code, " is not part of ", path, " either."), "sentence", "en")
+    assert written_with([piece], lambda text: text.swapcase().replace("--PREFIX", "--prefix")) == (
+        "`--prefix` IS NOT PART OF `/path` EITHER."
+    )
+
+
 def test_terms_are_put_back() -> None:
     (piece,) = pieces_of(block_of("Visit Berlin."), "sentence", "en")
     assert isinstance(piece, Piece)
@@ -177,6 +221,19 @@ def test_no_part_begins_within_code() -> None:
     assert written_with([piece], model) == "`/a b` SEES `x`"
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "expected"),
+    [
+        ("A heading", "Ein Titel.", "Ein Titel"),
+        ("A sentence.", "Ein Satz.", "Ein Satz."),
+        ("And so", "Und so...", "Und so..."),
+        ("See 3", "Siehe 3!", "Siehe 3!"),
+    ],
+)
+def test_a_heading_gets_no_full_stop(source: str, output: str, expected: str) -> None:
+    assert written_with(pieces_of(block_of(source), "sentence", "en"), {source: output}.__getitem__) == expected
+
+
 def test_a_piece_that_is_too_long_is_divided_and_named() -> None:
     (piece,) = pieces_of(block_of("one two, three four, five six"), "paragraph", "en")
     assert isinstance(piece, Piece)
@@ -193,6 +250,13 @@ def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
     ]
     block = Block(tokens, 1)
     assert written_with(pieces_of(block, "sentence", "en"), str.upper) == block.raw.replace("word", "WORD")
+
+
+def test_many_texts_that_must_survive_take_linear_time() -> None:
+    text = "{a} word " * 5000
+    rules = Rules(lambda part: len(part) <= 500)
+    parts = pieces_of(block_of(text), "paragraph", "en")
+    assert written_with(parts, lambda part: part.replace("{a}", "").upper(), rules) == text.replace("word", "WORD")
 
 
 def escaped(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculative_decoding import InputError, Session
+from speculative_decoding.decoding.prompt import usual_max_tokens
 from speculative_decoding.documents.findings import CUT
 from speculative_decoding.sampling.random import row_seed
 
@@ -51,15 +52,27 @@ def test_outputs_at_the_token_limit_are_found(pair: Session) -> None:
     assert {(each.line, each.kind) for each in found} == {(1, CUT), (4, CUT), (5, CUT)}
 
 
+def test_the_usual_limit_depends_on_the_source_and_another_one_is_obeyed(pair: Session) -> None:
+    limit = usual_max_tokens(len(pair.tokenizer.encode(PREFIX + SENTENCES[3])))
+    usual = pair.document(SENTENCES[3], prefix=PREFIX, min_tokens=limit)
+    assert usual.stats.generated_tokens == limit < 100 and CUT in [each.kind for each in usual.findings]
+    longer = pair.document(SENTENCES[3], prefix=PREFIX, min_tokens=limit + 1, max_tokens=limit + 9)
+    assert limit < longer.stats.generated_tokens <= limit + 9
+
+
 REFUSED = [
     ({"format": "word"}, "format: must be"),
     ({"unit": "word"}, "unit: must be one of sentence"),
     ({"unwrap": True, "format": "html"}, "unwrap: has no effect with format html"),
     ({"fields": ["a"], "format": "text"}, "fields: has no effect"),
+    ({"fields": ["a"]}, "fields: has no effect"),
+    ({"src_lang": "eng_Latn"}, "src_lang: 'eng_Latn' has no effect"),
     ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences: must be 1"),
     ({"slots": 0}, "slots: must be"),
     ({"keep": "term"}, "keep: must be"),
     ({"prefix": 3}, "prefix: must be"),
+    ({"prefix": "\ud800"}, "prefix: contains a lone surrogate"),
+    ({"format": ""}, "format: must be"),
     ({"temperatur": 3}, "temperatur: unknown option; did you mean temperature"),
     ({"formats": "html"}, "formats: unknown option; did you mean format"),
 ]
@@ -75,4 +88,6 @@ def test_options_are_checked_before_anything_is_decoded(pair: Session, options: 
 def test_a_document_is_a_text(pair: Session) -> None:
     with pytest.raises(InputError, match="text: must be"):
         pair.document(["a"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="text: contains a lone surrogate"):
+        pair.document("a \ud800 b")
     assert pair.document("").text == ""

@@ -20,6 +20,7 @@ from speculative_decoding.documents.splitting import (
     needs_decoding,
     sentence_spans,
     source_language,
+    without_symbols,
 )
 from speculative_decoding.documents.survival import must_survive
 from speculative_decoding.errors import Note
@@ -202,3 +203,20 @@ def test_what_no_cut_makes_fit_is_one_part() -> None:
 )
 def test_the_language_is_that_of_the_source(src_lang: str | None, prefix: str, language: str) -> None:
     assert source_language(src_lang, prefix) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\u2022 One item", "One item"),
+        ("Home \u00bb", "Home"),
+        ("\u266a La la \U0001f600 \u266a", "La la"),
+        ("\u00ab Bonjour \u00bb, dit-il.", "\u00ab Bonjour \u00bb, dit-il."),
+        ("I like C++ at 5 \u20ac", "I like C++ at 5 \u20ac"),
+        ("\u2192 \u2192", "\u2192 \u2192"),
+        ("Vraiment ?", "Vraiment ?"),
+    ],
+)
+def test_symbols_at_the_ends_are_no_words(text: str, words: str) -> None:
+    start, end = without_symbols(text, (0, len(text)))
+    assert text[start:end] == words

@@ -243,6 +243,7 @@ def test_lines_of_blocks_are_those_of_the_document() -> None:
         ),
         (row("他<i>走了</i>\n<b>然后</b>来a"), str.upper, row("他<i>走了</i>\n<b>然后</b>来A")),
         (row("I went", "home", "late."), lambda text: "Vado.", row("Vado.", "", "")),
+        (row("Hello", "my dear", "friend! 42", "43"), lambda text: "Hi!", row("Hi!", "", "42", "43")),
         (row("<i>I went</i>", "<i>home</i>", "late"), lambda text: "Vado", row("<i>Vado</i>", "<i></i>", "")),
         (
             row("One sentence. Another", "one. A third."),

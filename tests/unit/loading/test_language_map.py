@@ -10,6 +10,7 @@ from speculative_decoding.loading.language_map import (
     language_of,
     language_tag,
     language_tags,
+    languages_named,
     matching_language,
     tag_language,
 )
@@ -76,3 +77,17 @@ def test_tags_are_pieces_that_name_an_output_language() -> None:
         "pt_BR": "<2pt_BR>",
         "deu_Latn": ">>deu_Latn<<",
     }
+
+
+@pytest.mark.parametrize(
+    ("prefix", "languages"),
+    [
+        ("translate English to German: ", ("en", "de")),
+        ("Translate from French into English: ", ("fr", "en")),
+        ("translate it to German: ", (None, "de")),
+        ("en to de: ", ("en", "de")),
+        ("grammar: ", (None, None)),
+    ],
+)
+def test_a_prefix_names_languages(prefix: str, languages: tuple[str | None, str | None]) -> None:
+    assert languages_named(prefix) == languages
