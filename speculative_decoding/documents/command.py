@@ -31,12 +31,12 @@ from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
-from .decoding import DecodedPiece
 from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
 from .journal import Journal
 from .options import DocumentOptions
 from .output import Document, DocumentStream, write_documents
+from .outputs import DecodedPiece
 from .pieces import Piece
 from .reading import DocumentFile
 from .scheduler import PieceScheduler, decode_parts, require_usable

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from ..checkpoints.json_text import parse_json_object
 from ..cli.run_config import changed_setting
 from ..errors import InputError, Name, writing
-from .decoding import DecodedPiece
+from .outputs import DecodedPiece
 from .pieces import Piece
 
 VERSION = 1

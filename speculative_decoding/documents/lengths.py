@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .decoding import DecodedPiece
 from .findings import LENGTH, Finding
+from .outputs import DecodedPiece
 from .pieces import Piece
 
 FACTOR = 3

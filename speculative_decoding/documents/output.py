@@ -17,11 +17,11 @@ from pathlib import Path
 
 from ..errors import InputError, Name, writing
 from ..loading.atomic_io import atomic_file, clean_up
-from .decoding import DecodedPiece
 from .findings import Finding
 from .formats import FORMATS
 from .lengths import DocumentFindings
 from .options import DocumentOptions
+from .outputs import DecodedPiece
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
 from .rendering import Renderer

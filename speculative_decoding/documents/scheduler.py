@@ -19,7 +19,8 @@ from ..sampling.keywords import OptionKeywords
 from ..sampling.options import option_specs
 from ..sampling.random import row_seed
 from ..session import Session
-from .decoding import DecodedPiece, Output, Rules, Steps, decode_piece
+from .decoding import Rules, Steps, decode_piece
+from .outputs import DecodedPiece, Output
 from .pieces import Piece
 from .tokens import Literal
 

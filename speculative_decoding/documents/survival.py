@@ -65,7 +65,7 @@ IN_OUTPUT = re.compile(rf"{MONEY}|{MEASURE}(?:{SYMBOL}|(?=[^\W\d_]))")  # a unit
 Key = str | tuple[str, str | None]  # a text, or a number and its unit
 
 
-class Span(NamedTuple):
+class Required(NamedTuple):
     """A part of a text that must appear in the output.
 
     Args:
@@ -94,7 +94,7 @@ class Terms:
             lengths[TOKEN.findall(term)[0]].add(len(term))
         self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
 
-    def find(self, text: str) -> Iterator[Span]:
+    def find(self, text: str) -> Iterator[Required]:
         """Find the terms of a text, in order. None lies within another one."""
         end = 0
         for token in TOKEN.finditer(text) if self._terms else ():
@@ -102,7 +102,7 @@ class Terms:
             term = self._at(text, start, token[0])
             if term and start + len(term) > end:
                 end = start + len(term)
-                yield Span(start, end, term)
+                yield Required(start, end, term)
 
     def _at(self, text: str, start: int, first: str) -> str | None:
         for length in self._lengths.get(first, ()):
@@ -122,15 +122,15 @@ def indexed(terms: frozenset[str]) -> Terms:
     return Terms(terms)
 
 
-def must_survive(text: str, terms: Collection[str]) -> list[Span]:
+def must_survive(text: str, terms: Collection[str]) -> list[Required]:
     """Return what must appear in an output for this text: in order, and the longer one of two that overlap.
 
     terms: Texts of the user. Thousands of them cost least as a frozenset.
     """
     found = [exact_span(text, *match.span()) for pattern in KINDS.values() for match in pattern.finditer(text)]
-    found += [Span(*match.span(), match[0], is_quantity=True) for match in QUANTITY.finditer(text)]
+    found += [Required(*match.span(), match[0], is_quantity=True) for match in QUANTITY.finditer(text)]
     found += indexed(frozenset(terms)).find(text)
-    taken: list[Span] = []
+    taken: list[Required] = []
     for span in sorted(found, key=lambda each: each.start - each.end):
         i = bisect_left(taken, span)
         if (i == 0 or taken[i - 1].end <= span.start) and (i == len(taken) or span.end <= taken[i].start):
@@ -138,17 +138,17 @@ def must_survive(text: str, terms: Collection[str]) -> list[Span]:
     return taken
 
 
-def exact_span(text: str, start: int, end: int) -> Span:
+def exact_span(text: str, start: int, end: int) -> Required:
     """Return a span; if it is a URL, without the punctuation that ends a sentence or closes brackets around it."""
     if text.startswith(URL_STARTS, start):
         count = Counter(text[start:end])
         while (last := text[end - 1]) in ENDS_SENTENCE or count[last] > count[OPENING.get(last, last)]:
             count[last] -= 1
             end -= 1
-    return Span(start, end, text[start:end])
+    return Required(start, end, text[start:end])
 
 
-def lost(spans: Sequence[Span], output: str) -> list[Span]:
+def lost(spans: Sequence[Required], output: str) -> list[Required]:
     """Return the spans that an output lacks, in order. Two in the source need two in the output.
 
     A quantity needs its number, with any separators of digits, and its unit or a word in place of it.
@@ -159,7 +159,7 @@ def lost(spans: Sequence[Span], output: str) -> list[Span]:
     return [span for span in spans if not take(span, left)]
 
 
-def take(span: Span, left: Counter[Key]) -> bool:
+def take(span: Required, left: Counter[Key]) -> bool:
     """Remove a span from what is left of an output. Returns whether it was there."""
     keys: list[Key] = [span.text.strip()]
     if span.is_quantity and (match := QUANTITY.fullmatch(span.text)):

@@ -9,10 +9,11 @@ from itertools import islice
 from typing import Any
 
 from ..decoding.prompt import TOKEN_CHARACTERS, fits
-from ..documents.decoding import DecodedPiece, Output, Rules, decode_piece
+from ..documents.decoding import Rules, decode_piece
 from ..documents.formats import FORMATS, format_of
 from ..documents.lengths import DocumentFindings
 from ..documents.options import DocumentOptions
+from ..documents.outputs import DecodedPiece, Output
 from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from ..decoding.prompt import usual_max_tokens
+from ..loading.tokenizer import Tokenizer
 from ..sampling import GenerationOptions
 from .prompts import client_prompts
 from .service import Service
@@ -28,10 +29,25 @@ Steps = Generator[list[str], Any, Any]  # yields prompts, is sent their outputs,
 
 @dataclass(frozen=True)
 class Prompting:
-    """How the prompts of a text are decoded. prefix: the text before each of them."""
+    """How the prompts of a text are decoded.
+
+    Args:
+        prefix: The text before each of them.
+        options: Their options. Outputs have at most `max_tokens`, and at most as many as is usual for their sources.
+        tokenizer: The target's tokenizer, which counts the tokens of the sources; None if nothing is usual.
+    """
 
     prefix: str
     options: GenerationOptions
+    tokenizer: Tokenizer | None = None
+
+    def prompt(self, text: str) -> tuple[str, GenerationOptions]:
+        """Return the prompt for a text, and its options."""
+        prompt, options = self.prefix + text, self.options
+        if self.tokenizer is None:
+            return prompt, options
+        usual = usual_max_tokens(len(self.tokenizer.encode(prompt, options.src_lang)))
+        return prompt, options.with_values(max_tokens=min(usual, options.max_tokens))
 
 
 class DividedText(Protocol):
@@ -146,10 +162,7 @@ class TextDecoder:
             prompts = following
 
     async def _output(self, text: DividedText, prompt: str) -> Any:
-        prompt, options = text.prompting.prefix + prompt, text.prompting.options
-        usual = usual_max_tokens(len(self.service.session.tokenizer.encode(prompt, options.src_lang)))
-        limited = options.with_values(max_tokens=min(usual, options.max_tokens))
-        (item,) = client_prompts([(prompt, limited)], prompt_field="q")
+        (item,) = client_prompts([text.prompting.prompt(prompt)], prompt_field="q")
         async with self._free:
             await self.service.wait_for_room(self.upload)
             self._queued += 1

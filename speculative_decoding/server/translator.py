@@ -114,7 +114,7 @@ class Translator:
 
     def _prompting(self, source: str, target: str) -> Prompting:
         pair = self.languages.pair(source, target)
-        model, limits = self.service.session.model, self.service.limits
-        most = limits.max_output_tokens if model.max_positions is None else model.max_positions
+        session, limits = self.service.session, self.service.limits
+        most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions
         defaults = replace(self.service.options, max_tokens=min(limits.max_output_tokens, most))
-        return Prompting(pair.prefix, defaults.override_for_row(pair.options))
+        return Prompting(pair.prefix, defaults.override_for_row(pair.options), session.tokenizer)

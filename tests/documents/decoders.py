@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from io import StringIO
 
-from speculative_decoding.documents.decoding import DecodedPiece, Output, Rules, decode_piece
+from speculative_decoding.documents.decoding import Rules, decode_piece
 from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.outputs import DecodedPiece, Output
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.rendering import Renderer
 from speculative_decoding.documents.tokens import Literal

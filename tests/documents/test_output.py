@@ -13,11 +13,11 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.documents.command import Run, continued_from, document_of, opened_journal
-from speculative_decoding.documents.decoding import DecodedPiece
 from speculative_decoding.documents.destinations import Destinations
 from speculative_decoding.documents.journal import Journal
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.output import DocumentStream
+from speculative_decoding.documents.outputs import DecodedPiece
 from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.documents.scheduler import Decoded
 from speculative_decoding.documents.tokens import Literal

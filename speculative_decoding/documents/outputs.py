@@ -1,0 +1,72 @@
+"""The outputs for a piece and its parts, as drivers send them, journals keep them, and `rendering.py` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .findings import Finding
+from .places import Places
+from .splitting import Span, gaps
+
+
+class Output(NamedTuple):
+    """The output for a prompt. error: the reason if there is no output."""
+
+    text: str
+    finish_reason: str = "stop"
+    error: str | None = None
+
+
+class DecodedText(NamedTuple):
+    """The output for a part of a piece.
+
+    places: The place in the output of each of the part's `marks`, or None for a mark that was not found.
+    """
+
+    text: str
+    places: Places
+
+
+@dataclass(frozen=True)
+class DecodedPiece:
+    """The output for a piece.
+
+    Args:
+        source: The text of the piece.
+        spans: The parts of the text that were decoded. The text between them is copied.
+        outputs: The output for each part.
+        findings: What a reader should check.
+    """
+
+    source: str
+    spans: Sequence[Span]
+    outputs: Sequence[DecodedText]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The output, without markup."""
+        first, *others = (self.source[start:end] for start, end in gaps(self.spans, len(self.source)))
+        return first + "".join(output.text + copied for output, copied in zip(self.outputs, others, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "spans": [[*span] for span in self.spans],
+            "outputs": [[output.text, output.places] for output in self.outputs],
+            "findings": [[*finding] for finding in self.findings],
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
+        """Return the piece that `as_json` described. Raises KeyError, TypeError or ValueError for anything else."""
+        outputs = [
+            DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
+            for text, places in fields["outputs"]
+        ]
+        spans = [(int(start), int(end)) for start, end in fields["spans"]]
+        if len(spans) != len(outputs):
+            raise ValueError("a span without an output")
+        return cls(str(fields["source"]), spans, outputs, [Finding(*each) for each in fields["findings"]])
