@@ -26,7 +26,7 @@ EXTRAS = {
     "memory": {"rapidfuzz"},
     "speech": {"av"},
     "training": {"matplotlib"},
-    "server": {"h11", "prometheus_client", "python_multipart", "starlette", "uvicorn"},  # h11 is uvicorn's parser
+    "server": {"h11", "prometheus_client", "py3langid", "python_multipart", "starlette", "uvicorn"},  # h11: of uvicorn
 }
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -36,6 +36,7 @@ try:
 except InputError as error:
     sys.exit(print(error, file=sys.stderr) or 2)
 """
+DOCUMENT = TRANSCRIBE.replace('transcribe("data/jfk.wav")', 'document("The end.")')
 # What a user asks a room for, and how the line begins that says what is missing.
 ASKED: dict[str, list[tuple[list[str], dict[str, str], str]]] = {
     "beam_search": [(["main.py", "a", "--num-beams", "2"], {}, "main.py: error: --num-beams")],
@@ -54,6 +55,10 @@ ASKED: dict[str, list[tuple[list[str], dict[str, str], str]]] = {
     ],
     "distributed": [(["main.py", "a"], {"MLX_RANK": "0"}, "main.py: error")],
     "memory": [(["main.py", "a", "--memory", "a.tsv"], {}, "main.py: error: --memory")],
+    "documents": [
+        (["-m", "speculative_decoding", "document", "a.txt"], {}, "speculative-decoding: error: document"),
+        (["-c", DOCUMENT], {}, "text"),
+    ],
     "doctor": [(["-m", "speculative_decoding", "doctor"], {}, "speculative-decoding: error: doctor")],
 }
 
