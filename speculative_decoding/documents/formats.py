@@ -26,11 +26,13 @@ class Format:
         module: The module of this folder with its function `parse`.
         suffixes: The suffixes of its files.
         streams: Whether it is read line by line, so that memory does not depend on the size.
+        has_errors: Whether `parse` refuses some documents.
     """
 
     module: str
     suffixes: tuple[str, ...]
     streams: bool = False
+    has_errors: bool = False
 
     @property
     def parse(self) -> Parse:
@@ -44,11 +46,11 @@ class Format:
 
 FORMATS = {
     "text": Format("plain", (".txt", ".text"), streams=True),
-    "markdown": Format("markdown", (".md", ".markdown", ".mkd")),
+    "markdown": Format("markdown", (".md", ".markdown", ".mkd"), has_errors=True),
     "html": Format("html", (".html", ".htm", ".xhtml")),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
-    "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True),
+    "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
 CONVERTED = (".docx", ".doc", ".odt", ".pptx", ".ppt", ".epub", ".rtf", ".pdf")

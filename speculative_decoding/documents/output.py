@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -54,12 +55,20 @@ class Document:
 
     def check(self, stack: ExitStack) -> None:
         """Read the document once. Raises `InputError` if it cannot be decoded. stack: closes what stays open."""
-        FORMATS[self.file.format].parse  # noqa: B018  # imports packages, which may be missing
+        format = FORMATS[self.file.format]
+        parse = format.parse  # imports packages, which may be missing
         if not self.can_reopen:
             stack.enter_context(self.file)
-            return
-        with self.file:
-            pass
+        with self.reading(), self.named_errors():
+            deque(parse(self.file.lines, self.options) if format.has_errors else (), maxlen=0)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Put the name of the document before errors about its lines."""
+        try:
+            yield
+        except InputError as error:
+            raise error.at(self.file.name) from error
 
     def reading(self) -> AbstractContextManager[object]:
         return self.file if self.can_reopen else nullcontext()
@@ -80,11 +89,8 @@ class DocumentStream:
     def __iter__(self) -> Iterator[Literal | Piece]:
         for document in self._documents:
             self.current = document
-            with document.reading():
-                try:
-                    yield from parts_of(document.file.lines, document.options, self._language)
-                except InputError as error:
-                    raise error.at(document.file.name) from error
+            with document.reading(), document.named_errors():
+                yield from parts_of(document.file.lines, document.options, self._language)
             yield END
 
 

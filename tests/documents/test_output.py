@@ -181,10 +181,11 @@ def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder:
     assert decode(folder) == 1 and outputs(folder) == SWAPPED
 
 
-def test_a_message_about_a_line_names_the_document(folder: Path) -> None:
+def test_a_wrong_line_is_found_before_anything_is_decoded(folder: Path) -> None:
     (folder / "c.jsonl").write_text('{"text": "a"}\n[1]\n')
     with pytest.raises(InputError, match=r"^.*c\.jsonl: line 2: not a JSON object"):
         decode(folder)
+    assert not (folder / "out").exists()
 
 
 def test_a_link_is_written_through(folder: Path) -> None:
