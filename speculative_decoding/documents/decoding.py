@@ -18,6 +18,7 @@ from .pieces import Piece, around_tokens
 from .places import enclosed_texts, find_places
 from .splitting import Span, fitting_spans
 
+SHOWN = 40  # characters of a source in a finding
 LINE_ENDS = re.compile(r"[\r\n]+")
 
 
@@ -75,7 +76,8 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     decoded, findings = [], []
     for part, output, text in zip(parts, outputs, texts, strict=True):
         if output.error is not None or not text:
-            findings.append(Finding(part.line, FAILED, output.error or "the output is empty, so the source was copied"))
+            why = output.error or "an empty output"
+            findings.append(Finding(part.line, FAILED, f"{why}, so the source was copied: {part.text[:SHOWN]}"))
             decoded.append(DecodedText(part.text, [(mark.start, mark.end) for mark in part.marks]))
             continue
         decoded.append(DecodedText(text, find_places(part, text, known)))
