@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import Session, load, score
+from speculative_decoding import GenerationResult, Session, load, score
 from speculative_decoding.decoding.prompt import draft_text_of, first_token
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
@@ -100,8 +100,8 @@ def opened(path: Path | str) -> Session:
         return load(path, dtype="float32")
 
 
-def check(session: Session, golden: Mapping[str, Any]) -> None:
-    """Compare ids and text of hard texts, and greedy tokens, with the reference's."""
+def check(session: Session, golden: Mapping[str, Any]) -> list[tuple[Any, GenerationResult]]:
+    """Compare ids and text of hard texts, and greedy tokens, with the reference's. Returns prompts and results."""
     tokenizer, audio = session.tokenizer, session.model.audio
     for text, ids, decoded in zip(golden["texts"], golden["ids"], golden["decoded"], strict=True):
         if audio is None:
@@ -124,14 +124,21 @@ def check(session: Session, golden: Mapping[str, Any]) -> None:
     results = [session.generate(prompt, **options) for prompt in prompts]
     assert [result.tokens for result in results] == golden["tokens"]
     assert [result.text for result in results] == golden["outputs"]
+    return [*zip(prompts, results, strict=True)]
 
-    # A text draft begins with the forced token, once, and ends with the end token, as the output does.
-    shared = {"drafter": "text", "num_draft_tokens": 5}
-    for prompt, result in zip(prompts, results, strict=True):
-        texts = [f"{SOURCES[0]} {result.text}", result.text]
-        drafted = session.generate(prompt, **options | shared | {"draft_text": texts})
+
+def check_text_drafts(session: Session, golden: Mapping[str, Any], found: list[tuple[Any, GenerationResult]]) -> None:
+    """A text draft begins with the forced token, once, and ends with the end token, as the output does."""
+    tokenizer = session.tokenizer
+    options: dict[str, Any] = {"max_tokens": NEW_TOKENS, "drafter": "text", "num_draft_tokens": 5}
+    if golden["source"]:
+        options |= {"src_lang": golden["source"], "tgt_lang": golden["target"]}
+    if session.model.audio is not None:
+        options["decoder_prefix"] = golden["prompt"]
+    for prompt, result in found:
+        drafted = session.generate(prompt, **options, draft_text=[f"{SOURCES[0]} {result.text}", result.text])
         assert drafted.tokens == result.tokens
-        if audio is None and result.text:
+        if session.model.audio is None and result.text:
             languages = {name: options[name] for name in ("src_lang", "tgt_lang") if name in options}
             first = first_token(session.model, tokenizer, options.get("tgt_lang"))
             text = draft_text_of(session.model, tokenizer, result.text, first)
@@ -149,7 +156,8 @@ def test_converted_layout_equals_its_reference(name: str, folders: Mapping[str, 
 def test_downloaded_layout_equals_its_reference(name: str, web: FakeHub) -> None:
     """Files of other frameworks, and the same weights in another format, are not downloaded."""
     before = len(web.requests)
-    check(opened(FORMER_NAMES.get(name, hub_name(name))), RECORDS[name])
+    session, golden = opened(FORMER_NAMES.get(name, hub_name(name))), RECORDS[name]
+    check_text_drafts(session, golden, check(session, golden))
     prefix = f"/{hub_name(name)}/resolve/"
     downloaded = {
         path.removeprefix(prefix).split("/", 1)[1] for path in web.requests[before:] if path.startswith(prefix)
