@@ -68,10 +68,10 @@ def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
 
 @pytest.mark.parametrize("beams", [2, 4, 8])
 def test_bundled_outputs_and_scores_equal_hugging_face(beams: int, pair: Session) -> None:
-    """Compare with transformers 4.46 (make_beam_goldens.py): half of the settings, each with another prompt."""
+    """Compare with transformers 4.46 (make_beam_goldens.py): a third of the settings, each with another prompt."""
     first = [2, 4, 8].index(beams)
     known = [*records()][first::6]
-    chosen = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")][first % 2 :: 2]
+    chosen = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")][first::3]
     known = known[: len(chosen)]
     rows = [
         {

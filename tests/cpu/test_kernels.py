@@ -65,6 +65,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @on_linux
+@pytest.mark.slow
 def test_kernels_are_compiled_in_a_private_folder_and_damaged_ones_are_replaced(machine: Machine) -> None:
     assert machine.check() == []
     assert machine.folder.stat().st_mode & 0o777 == 0o700

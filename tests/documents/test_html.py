@@ -21,7 +21,7 @@ from speculative_decoding.documents.tokens import Block, Close, Kept, Literal, O
 from .decoders import document_with
 
 HTML = DocumentOptions(format="html")
-LAW = settings(derandomize=True, deadline=None, max_examples=200, database=None)
+LAW = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 TAGS = """
 <p>|</p>|<b>|</b>|<i class='x>y'>|</i>|<a href="a>b\n">|</a>|<div>|</div>|<table>|<tr>|<td>|</td>|</table>|<ul>|<li>|
 </ul>|<br>|<br/>|<img alt='Foo'>|<P CLASS=A>|</P >|<x-y>|</x-y>|<a b=c/>|<a b='c'd>|<a =b>|<a b = c>|<h1>|</h1>|

@@ -12,7 +12,7 @@ from speculative_decoding.documents.layout import break_places, line_break_text
 WORDS = st.lists(st.text("ab,", min_size=1, max_size=9), min_size=1, max_size=9)
 LINES = st.text("ab,. 中文。「」ก", min_size=1, max_size=12).map(str.strip).filter(bool)
 WIDTHS = st.lists(st.integers(0, 25), min_size=1, max_size=5)
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def lines_of(text: str, places: list[tuple[int, int]]) -> list[str]:

@@ -27,7 +27,7 @@ from .decoders import document_with
 
 FOLDER = Path(__file__).parents[2]
 FILES = [FOLDER / "README.md", *sorted((FOLDER / "docs").glob("*.md"))]
-EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
 ORACLE = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
 
 INLINE = [

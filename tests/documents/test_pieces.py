@@ -15,7 +15,7 @@ from speculative_decoding.documents.pieces import Piece, divide, pieces_of
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
 from tests.documents.decoders import decode_with, written_with
 
-laws = settings(derandomize=True, deadline=None, max_examples=200)
+laws = settings(derandomize=True, deadline=None, max_examples=100)
 WORDS = st.sampled_from(["one ", "two", " three", ". ", "four", "? ", "five, ", "ah", " "])
 
 

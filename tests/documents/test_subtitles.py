@@ -17,7 +17,7 @@ from speculative_decoding.documents.tokens import Block, Break, Kept, Literal
 from tests.documents.decoders import document_with
 from tests.support.rooms import needs_room
 
-laws = settings(derandomize=True, deadline=None, max_examples=60)
+laws = settings(derandomize=True, deadline=None, max_examples=40)
 FORMATS = ("srt", "vtt")
 TIMES = re.compile(r"^.*-->.*$", re.MULTILINE)
 NUMBER = re.compile(r"^\d+\r?$", re.MULTILINE)

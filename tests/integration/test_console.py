@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,14 @@ def test_a_command_has_the_help_of_its_flag(name: str, talk: Talk) -> None:
     assert f"\n{command}" in talk("/help")[1] and command in completions(command[:-1])
 
 
+@cache
+def parser_of_flags() -> Any:
+    return console_parser("console")
+
+
 def set_by_flag(name: str, text: str, base: dict[str, Any], session: Any, capsys: pytest.CaptureFixture[str]) -> Any:
     """Return the options and flags of a console that starts with flags, or the error message."""
-    parser = console_parser("console")
+    parser = parser_of_flags()
     is_bare = isinstance(SPECS[name].type, Bool) or (SPECS[name].flag.bare and not text)
     models = PAIR[:2] if "num_beams" in base else PAIR  # --draft-model has no effect with beams
     given = [*models, *(f"{flag(each)}={value}" for each, value in base.items())]

@@ -64,8 +64,11 @@ def test_the_model_drafts_as_many_accepted_tokens_as_its_text_given(task: str, c
     assert accepted["model"] >= accepted["text"] > 0
 
 
-@pytest.mark.parametrize("drafter", ["model", "auto"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [("auto", {}), ("model", {"temperature": 0.8, "seed": 3, "num_return_sequences": 2})],
+    ids=str,
+)
 def test_batches_and_samples_equal_single_baselines(drafter: str, options: dict[str, Any], session: Session) -> None:
     """Rows start and end at different times, and each has its own text."""
     expected = [session.generate(prompt, drafter="none", max_tokens=24, **options) for prompt in MIXED]

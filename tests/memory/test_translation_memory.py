@@ -66,11 +66,11 @@ def test_lookup_equals_rapidfuzz_over_all_pairs() -> None:
     pairs = pairs_of(sources)
     memory = TranslationMemory.from_pairs(pairs)
     rng = random.Random(1)
-    queries = [changed(rng.choice(sources), rng, sources, rng.choice([0.1, 0.2, 0.4])) for _ in range(150)]
-    queries += rng.sample(sources, 30)
+    queries = [changed(rng.choice(sources), rng, sources, rng.choice([0.1, 0.2, 0.4])) for _ in range(45)]
+    queries += rng.sample(sources, 15)
     found = [memory.similar(query) for query in queries]
     assert found == [oracle(query, pairs) for query in queries]
-    assert sum(map(len, found)) > 300
+    assert sum(map(len, found)) > 100
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "abc de", "日本語の文", "a. ,b", "ä ß ẞ"])

@@ -110,6 +110,7 @@ def test_the_users_name_comes_first_unless_it_is_a_path(
     assert served_names(tmp_path / folder, given) == names
 
 
+@pytest.mark.slow
 def test_a_signal_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
     """Run the command as a user does, with a client that reads slowly. `tools.check_server` sends SIGTERM."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]

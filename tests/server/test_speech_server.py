@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -72,6 +73,7 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
         yield made
 
 
+@cache
 def alone(index: int, **options: Any) -> Transcription:
     return session("none").transcribe(RECORDINGS[index], **FIRST | options)
 

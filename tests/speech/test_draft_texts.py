@@ -60,7 +60,7 @@ def test_given_texts_change_no_token(setting: str) -> None:
     expected = transcribe(drafter="none", **options)
     assert len(expected.segments) > 1
     texts = [*written(expected).values(), "", "какой-то текст 本文", "ab " * 500, expected.text[::-1]]
-    for given in [texts[0], texts[1], *texts[-4:], texts[:3]]:
+    for given in [texts[1], texts[-2], texts[:3] + texts[-4:]]:
         found = transcribe(draft_text=given, num_draft_tokens=5, **options)
         assert same(found, expected), given
         assert found.as_dict()["text"] == expected.text

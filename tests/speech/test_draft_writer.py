@@ -44,9 +44,11 @@ def session(draft: Any) -> Session:
     return Session(MODEL, Letters(), draft, draft_tokenizer=OtherLetters())
 
 
-@pytest.mark.parametrize("bins", [6, 8])
-@pytest.mark.parametrize("drafter", ["model", "auto"])
-@pytest.mark.parametrize("options", [GREEDY, FALLBACK, GREEDY | {"task": "translate"}], ids=["greedy", "falls", "task"])
+@pytest.mark.parametrize(
+    ("options", "drafter", "bins"),
+    [(GREEDY, "auto", 8), (FALLBACK, "model", 6), (GREEDY | {"task": "translate"}, "model", 8)],
+    ids=["greedy", "falls", "task"],
+)
 def test_drafts_of_another_vocabulary_change_no_token(options: dict[str, Any], drafter: str, bins: int) -> None:
     own = session(other_model(num_mel_bins=bins))
     assert own.drafts_text

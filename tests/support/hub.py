@@ -89,6 +89,8 @@ class FakeHub:
             if match := re.match(rf"(/api/models)?/{former}(?=/|$)", path):
                 return 307, {"Location": f"{match[1] or ''}/{name}{path[match.end() :]}"}, b""
         for name, repository in self.models.items():
+            if f"/{name}/" not in f"{path}/":
+                continue
             prefix = re.escape(name)
             revision = rf"({'|'.join((*repository.branches, repository.commit))})"
             if re.fullmatch(rf"/api/models/{prefix}(/revision/{revision})?", path):

@@ -89,7 +89,7 @@ def nodes(text: str) -> list[ast.AST]:
 
 @cache
 def import_nodes(text: str) -> list[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Return the imports of a module, and when each is executed."""
+    """Return the imports of a module, and when each is executed. Expressions have none."""
     found: list[tuple[ast.Import | ast.ImportFrom, str]] = []
 
     def visit(node: ast.AST, when: str) -> None:
@@ -100,10 +100,10 @@ def import_nodes(text: str) -> list[tuple[ast.Import | ast.ImportFrom, str]]:
                 visit(child, LATE)
             elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
                 visit(child, TYPING)
-            else:
+            elif not isinstance(child, ast.expr):
                 visit(child, when)
 
-    visit(nodes(text)[0], NOW)
+    visit(ast.parse(text), NOW)
     return found
 
 

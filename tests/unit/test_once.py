@@ -6,6 +6,7 @@ Each front end gets the same models and options, and must decode with the same d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target_folder, draft_folder
 
 
+@cache
+def loaded(models: Models) -> Session:
+    return load(models[0], draft=models[1])
+
+
 def run_config(models: Models, options: Mapping[str, Any]) -> RunConfig:
     target, draft = models
     paths = ["--model", str(target), *(["--draft-model", str(draft)] if draft else [])]
@@ -70,8 +76,8 @@ def of_the_console(models: Models, options: Mapping[str, Any]) -> GenerationOpti
 
 def of_a_session(models: Models, options: Mapping[str, Any]) -> GenerationOptions:
     """Options of all requests, as `load` gives them."""
-    loaded = load(models[0], draft=models[1])
-    return Session(loaded.model, loaded.tokenizer, loaded.draft_model, GenerationOptions(**options)).options_with({})
+    own = loaded(models)
+    return Session(own.model, own.tokenizer, own.draft_model, GenerationOptions(**options)).options_with({})
 
 
 FRONT_ENDS = {"flags": of_flags, "run": of_a_run, "console": of_the_console, "session": of_a_session}
@@ -97,7 +103,7 @@ def test_every_front_end_resolves_the_same_drafter(
         ):
             FRONT_ENDS[name](models, options)
         return
-    expected = load(models[0], draft=models[1]).options_with(options)  # options of one request
+    expected = loaded(models).options_with(options)  # options of one request
     found = FRONT_ENDS[name](models, options)
     for fact in ("drafter", "draft_tokens", "runs_draft_model", "looks_up_ngrams"):
         assert getattr(found, fact) == getattr(expected, fact)

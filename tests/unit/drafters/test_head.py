@@ -90,11 +90,10 @@ class Checked(BatchHeadDrafter):
 
 
 @pytest.mark.parametrize(
-    ("frequent", "by_source"),
-    [((), {}), (FREQUENT, {}), (FREQUENT[:2], BY_SOURCE)],
-    ids=["whole", "trimmed", "by source"],
+    ("slots", "frequent", "by_source"),
+    [(1, (), {}), (3, (), {}), (3, FREQUENT, {}), (3, FREQUENT[:2], BY_SOURCE)],
+    ids=["one slot", "whole", "trimmed", "by source"],
 )
-@pytest.mark.parametrize("slots", [1, 3])
 def test_drafts_equal_the_reference(
     slots: int, frequent: Sequence[int], by_source: Mapping[int, Sequence[int]]
 ) -> None:

@@ -79,7 +79,12 @@ def test_outputs_are_scaled_as_config_json_says_with_and_without_a_tied_head(is_
     assert mx.allclose(scaled.final_states(hidden), expected)
 
 
-@pytest.mark.parametrize("family", HEADS)
+ALIKE = {"mbart", "pegasus", "m2m_100"}  # read as BART
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=pytest.mark.slow) if each in ALIKE else each for each in HEADS]
+)
 def test_tables_are_those_of_transformers(family: str) -> None:
     """A file that leaves a table to chance in transformers is refused.
 

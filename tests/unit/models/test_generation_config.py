@@ -38,7 +38,7 @@ BARE = tiny_model()
 MODEL = tiny_model()
 MODEL.generation_config = GenerationConfig.from_dict(ASKED, VOCAB, [EOS])
 DRAFT = noisy_copy(MODEL)
-LENGTH = 24
+LENGTH = 18
 
 
 def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH) -> list[int]:
