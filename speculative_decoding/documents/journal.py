@@ -8,18 +8,19 @@ record is cut off, and those pieces are decoded again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..checkpoints.json_text import parse_json_object
 from ..cli.run_config import changed_setting
 from ..errors import InputError, Name, writing
+from ..loading.atomic_io import open_locked, write_all
 from .outputs import DecodedPiece
 from .pieces import Piece
 
@@ -39,7 +40,7 @@ class Journal:
         ended: When the earlier run ended.
     """
 
-    def __init__(self, path: Path, reader: BinaryIO, writer: BinaryIO, settings: dict[str, Any], force: bool) -> None:
+    def __init__(self, path: Path, reader: BinaryIO, writer: FileIO, settings: dict[str, Any], force: bool) -> None:
         self.path = path
         self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # records by number that were read, but not used yet
         self._reader: BinaryIO | None = reader  # None after the last record
@@ -70,14 +71,10 @@ class Journal:
         """
         if os.path.lexists(path) and not path.is_file():
             raise another_file(path)
+        busy = InputError(f"{path}: another run is writing it", "output", "wait, or name another output")
         with writing(Name("output"), path):
-            writer = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+            writer = open_locked(path, busy)
         with writer, path.open("rb") as reader:
-            try:
-                fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                problem = f"{path}: another run is writing it"
-                raise InputError(problem, "output", "wait, or name another output") from error
             try:
                 yield Journal(path, reader, writer, json.loads(json.dumps(settings)), force)
             finally:
@@ -137,9 +134,7 @@ class Journal:
             os.fsync(self._writer.fileno())
 
     def _write(self, fields: Mapping[str, Any]) -> None:
-        rest = memoryview(json.dumps(fields).encode() + b"\n")
-        while rest:
-            rest = rest[self._writer.write(rest) :]
+        write_all(self._writer, json.dumps(fields).encode() + b"\n")
 
     def _checked(self, line: bytes, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the settings of an earlier run, or None if there is nothing to continue."""

@@ -11,20 +11,20 @@ those lines again. Any other line that is not a record was changed by someone, a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..checkpoints.files import read_json_object
 from ..cli.lines import InputLine
 from ..cli.run_config import changed_setting
 from ..errors import InputError, Name, Words, words, writing
-from ..loading.atomic_io import atomic_write, clean_up
+from ..loading.atomic_io import atomic_write, clean_up, open_locked, write_all
 from .fields import INPUT_HASH, input_hash
 
 VERSION = 4
@@ -41,7 +41,7 @@ class ResumableOutput:
         errors: How many records of earlier runs are errors.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, settings: dict[str, Any], is_new: bool) -> None:
+    def __init__(self, path: Path, file: FileIO, settings: dict[str, Any], is_new: bool) -> None:
         self.path = path
         self.settings = settings
         self.lines = 0
@@ -67,14 +67,10 @@ class ResumableOutput:
         if path.exists() and not path.is_file():
             way_out: Words = ("leave out ", Name("output"), " to write to standard output")
             raise InputError(f"{path} is not a regular file", "output", way_out)
+        busy = InputError(f"{path}: another job is writing it", "output", "wait, or name another file")
         with writing(Name("output"), path):
-            file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+            file = open_locked(path, busy)
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                problem = f"{path}: another job is writing it"
-                raise InputError(problem, "output", "wait, or name another file") from error
             is_empty = path.stat().st_size == 0
             if not (is_empty or resume or force):
                 way_out = ("continue it with ", Name("resume"), ", or replace it with ", Name("force"))
@@ -129,9 +125,7 @@ class ResumableOutput:
     def write(self, record: bytes) -> None:
         """Append the record of the next line. It ends with a newline."""
         with writing(Name("output"), self.path, WAY_OUT):
-            rest = memoryview(record)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file, record)
         self.lines += 1
         self._size += len(record)
 

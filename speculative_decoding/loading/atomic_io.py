@@ -10,8 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
+
+from ..errors import InputError
 
 
 @contextmanager
@@ -74,6 +77,27 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
         with suppress(OSError):  # on a full disk, closing it fails again
             file.close()
+
+
+def open_locked(path: Path, busy: InputError) -> FileIO:
+    """Open a file to read and write it without a buffer, and lock it until it is closed. Creates it if needed.
+
+    Raises `OSError`, or `busy` if another process has locked it.
+    """
+    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise (busy if isinstance(error, BlockingIOError) else error) from error
+    return file
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write all of the content, although each call of a file without a buffer may write only a part."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def umask() -> int:
