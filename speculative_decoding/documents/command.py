@@ -154,7 +154,7 @@ def total_size(names: Sequence[str]) -> int | None:
 def languages_of(config: RunConfig, flags: DocumentFlags) -> tuple[str | None, str | None]:
     """Return the languages of the documents and of the outputs, if the options or the prefix name them.
 
-    Raises `InputError` if a memory is to be written and they are unknown.
+    Raises `InputError` if they are unknown and `write_memory` needs them.
     """
     source, target = languages_named(flags.prefix)
     languages = config.options.src_lang or source, config.options.tgt_lang or target

@@ -14,7 +14,7 @@ from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .fragile import fragile_parts, lost_parts, spans_around
 from .loops import loop_in
 from .outputs import DecodedPiece, DecodedText, Output
-from .pieces import Piece, around_tokens
+from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
 from .splitting import Span, fitting_spans
 
@@ -62,7 +62,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
     spans = around_tokens(piece, spans)
     if not spans:  # nothing is left to decode
         return DecodedPiece(piece.text, [], [])
-    parts = [part for part in piece.divide(spans) if isinstance(part, Piece)]
+    parts = [part for part in divide(piece, spans) if isinstance(part, Piece)]
     outputs = yield [part.text for part in parts]
     texts = [
         without_added_stop(LINE_ENDS.sub(" ", output.text).strip(), part.text)

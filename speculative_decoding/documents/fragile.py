@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import survival
 from .outputs import DecodedPiece
-from .pieces import Piece
+from .pieces import Piece, divide
 from .splitting import Span, fitting_spans, needs_decoding
 
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # from the first to the last letter or digit
@@ -45,7 +45,7 @@ def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) 
     """
     found: list[Fragile] = []
     starts = [each.start for each in fragile]
-    parts = (part for part in piece.divide(decoded.spans) if isinstance(part, Piece))
+    parts = (part for part in divide(piece, decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
         begun = fragile[bisect_left(starts, start) : bisect_left(starts, end)]
         inside = [each for each in begun if each.end <= end]

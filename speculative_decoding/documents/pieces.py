@@ -81,10 +81,6 @@ class Piece:
             position += len(token.text)
         return found
 
-    def divide(self, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
-        """Yield the pieces at these spans of the text, and the literals between them. See `divide`."""
-        return divide(self, spans)
-
 
 def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
     """Yield the parts of a document: pieces to decode, and literals to copy.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .layout import break_places
 from .outputs import DecodedPiece, DecodedText
-from .pieces import Piece, break_spans
+from .pieces import Piece, break_spans, divide
 from .spelling import spelled
 from .splitting import gaps
 from .tokens import Break, Literal, line_ends
@@ -55,7 +55,7 @@ class Renderer:
         if isinstance(part, Literal):
             return self._literal(part)
         assert decoded is not None
-        inner = iter(part.divide(decoded.spans))
+        inner = iter(divide(part, decoded.spans))
         outputs = iter(decoded.outputs)
         text = "".join(
             self._literal(each) if isinstance(each, Literal) else self._text(each, next(outputs)) for each in inner

@@ -55,8 +55,18 @@ class Break:
     is_required: bool = True
 
 
+class Textless:
+    """A token without text."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
-class Open:
+class Open(Textless):
     """The beginning of inline markup around a part of the block, such as "**", "[" or "<b>".
 
     Args:
@@ -69,32 +79,20 @@ class Open:
     number: int
     is_link: bool = False
 
-    @property
-    def text(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class Close(Textless):
     """The end of inline markup, such as "**", "](https://...)" or "</b>". number: see `Open`."""
 
     raw: str
     number: int
 
-    @property
-    def text(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Point(Textless):
     """Something within a block that has no text, such as an image or a comment."""
 
     raw: str
-
-    @property
-    def text(self) -> str:
-        return ""
 
 
 Token = Text | Kept | Break | Open | Close | Point
