@@ -78,7 +78,7 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterato
 
 
 def with_swapped_letters(part: Literal | Piece) -> str:
-    """Return a part with swapped letters, except for those that are written as references or escapes."""
+    """Return a part with swapped letters, except letters written as references or escapes."""
     if isinstance(part, Literal):
         return part.raw
     output = iter(swapped(part.text))

@@ -33,7 +33,7 @@ class Prompting:
 
     Args:
         prefix: The text before each of them.
-        options: Their options. Outputs have at most `max_tokens`, and at most as many as is usual for their sources.
+        options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
         tokenizer: The target's tokenizer, which counts the tokens of the sources; None if nothing is usual.
     """
 

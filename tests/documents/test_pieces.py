@@ -60,10 +60,8 @@ def test_pieces_and_literals_are_the_block(block: Block, data: st.DataObject) ->
     pieces = [part for part in parts if isinstance(part, Piece)]
     assert len(pieces) == len(spans)
     for piece in pieces:
-        numbers = [[each.number for each in piece.tokens if isinstance(each, kind)] for kind in (Open, Close)]
-        assert (
-            not (isinstance(piece.tokens[0], Open) and piece.tokens[0].number not in numbers[1]) if piece.tokens else 1
-        )
+        closed = {each.number for each in piece.tokens if isinstance(each, Close)}
+        assert all(each.number in closed for each in piece.tokens[:1] if isinstance(each, Open))
 
 
 @laws
@@ -241,8 +239,8 @@ def test_a_piece_that_is_too_long_is_divided_and_named() -> None:
     assert decoded.text == "ONE TWO, THREE FOUR, FIVE SIX" and [each.kind for each in decoded.findings] == ["split"]
 
 
-@pytest.mark.parametrize("count", [100_000])
-def test_markup_of_any_depth_takes_linear_time(count: int) -> None:
+def test_markup_of_any_depth_takes_linear_time() -> None:
+    count = 100_000
     tokens = [
         *(Open("<b>", n) for n in range(count)),
         Text("word", "word"),
@@ -281,4 +279,4 @@ def test_references_are_written_again_in_their_order() -> None:
     block = Block([Text("a", "a"), Text("é", "&eacute;"), Text(" é b", " é b")], 1, escaped)
     parts = [*pieces_of(block, "sentence", "en")]
     assert written_with(parts, lambda _: "Cé dé") == "C&eacute; dé"
-    assert written_with(parts, lambda _: "é é é") in ("&eacute; &eacute; &eacute;", "é é é")
+    assert written_with(parts, lambda _: "é é é") == "&eacute; &eacute; &eacute;"
