@@ -34,18 +34,16 @@ class Prompting:
     Args:
         prefix: The text before each of them.
         options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
-        tokenizer: The target's tokenizer, which counts the tokens of the sources; None if nothing is usual.
+        tokenizer: The target's tokenizer, which counts the tokens of the sources.
     """
 
     prefix: str
     options: GenerationOptions
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer
 
     def prompt(self, text: str) -> tuple[str, GenerationOptions]:
         """Return the prompt for a text, and its options."""
         prompt, options = self.prefix + text, self.options
-        if self.tokenizer is None:
-            return prompt, options
         usual = usual_max_tokens(len(self.tokenizer.encode(prompt, options.src_lang)))
         return prompt, options.with_values(max_tokens=min(usual, options.max_tokens))
 

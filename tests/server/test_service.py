@@ -322,10 +322,13 @@ class Immediately:
         return future
 
 
+LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
+
+
 @contextmanager
 def decoding(world: World, *texts: str) -> Iterator[asyncio.Task[list[str]]]:
     """Decode the lines of texts, as one request."""
-    prompting = Prompting("", GenerationOptions())
+    prompting = Prompting("", GenerationOptions(), LETTERS)
     world.thread.reading = Immediately()
     with world.service.upload(1000) as upload, world.service.opening(upload):
         decoder = TextDecoder(world.service, upload, "a")
@@ -419,8 +422,14 @@ async def test_a_failed_prompt_ends_its_text_and_cancels_the_other_prompts(world
     assert world.service.admitted == 0
 
 
+def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -> None:
+    prompting = Prompting("ab", GenerationOptions(max_tokens=50), LETTERS)
+    found = [prompting.prompt(text) for text in ("c", "c" * 100)]
+    assert [(prompt[:3], options.max_tokens) for prompt, options in found] == [("abc", 32 + 3 * 3), ("abc", 50)]
+
+
 def test_a_line_that_reached_the_token_limit_is_kept_and_listed() -> None:
-    lines = Lines("a\r\nb", Prompting("", GenerationOptions()))
+    lines = Lines("a\r\nb", Prompting("", GenerationOptions(), LETTERS))
     written = [lines.add(part, (part, "length") if part.strip() else None) for part in lines.parts]
     assert "".join(written) == "a\r\nb"
     assert [(each["line"], each["kind"]) for each in lines.findings()] == [(1, "cut"), (2, "cut")]
