@@ -1,0 +1,1 @@
+"""Transcribes speech while it arrives."""

@@ -1,0 +1,38 @@
+"""What changed in the text of live speech."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...decoding.results import GenerationStats
+
+
+class Piece(NamedTuple):
+    """A part of a text. from_draft: whether all of its tokens were accepted draft tokens."""
+
+    text: str
+    from_draft: bool
+
+
+class LiveUpdate(NamedTuple):
+    """The text after a hypothesis.
+
+    Args:
+        final: What has become final with this update, with its leading space. All of these, joined, are the transcript.
+        pending: The rest of the last hypothesis, which may change.
+        seconds: How much audio has been heard.
+        stats: Counts and times of the hypothesis.
+        language: The language of the speech; None if it is not known yet.
+        is_last: Whether the input has ended and everything is final.
+        pieces: The parts of `final` and `pending`, in order.
+        error: Why the stream ended early: logits that are not finite.
+    """
+
+    final: str
+    pending: str
+    seconds: float
+    stats: GenerationStats
+    language: str | None = None
+    is_last: bool = False
+    pieces: tuple[Piece, ...] = ()
+    error: Exception | None = None
