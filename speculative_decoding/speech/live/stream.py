@@ -98,9 +98,11 @@ class LiveStream:
 
     def attempt(self, window: Window, max_previous: int) -> Attempt:
         """Return how to decode a window. max_previous: the maximum number of tokens of previous text."""
-        sentence = self._context if self.options.condition_on_previous_text else []
-        previous = [*self._initial, *(token for word in sentence for token in word.tokens)]
-        return Attempt(window, previous[-max_previous:], 0.0, self.transcript)
+        words = self._context if self.options.condition_on_previous_text else []
+        initial = self._initial[-max_previous:]
+        sentence = [token for word in words for token in word.tokens]
+        room = max_previous - len(initial)
+        return Attempt(window, [*initial, *sentence[max(0, len(sentence) - room) :]], 0.0, self.transcript)
 
     def add(
         self, window: Window, decoded: DecodedWindow, from_draft: Sequence[bool], stats: GenerationStats
