@@ -11,7 +11,7 @@ from itertools import groupby
 
 from ...decoding.results import GenerationStats
 from ...sampling import GenerationOptions
-from ..audio_file import SAMPLE_RATE
+from ..audio_file import SAMPLE_RATE, Samples
 from ..options import TranscriptionOptions
 from ..segments import FRAMES_PER_SECOND, DecodedWindow, Window
 from ..speech_text import SpeechText
@@ -65,8 +65,6 @@ class LiveStream:
         self._every = every
         self._longest = int(LONGEST * text.audio.window_frames)
         self._recording = LiveRecording(num_mel_bins)
-        self.append = self._recording.append
-        self.finish = self._recording.finish
         self._start = 0  # the first frame of the window
         self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
         self._is_loud = False
@@ -74,6 +72,14 @@ class LiveStream:
         prompt = options.initial_prompt
         self._initial = [] if prompt is None else text.encode(" " + prompt.strip(), "initial_prompt")
         self._context: list[HeardWord] = []  # final words before the window
+
+    def append(self, samples: Samples) -> None:
+        """Append samples, (N,) from -1 to 1, at 16 kHz."""
+        self._recording.append(samples)
+
+    def finish(self) -> None:
+        """End the speech. After what has arrived is decoded, all text is final."""
+        self._recording.finish()
 
     @property
     def waiting_seconds(self) -> float:
