@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from threading import Condition, Thread
 
 import numpy as np
@@ -17,7 +17,7 @@ MAX_KEPT = 28 * SAMPLE_RATE  # samples: as many as a window can hear
 Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 
 
-def samples_of(chunks: Iterable[Chunk]) -> Iterator[Samples]:
+def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
     """Yield the samples of chunks, in blocks of at most 10 seconds. An empty chunk yields an empty block.
 
     chunks: Arrays of samples at 16 kHz, floats from -1 to 1 or integers; or bytes of signed 16-bit little-endian PCM,
