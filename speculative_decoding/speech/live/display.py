@@ -1,4 +1,4 @@
-"""Shows live text: at a terminal the pending text is dimmed and rewritten in place; in a pipe, each change is a line."""
+"""Shows live text: at a terminal, pending text is dimmed and rewritten in place; in a pipe, each change is a line."""
 
 from __future__ import annotations
 
