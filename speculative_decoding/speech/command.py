@@ -146,7 +146,7 @@ def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
     return transcribe_live(source, config, pair, options, shows_language=shows_language, stats_json=stats)
 
 
-def open_models(given: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
+def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
     """Open the models without weights, and describe them. Raises `InputError`.
 
     Returns: their configuration, the models, and the language of the speech unless it has to be detected.

@@ -67,7 +67,10 @@ def transcribe_live(
     shows_language: bool,
     stats_json: Path | None = None,
 ) -> int:
-    """Print the text until the source ends, or Ctrl-C ends it, and return the exit status. options: of transcriptions"""
+    """Print the text until the source ends, or Ctrl-C ends it, and return the exit status.
+
+    options: Those of the transcription.
+    """
     with config.session(pair) as session:
         note_exactness(session)
         if not source.can_wait:

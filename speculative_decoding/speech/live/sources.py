@@ -70,21 +70,24 @@ def standard_input() -> Iterator[bytes]:
 
 
 def pipe(descriptor: int) -> Iterator[bytes]:
-    """Yield the bytes of a pipe as they arrive, and b"" while none do. Raises `InputError` for a WAV file."""
+    """Yield the bytes of standard input as they arrive, and b"" while none do. Raises `InputError`."""
     begin = b""
     while True:
         chunk = b""
         if select.select([descriptor], [], [], POLL_SECONDS)[0]:
-            if not (chunk := os.read(descriptor, READ_BYTES)):
-                return
+            try:
+                chunk = os.read(descriptor, READ_BYTES)
+            except OSError as error:
+                raise InputError(f"standard input cannot be read ({error.strerror})", "live") from error
+            if not chunk:
+                break
             begin = (begin + chunk)[:4]
             if begin == b"RIFF":
-                raise InputError(
-                    "standard input is a WAV file, not PCM (signed 16-bit little-endian, 16 kHz, mono)",
-                    "live",
-                    "leave out its header, or name the file",
-                )
+                problem = "standard input is a WAV file, not PCM (signed 16-bit little-endian, 16 kHz, mono)"
+                raise InputError(problem, "live", "leave out its header, or name the file")
         yield chunk
+    if not begin:
+        raise InputError("standard input contains no sound", "live", "check the command that writes it")
 
 
 def played(
