@@ -63,8 +63,9 @@ class TerminalText:
         up = f"\x1b[{self._breaks}A" if self._breaks else ""
         right = f"\x1b[{self._column}C" if self._column else ""
         own, self._column = wrapped(visible(final), self._column, columns)
-        rest = wrapped(visible(pending), self._column, columns)[0].split("\n")[: max(lines - 1, 1)]
-        self._pending, self._breaks = pending, len(rest) - 1  # the cursor cannot move above the screen
+        # The cursor could not return to the end of the final text if that left the screen
+        rest = wrapped(visible(pending), self._column, columns)[0].split("\n")[:lines]
+        self._pending, self._breaks = pending, len(rest) - 1
         shown = "\n".join(rest)
         self._file.write(f"{up}\r{right}{ERASE_REST}{own}" + (f"{DIM}{shown}{NORMAL}" if shown else ""))
         self._file.flush()
