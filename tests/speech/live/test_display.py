@@ -34,7 +34,7 @@ def without_spaces(lines: Sequence[str]) -> str:
     return "".join("".join(lines).split())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=6), st.integers(4, 20), st.integers(2, 8))
 def test_final_text_is_written_once_and_pending_text_follows_it(
     parts: list[tuple[list[str], list[str]]], columns: int, lines: int
