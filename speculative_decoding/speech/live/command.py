@@ -73,9 +73,8 @@ def transcribe_live(
     """
     with config.session(pair) as session:
         note_exactness(session)
-        if not source.can_wait:
-            say(f"listening to the {source.name}; press Ctrl-C to end")
         with interrupts() as is_stopped:
+            say(f"listening to {source.name}; press Ctrl-C to end")
             speech = Speech(source.chunks, is_stopped)
             arriving = Arriving(speech, can_wait=source.can_wait)
             output = LiveOutput(arriving, shows_language)
@@ -159,7 +158,7 @@ class LiveOutput:
         share = self.busy_seconds / self.seconds if self.seconds else 0.0
         dropped = f"; {self.dropped_seconds:.1f} s of sound were dropped" if self.dropped_seconds else ""
         return (
-            f"{self.seconds:.1f} s of audio; {self.hypotheses} hypotheses in {self.busy_seconds:.1f} s "
+            f"{self.seconds:.1f} s of audio; {self.hypotheses} hypotheses took {self.busy_seconds:.1f} s "
             f"({share:.2f} of real time){dropped}"
         )
 
