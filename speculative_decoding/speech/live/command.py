@@ -19,7 +19,7 @@ from ...cli.summary import run_summary
 from ...decoding.results import GenerationStats
 from ...errors import InputError, Name
 from ...loading.pair import ModelPair
-from ...sampling.values import BASIC, Number, Text
+from ...sampling.values import BASIC, Flag, Number, Text
 from ..audio_file import SAMPLE_RATE
 from ..keywords import DECODING
 from .arriving import Arriving, Chunk
@@ -40,7 +40,7 @@ LIVE_SPEED = "how fast the file plays, as a multiple of real time (default: 1)"
 class LiveFlags:
     """The flags of live speech."""
 
-    live: A[str | None, Text(), LIVE, BASIC] = None
+    live: A[str | None, Text(), LIVE, BASIC, Flag(metavar="SOURCE")] = None
     live_speed: A[float | None, Number(0.1, 1e9), LIVE_SPEED] = None
 
     def __post_init__(self) -> None:
@@ -80,8 +80,9 @@ def transcribe_live(
             output = LiveOutput(arriving, shows_language)
             with closing(arriving):
                 output.print(session.transcribe_live(arriving, **options))
-    say(output.summary())
-    say(run_summary(output.stats, config.options, 1, 0))
+    if output.seconds:
+        say(output.summary())
+        say(run_summary(output.stats, config.options, 1, 0))
     if stats_json is not None:
         drafts = {name: config.settings()[name] for name in ("drafter", "draft_text_sha256")}
         write_stats(stats_json, {"live": source.name} | pair.folders | options | drafts | output.as_dict())
@@ -119,13 +120,14 @@ class LiveOutput:
     def print(self, updates: Iterable[LiveUpdate]) -> None:
         can_rewrite = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         display = TerminalText(sys.stdout) if can_rewrite else JsonLines(sys.stdout)
-        with printing(), closing(display):
+        with closing(display):
             for update in updates:
                 self._add(update)
                 for note in self._notes(update):
                     display.close()
                     say(note)
-                display.show(update)
+                with printing():
+                    display.show(update)
 
     def _notes(self, update: LiveUpdate) -> Iterator[str]:
         """Yield the lines for standard error, each of them once."""
@@ -155,11 +157,11 @@ class LiveOutput:
         return self.stats.encode_seconds + self.stats.decode_seconds
 
     def summary(self) -> str:
-        share = self.busy_seconds / self.seconds if self.seconds else 0.0
+        hypotheses = "1 hypothesis" if self.hypotheses == 1 else f"{self.hypotheses} hypotheses"
         dropped = f"; {self.dropped_seconds:.1f} s of sound were dropped" if self.dropped_seconds else ""
         return (
-            f"{self.seconds:.1f} s of audio; {self.hypotheses} hypotheses took {self.busy_seconds:.1f} s "
-            f"({share:.2f} of real time){dropped}"
+            f"{self.seconds:.1f} s of audio; {hypotheses} took {self.busy_seconds:.1f} s "
+            f"({self.busy_seconds / self.seconds:.2f} of real time){dropped}"
         )
 
     def as_dict(self) -> dict[str, Any]:

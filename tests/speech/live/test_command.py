@@ -210,7 +210,7 @@ def test_a_process_ends_while_its_pipe_stays_open() -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait() == 130
-    assert b"0 hypotheses" in rest and b"Traceback" not in rest and b"interrupted" not in rest
+    assert rest == b""
 
 
 @pytest.mark.slow
