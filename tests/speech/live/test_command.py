@@ -168,7 +168,7 @@ def test_what_is_dropped_is_said_once_and_counted(capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         ("--live nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
-        ("--live speech/config.json", "speech/config.json: not a readable audio file"),
+        ("--live speech/config.json", "error: speech/config.json: "),
         ("--live a.wav a.wav", "FILE: has no effect with --live; leave it out"),
         ("--live - --output-format json", "--output-format: has no effect with --live; leave it out"),
         ("--live - --slots 2", "--slots: has no effect with --live"),
