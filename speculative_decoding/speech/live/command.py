@@ -80,9 +80,10 @@ def transcribe_live(
             output = LiveOutput(arriving, shows_language)
             with closing(arriving):
                 output.print(session.transcribe_live(arriving, **options))
-    if output.seconds:
-        say(output.summary())
-        say(run_summary(output.stats, config.options, 1, 0))
+    if output.hypotheses:
+        say(f"{output.summary()}\n{run_summary(output.stats, config.options, 1, 0)}")
+    elif output.seconds:
+        say(f"{output.seconds:.1f} s of audio, all of it below -60 dBFS, which counts as silence; check the source")
     if stats_json is not None:
         drafts = {name: config.settings()[name] for name in ("drafter", "draft_text_sha256")}
         write_stats(stats_json, {"live": source.name} | pair.folders | options | drafts | output.as_dict())

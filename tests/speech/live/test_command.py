@@ -120,6 +120,14 @@ def test_a_source_that_fails_makes_the_rest_final(
     assert err.endswith("error: the device is gone; connect it\n") and "hypotheses" in err
 
 
+def test_silence_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert with_source(iter([bytes(16_000)]), monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert not out and err.endswith(
+        "\n0.5 s of audio, all of it below -60 dBFS, which counts as silence; check the source\n"
+    )
+
+
 def update(final: str, pending: str = "", seconds: float = 1.0) -> LiveUpdate:
     stats = GenerationStats(generated_tokens=6, target_calls=2, encode_seconds=0.25, decode_seconds=0.25)
     return LiveUpdate(final, pending, seconds, stats, "de")
