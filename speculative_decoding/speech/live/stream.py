@@ -22,8 +22,9 @@ from .recording import LiveRecording
 from .update import LiveUpdate, Piece
 
 LONGEST = 28 / 30  # of what the model hears; a window of this length is cut, even if its text is not final
-USUAL = 15 / 30  # of it; a shorter window is not cut, because a model hears better what it hears in context
+USUAL = 15 / 30  # of what the model hears
 KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
+LEFT_OUT_FRAMES = 3 * FRAMES_PER_SECOND  # at the end of a window, of which a hypothesis writes nothing
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
 
@@ -126,7 +127,7 @@ class LiveStream:
             return self._update([*final, *self._agreement.finish()], stats, is_last=True)
         if window.size == self._longest:
             final += self._cut_by_force(window)
-        elif window.size > self._usual:
+        else:
             self._cut_final(window)
         return self._update(final, stats)
 
@@ -141,12 +142,21 @@ class LiveStream:
         return self._update([], GenerationStats(), is_last=True)._replace(pending="", error=error)
 
     def _cut_final(self, window: Window) -> None:
-        """Cut a window after a final segment: if possible so that it has the usual length, or else after the last."""
+        """Cut a window after a final segment, if it is long, or if the hypothesis stops long before its end.
+
+        After a cut, the window has the usual length if possible, because speech is heard better in its context. But what
+        a hypothesis leaves out is heard only at the start of a window.
+        """
         assert self.last is not None
         ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
-        latest = window.seek + window.size - self._usual
-        if ends:
-            self._cut(*next((end for end in ends if end.frame >= latest), ends[-1]))
+        if not ends:
+            return
+        end = window.seek + window.size
+        stops_early = ends[-1].num_words == len(self.last.words) and end - ends[-1].frame >= LEFT_OUT_FRAMES
+        if stops_early:
+            self._cut(*ends[-1])
+        elif window.size > self._usual:
+            self._cut(*next((each for each in ends if end - each.frame <= self._usual), ends[-1]))
 
     def _cut_by_force(self, window: Window) -> list[HeardWord]:
         """Make the window final up to its last segment, or all of it, and cut it there. Returns what becomes final."""
