@@ -132,7 +132,9 @@ def parse_record(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
     try:
         fields: dict[str, Any] = parse_json_object(line.decode()) if line.endswith(b"\n") else {}
         source = Source(str(fields["path"]), int(fields["size"]), int(fields["mtime_ns"]))
-        outputs = {name: Written(str(each["settings"]), str(each["sha256"])) for name, each in fields["outputs"].items()}
+        outputs = {
+            name: Written(str(each["settings"]), str(each["sha256"])) for name, each in fields["outputs"].items()
+        }
         return (source, outputs, str(fields["status"])) if fields["version"] == VERSION else None
     except (AttributeError, KeyError, TypeError, ValueError):  # of all kinds of damage; `InputError` is a ValueError
         return None

@@ -69,14 +69,19 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
         waiting += reversed(folders)
 
 
-def identity(path: str | Path) -> tuple[int, int]:
-    status = os.stat(path)
+def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
+    status = os.stat(path, follow_symlinks=follows)
     return status.st_dev, status.st_ino
 
 
 def without_repeats(recordings: Sequence[str]) -> list[str]:
-    """Leave out recordings that were named before, in whichever way. A link to a recording is a recording of its own."""
-    return [*{place(each): each for each in reversed(recordings)}.values()][::-1]
+    """Leave out recordings that were named before, even in other ways. A link to a recording is one of its own."""
+    first: dict[object, str] = {}
+    for each in recordings:
+        path = place(each)
+        # On a Mac, names that differ in case are the same file
+        first.setdefault((folded(str(path)), identity(path, False)) if os.path.lexists(path) else path, each)
+    return [*first.values()]
 
 
 def place(path: str | Path) -> Path:
