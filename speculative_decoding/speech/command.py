@@ -140,9 +140,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     if subtitles.first_given is not None:
         options["word_timestamps"] = True
     slots = slots_for(flags, names, "slots" in given)
-    folder = None
-    recordings = [open_recording(name) for name in names]
+    recordings, folder = [], None
     if flags.output_dir is None:
+        recordings = [open_recording(name) for name in names]
         if errors := begin_to_read(recordings):
             raise (
                 errors[0] if len(errors) == 1 else InputError(f"none of the files can be read ({errors[-1]})", "audio")
