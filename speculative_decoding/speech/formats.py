@@ -76,7 +76,7 @@ def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]
     Segments without text have an empty list of words in both cases, so the first other segment decides. If the first
     segment is such a one and words were not requested, openai-whisper fails.
     """
-    waiting = dropwhile(lambda segment: segment.words == [], segments)
+    waiting: Iterator[Segment] = dropwhile(lambda segment: segment.words == [], segments)
     first = next(waiting, None)
     if first is None:
         return

@@ -161,7 +161,7 @@ class Transcriber:
             while self.seek < end:
                 window = self._window(end)
                 decoded = yield from self._with_fallback(window)
-                if self._is_silent(decoded):
+                if has_no_speech(decoded, self.options):
                     self.seek += window.size
                 else:
                     self._add(decoded, window)
@@ -197,12 +197,6 @@ class Transcriber:
             return self._tokens[self._previous_from :][-self.max_previous :]
         later = self._tokens[max(len(self._initial), self._previous_from) :]
         return [*self._initial, *later[-(self.max_previous - len(self._initial)) :]][-self.max_previous :]
-
-    def _is_silent(self, decoded: DecodedWindow) -> bool:
-        options = self.options
-        if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
-            return False
-        return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
 
     def _add(self, decoded: DecodedWindow, window: Window) -> None:
         """Add the segments of a window, and move to the next one."""
@@ -241,3 +235,10 @@ class Transcriber:
         if last_end is not None:
             self._last_speech = last_end
         return True
+
+
+def has_no_speech(decoded: DecodedWindow, options: TranscriptionOptions) -> bool:
+    """Whether the text of a window is to be dropped, because the window probably has no speech."""
+    if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
+        return False
+    return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
