@@ -151,9 +151,9 @@ def stage(folder: Path, expected: dict[str, bytes]) -> str:
         assert expected[""].startswith(written[: written.rfind(b"\n") + 1]), "a record differs"
         return f"{25 * (4 * len(written) // (len(expected['']) + 1))} %"
     if (made / LEDGER).exists():
-        written = {name: text for name, text in content(folder).items() if ".partial-" not in name}
-        assert written.items() <= expected.items(), "a transcript differs"
-        return f"{len(written)} transcripts"
+        whole = {name: text for name, text in content(folder).items() if ".partial-" not in name}
+        assert whole.items() <= expected.items(), "a transcript differs"
+        return f"{len(whole)} transcripts"
     if made.exists():
         if not any(made.iterdir()):
             return "nothing written"

@@ -349,9 +349,9 @@ speech/ledger.py: an output counts as finished before it is written | speech/tes
 - if status == DONE:
 + if status:
 speech/ledger.py: a line is appended to the beginning of another one | speech/test_folders.py
-- self._file.truncate(self._size)
-- self._file.seek(self._size)
-+ self._file.seek(0, os.SEEK_END)
+-                 self._file.truncate(self._size)
+-                 self._file.seek(self._size)
++                 self._file.seek(0, os.SEEK_END)
 speech/output_folder.py: outputs are written before the ledger knows them | speech/test_folders.py
 -         self._ledger.begin(one.source, written)
 -         for

@@ -151,14 +151,32 @@ def transcribe(chosen: argparse.Namespace) -> int:
         folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
         folder.check(files_of(given))
 
-    decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
-    config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
-    run = Run(flags, config, config.open(), options, slots)
-    report = Report(names, run.detects_language)
-    say(config.describe(drafts_text=run.pair.drafts_text))
+    config, pair, language = open_models(given, options)
+    run = Run(flags, config, pair, options, slots, shows_language=language is None)
     if folder is not None:
         return run.write(folder)
+    report = Report(names, run.shows_language)
     return run.decode(report, recordings, Output(report, flags.formats[0], subtitles).print)
+
+
+def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
+    """Open the models without weights, and describe them. Raises `InputError`.
+
+    Returns: their configuration, the models, and the language of the speech unless it has to be detected.
+    """
+    decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
+    config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
+    pair = config.open()
+    audio = pair.target.model.audio
+    if audio is None:
+        raise InputError(
+            f"{model_name(pair.target.folder)} reads text and cannot transcribe",
+            "model",
+            ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
+        )
+    language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
+    say(config.describe(drafts_text=pair.drafts_text))
+    return config, pair, language
 
 
 @dataclass(frozen=True)
@@ -168,9 +186,10 @@ class Run:
     Args:
         flags: What to do.
         config: The models, and how to decode.
-        pair: The models, opened. Raises `InputError` if they cannot transcribe.
+        pair: The models, opened.
         options: The given transcription options, and those that others imply.
         slots: How many recordings, or windows, are transcribed together.
+        shows_language: Whether the language is detected, and printed.
     """
 
     flags: TranscribeFlags
@@ -178,25 +197,7 @@ class Run:
     pair: ModelPair
     options: Mapping[str, Any]
     slots: int
-
-    def __post_init__(self) -> None:
-        if self.pair.target.model.audio is None:
-            raise InputError(
-                f"{model_name(self.pair.target.folder)} reads text and cannot transcribe",
-                "model",
-                ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
-            )
-
-    @property
-    def detects_language(self) -> bool:
-        """Whether the language is detected. Raises `InputError` for one that the model does not know."""
-        return language_code(self.pair.target.model.audio, self._own_options) is None
-
-    @property
-    def _own_options(self) -> TranscriptionOptions:
-        audio = self.pair.target.model.audio
-        assert audio is not None
-        return TranscriptionOptions(**{**audio.defaults, **self.options})
+    shows_language: bool
 
     def text_settings(self) -> dict[str, Any]:
         """Return everything that a transcript depends on, besides its recording.
@@ -204,7 +205,9 @@ class Run:
         Defaults are left out, so that options of later versions change no settings; and so are drafts, unless the
         acceptance rule lets them change the text.
         """
-        specs, own = transcription_specs(), asdict(self._own_options)
+        audio = self.pair.target.model.audio
+        assert audio is not None
+        specs, own = transcription_specs(), asdict(TranscriptionOptions(**{**audio.defaults, **self.options}))
         decoding = {name: getattr(self.config.options, name) for name in DECODING if name not in DRAFTS}
         settings = {name: value for name, value in own.items() if value != specs[name].default}
         settings |= {name: value for name, value in decoding.items() if value != option_specs()[name].default}
@@ -220,7 +223,7 @@ class Run:
             if finished := count - len(unfinished):
                 say(f"{finished} of {count} recordings are finished in {folder.folder}")
             names = [one.recording for one in unfinished]
-            report = Report(names, self.detects_language)
+            report = Report(names, self.shows_language)
             recordings = [open_recording(name) for name in names]
             if errors := begin_to_read(recordings):
                 say("\n".join(f"error: {error}" for error in errors))
