@@ -42,7 +42,7 @@ FILES = (
 )
 OUTPUT_DIR = "write a file for each recording and format to this folder, and skip recordings that are finished there"
 OUTPUT_FORMAT = (
-    f"a line for each segment, subtitles ({', '.join(SUBTITLES)}), a table of times, or json with the fields of "
+    f"txt: a line for each segment; {', '.join(SUBTITLES)}: subtitles; tsv: a table of times; json: the fields of "
     "openai-whisper, as a list for several files; several formats, separated by commas, need a folder"
 )
 FORCE = "transcribe finished recordings again, and replace other files in the folder"
@@ -62,7 +62,7 @@ class FormatNames(Value):
     """Names of formats, separated by commas."""
 
     expected = f"one of {', '.join(FORMATS)}, or several, separated by commas"
-    metavar = ",".join(FORMATS)
+    metavar = "FORMAT,..."
 
     def accept(self, value: Any) -> Sequence[str]:
         return [Text(FORMATS).accept(name) for name in value.split(",")]
