@@ -28,6 +28,8 @@ from ..sampling.values import Bool, Flag, Int, ListOf, Text, Value
 from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
 from .formats import FORMATS
 from .keywords import DECODING
+from .live.command import LiveFlags, require_live_flags, transcribe_live
+from .live.sources import open_live
 from .media_files import recordings_in, without_repeats
 from .options import TranscriptionOptions, transcription_specs
 from .output import Output, Report, duration, pass_on
@@ -37,23 +39,23 @@ from .subtitle_options import SUBTITLES, SubtitleOptions
 from .transcription import Transcription
 
 FILES = (
-    "transcribe these files, and the recordings in these folders: 16 kHz WAV, and with the package av every audio and "
-    "video format; - reads standard input"
+    "transcribe these files, and those in these folders: 16 kHz WAV, or with the package av any audio or video; - is "
+    "standard input"
 )
-OUTPUT_DIR = "write a file for each recording and format to this folder, and skip recordings that are finished there"
+OUTPUT_DIR = "write the transcripts to this folder, and skip recordings that are finished there"
 OUTPUT_FORMAT = (
     f"txt: a line for each segment; {', '.join(SUBTITLES)}: subtitles; tsv: a table of times; json: the fields of "
-    "openai-whisper, as a list for several files; several formats, separated by commas, need a folder"
+    "openai-whisper; several, separated by commas, need a folder"
 )
-FORCE = "transcribe finished recordings again, and replace other files in the folder"
+FORCE = "transcribe finished recordings again, and replace other files there"
 CHUNKED = (
     "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
     "the text before it"
 )
 PYTHON_ONLY = ("prepend_punctuations", "append_punctuations")  # options without a flag
 BASIC = (
-    *("audio", "output_dir", "output_format", "force", "chunked", "task", "language", "word_timestamps"),
-    *("initial_prompt", "clip_timestamps", "model", "draft_model", "drafter", "num_draft_tokens"),
+    *("audio", "output_dir", "output_format", "force", "task", "language", "word_timestamps"),
+    *("initial_prompt", "live", "model", "draft_model", "drafter", "num_draft_tokens"),
 )
 DRAFTS = ("drafter", "draft_text", "num_draft_tokens", "max_ngram_size", "timed")  # decoding options of drafts only
 
@@ -80,6 +82,8 @@ class TranscribeFlags(RunFlags):
     slots: A[int, Int(1), "number of recordings, or of windows with --chunked, to transcribe together"] = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
+        if not self.audio:
+            raise InputError("is missing", "audio", ("name a file, or transcribe live speech with ", Name("live")))
         formats = self.formats
         if twice := next((name for name in formats if formats.count(name) > 1), None):
             raise InputError(f"{twice} is named twice", "output_format", "name each format once")
@@ -111,13 +115,14 @@ class TranscribeFlags(RunFlags):
 def transcribe_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
-        usage="%(prog)s FILE_OR_FOLDER [FILE_OR_FOLDER ...] --model NAME [--output-dir FOLDER] [options]",
+        usage="%(prog)s FILE [FILE ...] --model NAME [options]\n       %(prog)s --live SOURCE --model NAME [options]",
         description="Transcribe recordings with a speech model such as Whisper.",
         basic=BASIC,
     )
-    parser.add_argument("audio", nargs="+", metavar="FILE", help=FILES)
+    parser.add_argument("audio", nargs="*", metavar="FILE", help=FILES)
     add_flags(parser, "output", TranscribeFlags, without=("audio", "prefix"))
     add_flags(parser, "subtitles", SubtitleOptions)
+    add_flags(parser, "live speech", LiveFlags)
     add_flags(parser, "transcription", TranscriptionOptions, without=PYTHON_ONLY)
     add_decoding_flags(parser, without=all_but(GenerationOptions, *DECODING))
     return parser
@@ -131,6 +136,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     """Transcribe the files and return the exit status: 1 if some of several files could not be transcribed."""
     require_one_process()
     given = vars(chosen)
+    live = flags_from(LiveFlags, chosen)
+    if live.live is not None:
+        return start_live(live.live, live.live_speed, given)
     flags, subtitles = flags_from(TranscribeFlags, chosen), flags_from(SubtitleOptions, chosen)
     subtitles.require_effect(flags.formats)
     names = flags.recordings()
@@ -157,6 +165,17 @@ def transcribe(chosen: argparse.Namespace) -> int:
         return run.write(folder)
     report = Report(names, run.shows_language)
     return run.decode(report, recordings, Output(report, flags.formats[0], subtitles).print)
+
+
+def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
+    """Open a live source and the models, and transcribe until the source ends. speed: see `open_live`."""
+    require_live_flags(given)
+    check_files(given, [((Name("live"),), name)])
+    options = transcription_options(given)
+    source = open_live(name, speed)
+    config, pair, language = open_models(given, {**options, "temperature": 0.0})
+    shows_language, stats = language is None, given.get("stats_json")
+    return transcribe_live(source, config, pair, options, shows_language=shows_language, stats_json=stats)
 
 
 def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
