@@ -161,7 +161,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-OPTIONS = "--baseline --temperature 0 -m 8 --no-speech-threshold none --dtype float32 --source-language en"
+OPTIONS = "--num-draft 2 --temperature 0 -m 8 --no-speech-threshold none --dtype float32 --source-language en"
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def transcribe(model: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 
     def call(arguments: str) -> tuple[int, str, str]:
         try:
-            status = programs.main(["transcribe", "--model", str(model), *f"{arguments} {OPTIONS}".split()])
+            status = programs.main(["transcribe", "--model", str(model), *f"{OPTIONS} {arguments}".split()])
         except SystemExit as exit:  # raised by argparse
             status = int(exit.code or 0)
         return status, *capfd.readouterr()
@@ -231,7 +231,7 @@ def test_only_what_is_missing_or_changed_is_transcribed(
     assert done(run) == ["a.txt", "b.txt", "x/y/a.txt"]
     with monkeypatch.context() as patch:
         patch.setattr(ModelPair, "load_weights", None)
-        for same in ("", "--slots 2", "-m 8"):
+        for same in ("", "--slots 2", "--num-draft 3", "--baseline --num-draft 0"):
             status, _, said = transcribe(f"{run} {same}")
             assert status == 0 and "3 of 3 recordings are finished in out" in said
     Path("out/a.txt").unlink()
