@@ -403,7 +403,15 @@ def test_twelve_recordings_killed_three_times_give_the_same_bytes(talks: Path, m
         path.write_bytes(wav(noise(number, 0.5 + 0.4 * (number % 3))))
     Path("in/broken.mp3").write_bytes(b"ID3" + bytes(100))
     Path("in/silent.wav").write_bytes(wav(noise(0, 0.7)[:0]))
-    options = [*OPTIONS.split(), "--model", str(model), "--slots", "3", "-f", "txt,srt,vtt,json"]
+    options = [
+        *OPTIONS.replace("--num-draft 2", "--baseline").split(),
+        "--model",
+        str(model),
+        "--slots",
+        "3",
+        "-f",
+        "txt,srt,vtt,json",
+    ]
 
     def run(folder: str, kill_at: int = 0) -> tuple[int | None, str, list[str]]:
         out, said = talks / "printed", talks / "said"
