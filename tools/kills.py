@@ -42,6 +42,7 @@ TRAIN = (
     "train --model target --prompts letters.txt --output made --steps 60 --max-tokens 16 --held-out 8 --dtype float32 "
     "--sampled-share 0.5 --resume --force"
 )
+TRANSCRIBE = "transcribe talks --model speech --output-dir made --output-format txt,srt,vtt,json --slots 3 -m 8"
 CONVERT = f"convert --model {BUNDLED / 't5-web-docs-draft'} --output made --dtype float32 --force"
 KINDS = {
     "greedy": JOB,
@@ -51,11 +52,14 @@ KINDS = {
     "training": TRAIN,
     "conversion": CONVERT,
     "conversion-over-another": CONVERT,
+    "recordings": TRANSCRIBE,
     "full-disk-job": JOB,
     "full-disk-training": TRAIN,
     "full-disk-conversion": CONVERT,
+    "full-disk-recordings": TRANSCRIBE,
     "console": "--drafter auto",
 }
+LEDGER = ".transcribe.jsonl"
 PROMPT = "translate English to German: The method returns the value of the property."  # of the console
 POSIX_WRITES = ("fsync", "mkdir", "rename", "replace", "rmdir", "sendfile", "truncate", "unlink")
 FORK = multiprocessing.get_context("fork")  # a fork needs no imports; this process must not use the device itself
@@ -131,11 +135,12 @@ def run(
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """The files of a result, without the manifest, which contains times."""
+    """The files of a result, without the manifest and the ledger, which contain times."""
     made = folder / "made"
     if made.is_file():
         return {"": made.read_bytes()}
-    return {path.name: path.read_bytes() for path in sorted(made.iterdir()) if path.name != manifest.MANIFEST}
+    files = [path for path in made.rglob("*") if path.is_file() and path.name not in (manifest.MANIFEST, LEDGER)]
+    return {str(path.relative_to(made)): path.read_bytes() for path in files}
 
 
 def stage(folder: Path, expected: dict[str, bytes]) -> str:
@@ -145,7 +150,13 @@ def stage(folder: Path, expected: dict[str, bytes]) -> str:
         written = made.read_bytes()
         assert expected[""].startswith(written[: written.rfind(b"\n") + 1]), "a record differs"
         return f"{25 * (4 * len(written) // (len(expected['']) + 1))} %"
+    if (made / LEDGER).exists():
+        whole = {name: text for name, text in content(folder).items() if ".partial-" not in name}
+        assert whole.items() <= expected.items(), "a transcript differs"
+        return f"{len(whole)} transcripts"
     if made.exists():
+        if not any(made.iterdir()):
+            return "nothing written"
         manifest.verify(made)
         return "result written"
     for name in ("checkpoint.partial", "checkpoint.npz", "features", "outputs.jsonl"):
@@ -249,10 +260,16 @@ def console(texts: int, sender: Any) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Write a small target and the prompts."""
-    from tests.support.tiny import small_target
+    """Write a small target and the prompts, a small speech model and recordings."""
+    from tests.support.speech import noise, wav
+    from tests.support.tiny import WHISPER, save_whisper, small_target, tiny_whisper
 
     small_target(folder)
+    save_whisper(tiny_whisper(), folder / "speech", WHISPER)
+    for number in range(8):
+        path = folder / "talks" / str(number % 3) / f"{number // 2}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(wav(noise(number, 0.5 + number / 10)))
     letters = random.Random(1)
     lines = ("".join(letters.choices("abcdefgh", k=letters.randrange(1, 9))) for _ in range(200))
     (folder / "letters.txt").write_text("\n".join(lines))

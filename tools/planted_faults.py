@@ -363,6 +363,32 @@ speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
+speech/media_files.py: names that differ in case are different | speech/test_folders.py
+- unicodedata.normalize("NFD", name).casefold()
++ unicodedata.normalize("NFD", name)
+speech/media_files.py: the outputs are searched for recordings | speech/test_folders.py
+- for each in (folder, output) if
++ for each in (folder,) if
+speech/ledger.py: an output counts as finished before it is written | speech/test_folders.py
+- if status == DONE:
++ if status:
+speech/ledger.py: a line is appended to the beginning of another one | speech/test_folders.py
+-                 self._file.truncate(self._size)
+-                 self._file.seek(self._size)
++                 self._file.seek(0, os.SEEK_END)
+speech/output_folder.py: outputs are written before the ledger knows them | speech/test_folders.py
+-         self._ledger.begin(one.source, written)
+-         for
++         for
+speech/output_folder.py: files of a killed run stay | speech/test_folders.py
+- clean_up(folder / target)
++ pass
+speech/output_folder.py: a file that the user has changed is replaced | speech/test_folders.py
+- if not self._ledger.has_written(name, content):
++ if False:
+speech/command.py: drafts are settings of a transcript | speech/test_folders.py
+- for name in DECODING if name not in DRAFTS}
++ for name in DECODING}
 speech/formats.py: the times of SRT have a point | speech/test_formats.py
 - {timestamp(start, ',')} -->
 + {timestamp(start)} -->

@@ -1,58 +1,73 @@
-"""`transcribe`: prints the segments of recordings as they are finished."""
+"""`transcribe`: prints the segments of recordings as they are finished, or writes their transcripts to a folder."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, groupby
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..cli.common import printing, require_one_process, say, start_alone, write_stats
-from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, check_files
-from ..cli.parser import Parser, add_flags, flags_from
-from ..cli.progress import ShowProgress, progress
+from ..cli.common import require_one_process, say, start_alone, write_stats
+from ..cli.flags import FILES_READ, FILES_WRITTEN, NamedFile, RunFlags, add_decoding_flags, all_but, check_files
+from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
-from ..decoding.results import GenerationStats
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.names import model_name
-from ..loading.pair import ModelPair
-from ..rows import in_order
+from ..loading.pair import ModelPair, fingerprint
 from ..sampling import GenerationOptions
-from ..sampling.values import Bool, Int, Text
+from ..sampling.options import DEFAULT_RULE, option_specs
+from ..sampling.values import Bool, Flag, Int, ListOf, Text, Value
 from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
-from .formats import FORMATS, NO_OPTIONS, STREAMED
+from .formats import FORMATS
 from .keywords import DECODING
 from .live.command import LiveFlags, require_live_flags, transcribe_live
 from .live.sources import open_live
+from .media_files import recordings_in, without_repeats
 from .options import TranscriptionOptions, transcription_specs
+from .output import Output, Report, duration, pass_on
+from .output_folder import OutputFolder
 from .scheduler import TranscriptionEvent, language_code
 from .subtitle_options import SUBTITLES, SubtitleOptions
+from .transcription import Transcription
 
 FILES = (
-    "transcribe these files: 16 kHz WAV, and with the package av every audio and video format; - reads standard input"
+    "transcribe these files, and those in these folders: 16 kHz WAV, or with the package av any audio or video; - is "
+    "standard input"
 )
+OUTPUT_DIR = "write the transcripts to this folder, and skip recordings that are finished there"
 OUTPUT_FORMAT = (
-    f"a line for each segment, subtitles ({', '.join(SUBTITLES)}), a table of times, or json with the fields of "
-    "openai-whisper, as a list for several files"
+    f"txt: a line for each segment; {', '.join(SUBTITLES)}: subtitles; tsv: a table of times; json: the fields of "
+    "openai-whisper; several, separated by commas, need a folder"
 )
+FORCE = "transcribe finished recordings again, and replace other files there"
 CHUNKED = (
     "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
     "the text before it"
 )
 PYTHON_ONLY = ("prepend_punctuations", "append_punctuations")  # options without a flag
 BASIC = (
-    *("audio", "output_format", "chunked", "task", "language", "word_timestamps", "initial_prompt"),
-    *("live", "clip_timestamps", "model", "draft_model", "drafter", "num_draft_tokens"),
+    *("audio", "output_dir", "output_format", "force", "task", "language", "word_timestamps"),
+    *("initial_prompt", "live", "model", "draft_model", "drafter", "num_draft_tokens"),
 )
+DRAFTS = ("drafter", "draft_text", "num_draft_tokens", "max_ngram_size", "timed")  # decoding options of drafts only
+
+
+class FormatNames(Value):
+    """Names of formats, separated by commas."""
+
+    expected = f"one of {', '.join(FORMATS)}, or several, separated by commas"
+    metavar = "FORMAT,..."
+
+    def accept(self, value: Any) -> Sequence[str]:
+        return [Text(FORMATS).accept(name) for name in value.split(",")]
 
 
 @dataclass(frozen=True)
@@ -60,21 +75,41 @@ class TranscribeFlags(RunFlags):
     """The flags of `transcribe`, except for transcription options and decoding options."""
 
     audio: A[Sequence[str], Text(), FILES] = ()
-    output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "txt"
+    output_dir: A[Path | None, File(), OUTPUT_DIR, Flag(short="-o", metavar="FOLDER")] = None
+    output_format: A[Sequence[Sequence[str]], ListOf(FormatNames()), OUTPUT_FORMAT, Flag(short="-f")] = (("txt",),)
+    force: A[bool, Bool(), FORCE] = False
     chunked: A[bool, Bool(), CHUNKED] = False
     slots: A[int, Int(1), "number of recordings, or of windows with --chunked, to transcribe together"] = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
-        count = len(self.audio)
-        if not count:
+        if not self.audio:
             raise InputError("is missing", "audio", ("name a file, or transcribe live speech with ", Name("live")))
-        if count > 1 and self.output_format in SUBTITLES:
-            raise InputError(
-                f"{self.output_format} is for one file (got {count})", "output_format", "choose txt, tsv or json"
-            )
+        formats = self.formats
+        if twice := next((name for name in formats if formats.count(name) > 1), None):
+            raise InputError(f"{twice} is named twice", "output_format", "name each format once")
+        if self.output_dir is None and len(formats) > 1:
+            problem = f"several formats need a folder (got {', '.join(formats)})"
+            raise InputError(problem, "output_format", ("name one with ", Name("output_dir")))
+        if self.output_dir is None and self.force:
+            raise InputError(("has no effect without ", Name("output_dir")), "force", "give both, or leave it out")
+
+    @property
+    def formats(self) -> list[str]:
+        return [name for names in self.output_format for name in names]
+
+    def recordings(self) -> list[str]:
+        """Return the recordings in the order of their transcripts. Raises `InputError` for unsuitable flags."""
+        found = recordings_in(self.audio, self.output_dir)
+        count = len(found)
         if count > 1 and self.chunked:
             problem = f"is for one file (got {count}), as several are transcribed together anyway"
             raise InputError(problem, "chunked", "leave it out")
+        if self.output_dir is not None:
+            return without_repeats(found)
+        if count > 1 and self.formats[0] in SUBTITLES:
+            way_out = ("write files with ", Name("output_dir"), ", or choose txt, tsv or json")
+            raise InputError(f"{self.formats[0]} is printed for one file (got {count})", "output_format", way_out)
+        return found
 
 
 def transcribe_parser(program: str) -> Parser:
@@ -104,42 +139,32 @@ def transcribe(chosen: argparse.Namespace) -> int:
     live = flags_from(LiveFlags, chosen)
     if live.live is not None:
         return start_live(live.live, live.live_speed, given)
-    flags = flags_from(TranscribeFlags, chosen)
-    files: list[NamedFile] = [((Name("audio"),), name) for name in flags.audio]
+    flags, subtitles = flags_from(TranscribeFlags, chosen), flags_from(SubtitleOptions, chosen)
+    subtitles.require_effect(flags.formats)
+    names = flags.recordings()
+    files: list[NamedFile] = [((Name("audio"),), name) for name in names]
     check_files(given, files)
-    subtitles = flags_from(SubtitleOptions, chosen)
-    subtitles.require_effect([flags.output_format])
     options = transcription_options(given)
     if subtitles.first_given is not None:
         options["word_timestamps"] = True
-    slots = flags.slots
-    if not flags.chunked:
-        if len(flags.audio) == 1 and "slots" in given:
-            raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
-        slots = min(slots, len(flags.audio))
-    recordings = [open_recording(name) for name in flags.audio]
-    begin_to_read(recordings)
+    slots = slots_for(flags, names, "slots" in given)
+    recordings, folder = [], None
+    if flags.output_dir is None:
+        recordings = [open_recording(name) for name in names]
+        if errors := begin_to_read(recordings):
+            raise (
+                errors[0] if len(errors) == 1 else InputError(f"none of the files can be read ({errors[-1]})", "audio")
+            )
+    else:
+        folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
+        folder.check(files_of(given))
 
     config, pair, language = open_models(given, options)
-    output = Output(flags.audio, flags.output_format, language is None, subtitles)
-    with config.session(pair) as session:
-        note_exactness(session, slots)
-        start = time.monotonic()
-        if flags.chunked:
-            events = session.transcribe_chunks(recordings[0], slots=slots, **options)
-        else:
-            events = session.transcribe_batch(recordings, slots=slots, **options)
-        output.print(events)
-        seconds = time.monotonic() - start
-    stats = output.stats
-    say(f"{duration(output.seconds)} of audio in {seconds:.1f} s ({output.seconds / seconds:.1f} times real time)")
-    say(run_summary(stats, config.options, len(flags.audio), 0))
-    if flags.stats_json is not None:
-        settings = {"audio": list(flags.audio), "audio_seconds": output.seconds, "seconds": seconds, "slots": slots}
-        drafts = config.settings()
-        settings |= pair.folders | options | {name: drafts[name] for name in ("drafter", "draft_text_sha256")}
-        write_stats(flags.stats_json, settings | stats.as_dict())
-    return 1 if output.has_errors else 0
+    run = Run(flags, config, pair, options, slots, shows_language=language is None)
+    if folder is not None:
+        return run.write(folder)
+    report = Report(names, run.shows_language)
+    return run.decode(report, recordings, Output(report, flags.formats[0], subtitles).print)
 
 
 def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
@@ -171,6 +196,112 @@ def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunC
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
     say(config.describe(drafts_text=pair.drafts_text))
     return config, pair, language
+
+
+@dataclass(frozen=True)
+class Run:
+    """Transcribes recordings with a model.
+
+    Args:
+        flags: What to do.
+        config: The models, and how to decode.
+        pair: The models, opened.
+        options: The given transcription options, and those that others imply.
+        slots: How many recordings, or windows, are transcribed together.
+        shows_language: Whether the language is detected, and printed.
+    """
+
+    flags: TranscribeFlags
+    config: RunConfig
+    pair: ModelPair
+    options: Mapping[str, Any]
+    slots: int
+    shows_language: bool
+
+    def text_settings(self) -> dict[str, Any]:
+        """Return everything that a transcript depends on, besides its recording.
+
+        Defaults are left out, so that options of later versions change no settings; and so are drafts, unless the
+        acceptance rule lets them change the text.
+        """
+        audio = self.pair.target.model.audio
+        assert audio is not None
+        specs, own = transcription_specs(), asdict(TranscriptionOptions(**{**audio.defaults, **self.options}))
+        decoding = {name: getattr(self.config.options, name) for name in DECODING if name not in DRAFTS}
+        settings = {name: value for name, value in own.items() if value != specs[name].default}
+        settings |= {name: value for name, value in decoding.items() if value != option_specs()[name].default}
+        if self.config.options.rule != DEFAULT_RULE:
+            settings |= self.config.output_settings(self.pair)
+        settings |= {"chunked": self.flags.chunked, "dtype": self.config.models.dtype}
+        return {**settings, "target_sha256": fingerprint(self.pair.target)}
+
+    def write(self, folder: OutputFolder) -> int:
+        """Write the transcripts that are missing in the folder, and return the exit status."""
+        with folder.open(self.text_settings(), force=self.flags.force) as opened:
+            unfinished, count = opened.unfinished, len(folder.recordings)
+            if finished := count - len(unfinished):
+                say(f"{finished} of {count} recordings are finished in {folder.folder}")
+            names = [one.recording for one in unfinished]
+            report = Report(names, self.shows_language)
+            recordings = [open_recording(name) for name in names]
+            if errors := begin_to_read(recordings):
+                say("\n".join(f"error: {error}" for error in errors))
+                report.has_errors = True
+            if not unfinished or errors:
+                return self.finish(report, 0.0)
+
+            def write(number: int, result: Transcription) -> None:
+                opened.write(unfinished[number], result)
+
+            try:
+                return self.decode(report, recordings, lambda events: pass_on(report, events, write))
+            except KeyboardInterrupt:
+                say("\ntranscribe: interrupted; run the same command again to continue")
+                return 130
+
+    def decode(
+        self, report: Report, recordings: Sequence[AudioSource], show: Callable[[Iterator[TranscriptionEvent]], None]
+    ) -> int:
+        """Transcribe recordings, and return the exit status. show: called with all events."""
+        with self.config.session(self.pair) as session:
+            note_exactness(session, self.slots)
+            start = time.monotonic()
+            if self.flags.chunked:
+                events = session.transcribe_chunks(recordings[0], slots=self.slots, **self.options)
+            else:
+                events = session.transcribe_batch(recordings, slots=self.slots, **self.options)
+            show(events)
+            seconds = time.monotonic() - start
+            audio = report.seconds
+            say(f"{duration(audio)} of audio in {seconds:.1f} s ({audio / seconds:.1f} times real time)")
+            say(run_summary(report.stats, self.config.options, len(report.names), 0))
+        return self.finish(report, seconds)
+
+    def finish(self, report: Report, seconds: float) -> int:
+        """Write the statistics if they are wanted, and return the exit status."""
+        if self.flags.stats_json is not None:
+            names = list(report.names)
+            settings = {"audio": names, "audio_seconds": report.seconds, "seconds": seconds, "slots": self.slots}
+            drafts = self.config.settings()
+            settings |= {**self.pair.folders, **self.options}
+            settings |= {name: drafts[name] for name in ("drafter", "draft_text_sha256")}
+            write_stats(self.flags.stats_json, settings | report.stats.as_dict())
+        return 1 if report.has_errors else 0
+
+
+def slots_for(flags: TranscribeFlags, names: Sequence[str], is_given: bool) -> int:
+    """Return how many recordings, or windows, to transcribe together. Raises `InputError` for slots without effect."""
+    if flags.chunked:
+        return flags.slots
+    if is_given and len(names) == 1 and not any(map(os.path.isdir, flags.audio)):
+        raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
+    return min(flags.slots, len(names))
+
+
+def files_of(given: Mapping[str, Any]) -> list[Path]:
+    """Return the files that the flags of all commands name."""
+    named = [given[name] for name in (*FILES_READ, *FILES_WRITTEN) if name in given]
+    return [path for each in named for path in ([each] if isinstance(each, Path) else each)]
 
 
 def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,95 +339,14 @@ def open_recording(name: str) -> AudioSource:
     return AudioBytes(sys.stdin.buffer.read(), "standard input")
 
 
-def begin_to_read(recordings: list[AudioSource]) -> None:
-    """Read the first block of the first readable recording before models load. Raises `InputError` if all fail."""
+def begin_to_read(recordings: list[AudioSource]) -> list[InputError]:
+    """Read the first block of the first readable recording before models load. Returns the errors if all fail."""
+    errors = []
     for number, recording in enumerate(recordings):
         try:
             recordings[number] = BegunSource(recording)
-        except InputError as found:
-            error = found
+        except InputError as error:
+            errors.append(error)
         else:
-            return
-    raise error if len(recordings) == 1 else InputError(f"none of the files can be read ({error})", "audio")
-
-
-@dataclass
-class Output:
-    """Prints recordings one after the other, although several are transcribed together.
-
-    Args:
-        names: The names of the files.
-        format: One of `FORMATS`.
-        shows_language: Whether to print the language of each recording.
-        subtitles: How subtitles are divided.
-    """
-
-    names: Sequence[str]
-    format: str
-    shows_language: bool
-    subtitles: SubtitleOptions = NO_OPTIONS
-    stats: GenerationStats = field(init=False, default_factory=GenerationStats)
-    durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
-    has_errors: bool = field(init=False, default=False)
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.durations.values())
-
-    def print(self, events: Iterable[TranscriptionEvent]) -> None:
-        with progress(prints_above=self.format in STREAMED) as show:
-            ordered = in_order(self._watched(events, show), attrgetter("number"), attrgetter("is_last"))
-            for index, own in groupby(ordered, key=attrgetter("number")):
-                own = self._noted(own)
-                if self.format == "json":
-                    *_, last = own
-                    content = {"error": str(last.error)} if last.result is None else last.result.as_dict()
-                    write(self._separator(index, "[", ", ") + json.dumps(content) + "\n")
-                else:
-                    write(self._separator(index, "", "\n", f"==> {self.names[index]} <==\n"))
-                    segments = chain.from_iterable(event.segments for event in own)
-                    for text in STREAMED[self.format](segments, self.subtitles):
-                        write(text)
-        if self.format == "json" and len(self.names) > 1:
-            write("]\n")
-
-    def _separator(self, index: int, first: str, others: str, heading: str = "") -> str:
-        """Return the text to print before a recording. It is empty for a single recording."""
-        return "" if len(self.names) == 1 else (others if index else first) + heading
-
-    def _watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
-        """Show the progress of all recordings."""
-        positions: dict[int, float] = {}
-        for event in events:
-            positions[event.number], self.durations[event.number] = event.position, event.seconds
-            done = sum(positions.values())
-            total = self.seconds if len(positions) == len(self.names) else None
-            show(done, total, f"{duration(done)} of {duration(self.seconds)}")
-            yield event
-
-    def _noted(self, events: Iterable[TranscriptionEvent]) -> Iterator[TranscriptionEvent]:
-        """Print the language and the error of a recording to standard error, and add up its statistics."""
-        language = None
-        for event in events:
-            name = f"{self.names[event.number]}: " if len(self.names) > 1 else ""
-            if self.shows_language and language is None and event.language is not None:
-                say(f"{name}detected language: {event.language}")
-            language = event.language
-            if event.error is not None:
-                if len(self.names) == 1:
-                    raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
-                say(f"error: {event.error}")
-                self.has_errors = True
-            if event.result is not None:
-                self.stats.add(event.result.stats)
-            yield event
-
-
-def write(text: str) -> None:
-    with printing():
-        print(text, end="", flush=True)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as minutes and seconds, such as 2:05."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+            return []
+    return errors

@@ -16,6 +16,7 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.speech import command as transcribe
+from speculative_decoding.speech.output import Output, Report
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment
 from speculative_decoding.speech.transcription import Transcription
@@ -39,12 +40,11 @@ def progress_of(index: int, texts: Sequence[str], language: str = "de") -> list[
 
 def printed(
     names: Sequence[str], events: Sequence[TranscriptionEvent], format: str, capsys: pytest.CaptureFixture[str]
-) -> tuple[transcribe.Output, str, str]:
-    """Print recordings; return the output's record, standard output and standard error."""
-    output = transcribe.Output(names, format, shows_language=True)
-    output.print(events)
-    out, err = capsys.readouterr()
-    return output, out, err
+) -> tuple[Report, str, str]:
+    """Print recordings; return what is known about them, standard output and standard error."""
+    report = Report(names, shows_language=True)
+    Output(report, format).print(events)
+    return report, *capsys.readouterr()
 
 
 def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,10 +52,10 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    output, out, err = printed("abc", events, "txt", capsys)
+    report, out, err = printed("abc", events, "txt", capsys)
     assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
     assert "a: detected language: de" in err and "b: detected language: en" in err
-    assert (output.seconds, output.stats.target_calls, output.has_errors) == (6, 30, False)
+    assert (report.seconds, report.stats.target_calls, report.has_errors) == (6, 30, False)
     assert [each["text"] for each in json.loads(printed("abc", events, "json", capsys)[1])] == [
         "0a 0b",
         "1a 1b",
@@ -66,8 +66,8 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
 def test_a_recording_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     failed = TranscriptionEvent(0, [], 0.0, 0.0, None, error="a: no sound")
     events = [failed, *progress_of(1, ["eins"])]
-    output, out, err = printed("ab", events, "txt", capsys)
-    assert output.has_errors and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
+    report, out, err = printed("ab", events, "txt", capsys)
+    assert report.has_errors and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
     assert json.loads(printed("ab", events, "json", capsys)[1])[0] == {"error": "a: no sound"}
     with pytest.raises(InputError, match="^a: no sound$"):
         printed("a", [failed], "txt", capsys)
@@ -104,7 +104,7 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
     with open(theirs, "w", buffering=1) as terminal, (tmp_path / "text").open("w") as pipe:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(sys, "stdout", pipe if is_piped else terminal)
-        output = transcribe.Output([JFK], "txt", shows_language=False)
+        output = Output(Report([JFK], shows_language=False), "txt")
         output.print(progress_of(0, ["eins", "zwei"]))
         monkeypatch.undo()
         seen = ""
@@ -281,7 +281,10 @@ def test_standard_input_is_a_recording(
     ("arguments", "message"),
     [
         ("nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
-        ("a.wav --output-format text", "--output-format: must be one of txt, srt, vtt, tsv, json, not 'text'"),
+        (
+            "a.wav --output-format text",
+            "--output-format/-f: must be one of txt, srt, vtt, tsv, json, or several, separated by commas, not 'text'",
+        ),
         ("a.wav --highlight-words", "--highlight-words: has no effect on txt; choose srt or vtt, or leave it out"),
         (
             "a.wav --output-format srt --max-line-count 2",
@@ -291,7 +294,10 @@ def test_standard_input_is_a_recording(
         ("", "FILE: is missing; name a file, or transcribe live speech with --live"),
         ("a.wav --slots 2", "--slots: has no effect without --chunked or several files"),
         ("a.wav --prompt x", "--prompt: unknown option"),
-        ("a.wav b.wav --output-format vtt", "--output-format: vtt is for one file (got 2)"),
+        (
+            "a.wav b.wav --output-format vtt",
+            "--output-format: vtt is printed for one file (got 2); write files with --output-dir",
+        ),
         ("a.wav b.wav --chunked", "--chunked: is for one file (got 2)"),
         ("a.wav --chunked --clip-timestamps 1", "--clip-timestamps: cannot be combined with --chunked"),
         ("a.wav --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),

@@ -1,0 +1,135 @@
+"""Prints the transcripts of several recordings, or passes them on, and shows progress, languages and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import attrgetter
+
+from ..cli.common import printing, say
+from ..cli.progress import ShowProgress, progress
+from ..decoding.results import GenerationStats
+from ..errors import InputError
+from ..rows import in_order
+from .formats import NO_OPTIONS, STREAMED
+from .scheduler import TranscriptionEvent
+from .subtitle_options import SubtitleOptions
+from .transcription import Transcription
+
+
+@dataclass
+class Report:
+    """Follows recordings that are transcribed together.
+
+    Args:
+        names: The names of the files.
+        shows_language: Whether to print the language of each recording.
+    """
+
+    names: Sequence[str]
+    shows_language: bool
+    stats: GenerationStats = field(init=False, default_factory=GenerationStats)
+    durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
+    has_errors: bool = field(init=False, default=False)
+    _languages: set[int] = field(init=False, default_factory=set)  # the recordings whose language was printed
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.durations.values())
+
+    def watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
+        """Show the progress of all recordings. The total is known when all have been opened."""
+        positions: dict[int, float] = {}
+        complete = 0
+        for event in events:
+            positions[event.number], self.durations[event.number] = event.position, event.seconds
+            complete += event.is_last
+            done, count = sum(positions.values()), len(self.names)
+            total = self.seconds if len(positions) == count else None
+            text = f"{duration(done)} of {duration(self.seconds)}"
+            show(done, total, text if count == 1 else f"{text}, {complete} of {count} recordings")
+            yield event
+
+    def note(self, event: TranscriptionEvent) -> None:
+        """Print the language and the error of a recording to standard error, and add up its statistics."""
+        if self.shows_language and event.language is not None and event.number not in self._languages:
+            self._languages.add(event.number)
+            name = f"{self.names[event.number]}: " if len(self.names) > 1 else ""
+            say(f"{name}detected language: {event.language}")
+        if event.error is not None:
+            say(f"error: {event.error}")
+            self.has_errors = True
+        if event.result is not None:
+            self.stats.add(event.result.stats)
+
+
+def pass_on(
+    report: Report, events: Iterable[TranscriptionEvent], finished: Callable[[int, Transcription], None]
+) -> None:
+    """Pass the number and the transcript of each recording to `finished` as soon as it is complete."""
+    with progress() as show:
+        for event in report.watched(events, show):
+            report.note(event)
+            if event.result is not None:
+                finished(event.number, event.result)
+
+
+@dataclass
+class Output:
+    """Prints recordings one after the other, although several are transcribed together.
+
+    Args:
+        report: Follows the recordings.
+        format: One of `FORMATS`.
+        subtitles: How subtitles are divided.
+    """
+
+    report: Report
+    format: str
+    subtitles: SubtitleOptions = NO_OPTIONS
+
+    def print(self, events: Iterable[TranscriptionEvent]) -> None:
+        """Print the recordings. Raises `InputError` if there is only one, and it cannot be transcribed."""
+        with progress(prints_above=self.format in STREAMED) as show:
+            watched = self.report.watched(events, show)
+            ordered = in_order(watched, attrgetter("number"), attrgetter("is_last"))
+            for index, own in groupby(ordered, key=attrgetter("number")):
+                own = self._noted(own)
+                if self.format == "json":
+                    *_, last = own
+                    content = {"error": str(last.error)} if last.result is None else last.result.as_dict()
+                    write(self._separator(index, "[", ", ") + json.dumps(content) + "\n")
+                else:
+                    write(self._separator(index, "", "\n", f"==> {self.report.names[index]} <==\n"))
+                    segments = chain.from_iterable(event.segments for event in own)
+                    for text in STREAMED[self.format](segments, self.subtitles):
+                        write(text)
+        if self.format == "json" and not self._is_alone:
+            write("]\n")
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self.report.names) == 1
+
+    def _separator(self, index: int, first: str, others: str, heading: str = "") -> str:
+        """Return the text to print before a recording. It is empty for a single recording."""
+        return "" if self._is_alone else (others if index else first) + heading
+
+    def _noted(self, events: Iterable[TranscriptionEvent]) -> Iterator[TranscriptionEvent]:
+        for event in events:
+            if event.error is not None and self._is_alone:
+                raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
+            self.report.note(event)
+            yield event
+
+
+def write(text: str) -> None:
+    with printing():
+        print(text, end="", flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as minutes and seconds, such as 2:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

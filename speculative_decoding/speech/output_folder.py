@@ -1,0 +1,192 @@
+"""A folder of transcripts: which outputs are missing there, and how they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InputError, Name, writing
+from ..loading.atomic_io import atomic_file, clean_up
+from .audio_file import is_open_pipe
+from .formats import FORMATS, write
+from .ledger import WAY_OUT, Ledger, Source, Written
+from .media_files import folded, output_names, place
+from .subtitle_options import SUBTITLES, SubtitleOptions
+from .transcription import Transcription
+
+LEDGER = ".transcribe.jsonl"
+STANDARD = "-"  # standard input
+MAX_NAME_BYTES = 255 - len("..partial-12345678")  # a temporary file has a longer name
+LEFTOVER = re.compile(rf"\.(.+\.(?:{'|'.join(FORMATS)}))\.partial-.{{8}}", re.DOTALL)
+
+
+class Unfinished(NamedTuple):
+    """A recording whose transcript is missing, or was made from something else. outputs: the names, by format."""
+
+    recording: str
+    source: Source
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The place for the transcripts of some recordings.
+
+    Args:
+        folder: The folder, which need not exist.
+        recordings: The recordings, each once.
+        formats: Names of `FORMATS`.
+        options: How subtitles are divided.
+    """
+
+    folder: Path
+    recordings: Sequence[str]
+    formats: Sequence[str]
+    options: SubtitleOptions
+
+    @cached_property
+    def outputs(self) -> list[dict[str, str]]:
+        """The outputs of each recording: their names by format."""
+        return [{each: f"{name}.{each}" for each in self.formats} for name in output_names(self.recordings)]
+
+    def check(self, others: Sequence[str | Path]) -> None:
+        """Raise `InputError` if the outputs cannot be written. others: files that have another purpose."""
+        for name in self.recordings:
+            if name == STANDARD or is_open_pipe(Path(name)):
+                raise InputError(f"{name} has no name for a file in a folder", "output_dir", "leave it out")
+        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        if not existing.is_dir():
+            raise InputError(f"{existing} is not a folder", "output_dir", "name one")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise InputError(f"{existing} is not writable", "output_dir", "name another folder")
+        used = {folded(str(place(each))) for each in (*self.recordings, *others)}
+        folder = place(self.folder / "any").parent
+        for path in (folder / name for outputs in self.outputs for name in outputs.values()):
+            if folded(str(path)) in used:
+                raise InputError(f"{path} is already used", "output_dir", "name another folder")
+            if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
+                raise InputError(f"{path.name} is too long for a file name", "audio", "rename the recording")
+
+    @contextmanager
+    def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[OpenFolder]:
+        """Create and lock the folder, and remove what a killed run has left.
+
+        Args:
+            settings: Everything that a transcript depends on, besides its recording.
+            force: Whether to write all outputs again, and to replace other files.
+
+        Raises:
+            InputError: The folder is in use, or another file is in the place of a missing output.
+        """
+        with writing(Name("output_dir"), self.folder, "name another folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with Ledger.open(self.folder / LEDGER) as ledger:
+            for parent in {(self.folder / name).parent for outputs in self.outputs for name in outputs.values()}:
+                remove_leftovers(parent)
+            opened = OpenFolder(self, ledger, {each: self._digest(each, settings) for each in self.formats})
+            for one, outputs in zip(self.recordings, self.outputs, strict=True):
+                opened.add(one, outputs, force)
+            yield opened
+
+    def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
+        """Return a hash of everything that an output of this format depends on, besides its recording."""
+        options = {}
+        if format in SUBTITLES:  # defaults are left out, so that options of later versions change no hash
+            changed = (each.name for each in fields(self.options) if getattr(self.options, each.name) != each.default)
+            options = {name: asdict(self.options)[name] for name in changed}
+        return hashlib.sha256(json.dumps([format, settings, options], sort_keys=True).encode()).hexdigest()[:32]
+
+
+class OpenFolder:
+    """A locked folder of transcripts, within the context `OutputFolder.open`.
+
+    Attributes:
+        unfinished: The recordings to transcribe.
+    """
+
+    def __init__(self, place: OutputFolder, ledger: Ledger, settings: Mapping[str, str]) -> None:
+        self.unfinished: list[Unfinished] = []
+        self._place = place
+        self._ledger = ledger
+        self._settings = settings  # by format
+        self._paths = {self._source(each).path for each in place.recordings}
+
+    def add(self, recording: str, outputs: Mapping[str, str], force: bool) -> None:
+        """Find out what is missing of a recording. Raises `InputError` if a missing output must not be written."""
+        source = self._source(recording)
+        missing = {
+            format: name
+            for format, name in outputs.items()
+            if force
+            or not self._ledger.is_finished(name, source, self._settings[format])
+            or not os.path.lexists(self._place.folder / name)
+        }
+        for name in missing.values():
+            self._require_replaceable(name, force)
+        if missing:
+            self.unfinished.append(Unfinished(recording, source, missing))
+
+    def write(self, one: Unfinished, result: Transcription) -> None:
+        """Write the outputs of a recording. Raises `InputError` if that fails."""
+        contents = {
+            (format, name): write(format, result, self._place.options).encode() for format, name in one.outputs.items()
+        }
+        written = {
+            name: Written(self._settings[format], hashlib.sha256(content).hexdigest())
+            for (format, name), content in contents.items()
+        }
+        self._ledger.begin(one.source, written)
+        for (_, name), content in contents.items():
+            path = self._place.folder / name
+            with writing(Name("output_dir"), path, WAY_OUT):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(path) as file:
+                    file.write(content)
+        self._ledger.finish(one.source, written)
+
+    def _source(self, recording: str) -> Source:
+        folder = os.path.realpath(self._place.folder)
+        path = os.path.relpath(place(recording), folder)
+        try:
+            status = os.stat(recording)
+        except OSError:  # reading it fails too, and says why
+            return Source(path, -1, -1)
+        return Source(path, status.st_size, status.st_mtime_ns)
+
+    def _require_replaceable(self, name: str, force: bool) -> None:
+        """Raise `InputError` if a file is in the way that no run has written for this recording."""
+        path = self._place.folder / name
+        if path.parent.exists() and not path.parent.is_dir():
+            raise InputError(f"{path.parent} is not a folder", "output_dir", "move it")
+        if not os.path.lexists(path):
+            return
+        way_out = ("move it, name another ", Name("output_dir"))
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file", "output_dir", way_out[0])
+        if force:
+            return
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        other = self._ledger.source_of(name)
+        if not self._ledger.has_written(name, content):
+            problem = f"{path} exists, and is not what an earlier run has written"
+        elif other is not None and other not in self._paths and os.path.exists(self._place.folder / other):
+            problem = f"{path} is the transcript of {os.path.normpath(self._place.folder / other)}"
+        else:
+            return
+        raise InputError(problem, "output_dir", (*way_out, ", or replace it with ", Name("force")))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that a killed run has left in a folder of transcripts."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    for target in {found[1] for found in map(LEFTOVER.fullmatch, names) if found}:
+        clean_up(folder / target)
