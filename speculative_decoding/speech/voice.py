@@ -20,6 +20,7 @@ from .segments import Segment
 
 CHUNK = 512  # samples, as Silero reads them
 NEG_DISTANCE = 0.15  # by default, silence begins this much below the threshold
+LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples between both thresholds that wait for what follows; then they are kept
 INSTALL = 'pip install "speculative-decoding[vad]"'
 
 Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probability that it is speech
@@ -88,7 +89,8 @@ class SpeechFinder:
         """Add the probability of the next chunk."""
         here = self.position
         is_silent = probability < self._options.silent_below
-        if probability >= self._options.threshold:
+        is_kept = self._silence is not None and here - self._silence >= LONGEST_DOUBT and not is_silent
+        if probability >= self._options.threshold or is_kept:
             self._silence = None
             self._start = here if self._start is None else self._start
         elif is_silent and self._start is not None and self._silence is None:
@@ -102,7 +104,7 @@ class SpeechFinder:
     def _settle(self, here: int) -> None:
         """Set the borders that no later chunk can move. here: the start of the last chunk."""
         nearest = here if self._start is None else self._start  # where the next speech may start
-        if not self._is_long and self._end is not None and nearest - self._end >= 2 * self._pad:
+        if not self._is_long and self._end is not None and nearest - self._end > 2 * self._pad:
             self.borders.append(self._end + self._pad)
             self._end = None
         certain = here if self._silence is None else self._silence
@@ -113,7 +115,7 @@ class SpeechFinder:
             self.decided = max(nearest - self._pad, 0) if self._end is None else self._end
 
     def _keep(self) -> None:
-        """Keep the current speech. Less than two paddings after the last one, it is joined to it."""
+        """Keep the current speech. It is joined to the last one if their paddings touch."""
         assert self._start is not None
         if not self._is_long and self._end is None:
             self.borders.append(max(self._start - self._pad, 0))
