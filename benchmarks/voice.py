@@ -109,7 +109,7 @@ def transcribe(session: Session, samples: Samples, parts: SpeechTimes | None = N
 
 def compare(chosen: argparse.Namespace) -> int:
     session, normalize = load(chosen.model, dtype="float32"), normalizer(chosen.normalizer)
-    recordings = [read_samples(path) / np.float32(32768) for path in chosen.recordings]
+    recordings = [(read_samples(path) / 32768).astype(np.float32) for path in chosen.recordings]
     expected = normalize(" ".join(transcribe(session, each).text for each in recordings)).split()
     print(described(environment()), "", "| sound | cut by | invented | errors | kept |", "|---" * 5 + "|", sep="\n")
     totals: dict[str, list[int]] = {}

@@ -27,6 +27,6 @@ def normalizer(file: Path) -> Any:
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     try:
-        return EnglishTextNormalizer(json.loads(file.read_text(encoding="utf-8")))
+        return EnglishTextNormalizer(json.loads(file.read_text(encoding="utf-8")))  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise InputError(f"--normalizer {file}: cannot be read ({error}); name another file") from error

