@@ -119,9 +119,8 @@ def compare(chosen: argparse.Namespace) -> int:
         totals.setdefault(cut_by, []).append(errors)
         wrong = invented(found.segments, spoken)
         words = sum(len(each.text.split()) for each in wrong)
-        print(
-            f"| {name} | {cut_by} | {len(wrong)} ({words} words) | {errors / len(expected):.1%} | {kept} |", flush=True
-        )
+        cells = [name, cut_by, f"{len(wrong)} ({words} words)", f"{errors / len(expected):.1%}", kept]
+        print("|", " | ".join(cells), "|", flush=True)
 
     for name in SOUNDS:
         say(name)
