@@ -72,6 +72,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # name in other libraries or earli
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
+    "vad_filter": ("vad",),
     "max_tokens": ("sample_len",),
     "max_new_tokens": ("max_tokens", "sample_len"),
     "max_length": ("max_tokens",),

@@ -141,7 +141,7 @@ class RecordingQueue:
             number = self._numbers[item] = next(self._next_number)
             self._items[number] = item
             try:
-                task = Task(item.recording, item.options, item.decoding)
+                task = Task(item.recording, item.options, item.decoding, speech=item.recording.speech)
                 calls += self._handled(self._scheduler.start(number, task))
             except InputError as error:
                 self.cancel(item)

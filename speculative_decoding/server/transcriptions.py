@@ -56,11 +56,12 @@ async def transcribe(request: Request, task: str) -> Response:
         wanted = await received(request, task, audio, upload)
         size = upload.size
         address = request.client.host if request.client else ""
-        steps = opening(AudioBytes(wanted.content, "file"), bins, limits.max_audio_seconds, CountedBytes(upload.add))
+        source, frames = AudioBytes(wanted.content, "file"), CountedBytes(upload.add)
+        steps = opening(source, bins, limits.max_audio_seconds, frames, wanted.options.voice)
         with service.opening(upload):
             reading = upload.unless_failed(opened(service, address, steps))
             recording = await cancel_on_disconnect(request.receive, reading)
-        del steps, reading
+        del source, frames, steps, reading
         wanted = replace(wanted, content=b"")
         upload.size -= size  # only the frames are in memory from now on
         item = ClientRecording(recording, wanted.options, wanted.decoding, address)

@@ -101,7 +101,7 @@ def transcribe_chunks(
     def scheduler(language: str | None) -> Scheduler:
         return new_scheduler(session, replace(own, language=language or own.language), decoding, slots)
 
-    recording = open_audio(audio, mel_bins(session))
+    recording = open_audio(audio, mel_bins(session), voice=own.voice)
     return map(raise_error, chunk_events(recording, config.window_frames, scheduler))
 
 

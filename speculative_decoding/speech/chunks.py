@@ -43,14 +43,14 @@ def chunk_events(
         new_scheduler: Creates a scheduler for a language. None means the language of the options.
     """
     total = recording.num_frames
-    starts = range(0, total, chunk_frames)
+    starts = range(0, max(total, 1), chunk_frames)  # one, if voice detection has left out everything
     segments: list[Segment] = []
     text = ""
     stats = GenerationStats()
 
     def read(scheduler: Scheduler, start: int) -> Task:
         part = Part(recording, start, min(chunk_frames, total - start))
-        return Task(part, scheduler.options, scheduler.decoding, start)
+        return Task(part, scheduler.options, scheduler.decoding, start, recording.speech)
 
     def decoded(language: str | None, some: range) -> Iterator[TranscriptionEvent]:
         scheduler = new_scheduler(language)

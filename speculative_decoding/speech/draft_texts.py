@@ -19,6 +19,7 @@ from ..drafters.draft_text import DraftText, Place, TextFollower
 from ..loading.tokenizer import REPLACEMENT
 from .segments import SECONDS_PER_POSITION
 from .speech_text import WITHOUT_SPACES, SpeechText
+from .voice import SpeechTimes
 
 CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{2})[.,](\d{3})"
 CUE = re.compile(rf"^(?:\d+[ \t]*\n)?[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}.*\n?", re.MULTILINE)
@@ -137,15 +138,27 @@ class GivenTranscript(Transcript):
         speech: Encodes the text.
         language: The language of the text.
         pieces: The vocabulary's pieces by id.
+        kept: Where the audio comes from, if some of the recording has been left out. The times of the text count from
+            the start of the recording.
     """
 
-    def __init__(self, text: str, speech: SpeechText, language: str, pieces: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        text: str,
+        speech: SpeechText,
+        language: str,
+        pieces: Mapping[int, str],
+        kept: SpeechTimes | None = None,
+    ) -> None:
         super().__init__(DraftText([], pieces, TEXT), speech)
         self._cues: list[
             tuple[float, float, int]
         ] = []  # start and end of each part, and the position of its first word
         space = "" if language in WITHOUT_SPACES else " "
         for cue in cues_of(text):
+            if kept is not None:
+                start, end = (time if time is None else kept.kept(time) for time in (cue.start, cue.end))
+                cue = cue._replace(start=start, end=end)
             if cue.start is not None:
                 self.add_time(cue.start)
                 self._cues.append((cue.start, cue.start if cue.end is None else cue.end, len(self.words.ids)))

@@ -38,6 +38,12 @@ class TranscriptionKeywords(TypedDict, total=False):
     no_speech_threshold: float | None
     hallucination_silence_threshold: float | None
     clip_timestamps: str | Sequence[float]
+    vad: bool
+    vad_threshold: float | None
+    vad_neg_threshold: float | None
+    vad_min_speech_duration_ms: int | None
+    vad_min_silence_duration_ms: int | None
+    vad_speech_pad_ms: int | None
     prepend_punctuations: str
     append_punctuations: str
     sample_len: int | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from ..errors import InputError, Name
 from ..sampling.options import documented, validate
@@ -22,6 +22,7 @@ from ..sampling.values import (
     Union,
     specs_of,
 )
+from .voice import VoiceOptions, require_package
 
 TASKS = ("transcribe", "translate")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -90,6 +91,28 @@ class TranscriptionOptions:
         Union((Text(may_be_empty=True), ListOf(Number(0)))),
         "transcribe only START,END,START,END,... in seconds; the last end may be missing",
     ] = "0"
+    vad: Annotated[
+        bool, Bool(), "leave out what is not speech, such as noise, hum and silence, before the speech is transcribed"
+    ] = False
+    vad_threshold: Annotated[
+        float | None,
+        OrNone(Number(0.01, 1)),
+        "speech begins where its probability, found for each 32 ms, is at least X (default: 0.5)",
+    ] = None
+    vad_neg_threshold: Annotated[
+        float | None,
+        OrNone(Number(0, 1)),
+        ("speech ends where its probability falls below X (default: ", Name("vad_threshold"), " - 0.15)"),
+    ] = None
+    vad_min_speech_duration_ms: Annotated[
+        int | None, OrNone(Int(0, 60_000)), "leave out speech that is not longer than N milliseconds (default: 250)"
+    ] = None
+    vad_min_silence_duration_ms: Annotated[
+        int | None, OrNone(Int(0, 60_000)), "end speech only at a silence of N milliseconds (default: 2000)"
+    ] = None
+    vad_speech_pad_ms: Annotated[
+        int | None, OrNone(Int(0, 60_000)), "keep N milliseconds before and after speech (default: 400)"
+    ] = None
     prepend_punctuations: Annotated[
         str, Text(may_be_empty=True), "punctuation that belongs to the next word", PYTHON_ONLY
     ] = "\"'“¿([{-"
@@ -113,6 +136,30 @@ class TranscriptionOptions:
                 ("has no effect without ", Name("word_timestamps")), "hallucination_silence_threshold", "turn them on"
             )
         self.clips(0)
+        self._check_voice()
+
+    def _check_voice(self) -> None:
+        if self.voice is None:
+            if own := self._voice_values:
+                raise InputError(("has no effect without ", Name("vad")), f"vad_{next(iter(own))}", "turn it on")
+            return
+        require_package()
+        if self.clip_timestamps != "0":
+            raise InputError(("cannot be combined with ", Name("vad")), "clip_timestamps", "leave one of them out")
+        if self.voice.silent_below > self.voice.threshold:
+            raise InputError(
+                (f"must be at most {self.voice.threshold:g}, which is ", Name("vad_threshold")), "vad_neg_threshold"
+            )
+
+    @property
+    def voice(self) -> VoiceOptions | None:
+        """What counts as speech; None without voice detection."""
+        return VoiceOptions(**self._voice_values) if self.vad else None
+
+    @property
+    def _voice_values(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, f"vad_{each.name}") for each in fields(VoiceOptions)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def temperatures(self) -> Sequence[float]:

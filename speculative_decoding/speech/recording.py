@@ -1,7 +1,8 @@
 """A recording, which is read once. All of its frames are kept, and windows are cut from them.
 
 Frames are kept unscaled, so they can be computed before the recording ends. Whisper scales them by the largest value of
-the whole recording, so each window is scaled when it is cut.
+the whole recording, so each window is scaled when it is cut. With voice detection, frames are computed from the samples
+that are kept, as if they were the whole recording.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy as np
 
 from ..errors import InputError
 from ..models.audio import AudioFrames
-from .audio_file import SAMPLE_RATE, Audio, AudioSource, Samples, open_source
+from .audio_file import BLOCK_SAMPLES, SAMPLE_RATE, Audio, AudioSource, Samples, open_source
 from .mel import HOP_SAMPLES, SILENCE, Frames, LogMel, normalized
+from .voice import SpeechTimes, VoiceFilter, VoiceOptions
 
 ITEM = np.dtype(np.float32)
 IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; a longer recording uses a temporary file
+VOICE_STEP = 2 * SAMPLE_RATE  # samples; voice detection takes about 60 ms for them
 
 
 class Recording:
@@ -30,12 +33,26 @@ class Recording:
         num_mel_bins: The number of mel bins of the target, then of other models that read the recording.
         name: The name of the recording in messages.
         file: Stores the frames (default: memory, or an unnamed temporary file for a long recording).
+        voice: What counts as speech; everything else is left out. None: keep everything.
+
+    Attributes:
+        num_samples: The length of the recording, including what is left out.
+        speech: Where the frames come from, if something may have been left out. Set by `finish`.
     """
 
-    def __init__(self, num_mel_bins: Sequence[int], name: str = "audio", file: BinaryIO | None = None) -> None:
+    def __init__(
+        self,
+        num_mel_bins: Sequence[int],
+        name: str = "audio",
+        file: BinaryIO | None = None,
+        voice: VoiceOptions | None = None,
+    ) -> None:
         self._file = file or cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115
         self.name = name
         self.num_samples = 0
+        self.speech: SpeechTimes | None = None
+        self._voice = None if voice is None else VoiceFilter(voice)
+        self._num_kept = 0
         self._bins = num_mel_bins
         self._log_mel = LogMel(num_mel_bins)
         self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # largest value of each bin
@@ -46,11 +63,18 @@ class Recording:
     def append(self, samples: Samples) -> None:
         """Append samples at 16 kHz."""
         self.num_samples += len(samples)
-        self._keep(self._log_mel.append(samples))
+        self._hear(samples if self._voice is None else self._voice.append(samples))
 
     def finish(self) -> None:
         """Compute the last frames, which need the silence after the recording."""
+        if self._voice is not None:
+            samples, self.speech = self._voice.finish()
+            self._hear(samples)
         self._keep(self._log_mel.finish())
+
+    def _hear(self, samples: Samples) -> None:
+        self._num_kept += len(samples)
+        self._keep(self._log_mel.append(samples))
 
     def _keep(self, frames: Frames) -> None:
         if not len(frames):
@@ -69,7 +93,7 @@ class Recording:
     @property
     def num_frames(self) -> int:
         """The number of frames, without the silence after the recording."""
-        return self.num_samples // HOP_SAMPLES
+        return self._num_kept // HOP_SAMPLES
 
     @property
     def seconds(self) -> float:
@@ -115,32 +139,43 @@ def opening(
     num_mel_bins: Sequence[int],
     max_seconds: float | None = None,
     file: BinaryIO | None = None,
+    voice: VoiceOptions | None = None,
 ) -> Generator[None, None, Recording]:
-    """Read a recording and return it. Yields after each block.
+    """Read a recording and return it. Yields after each block, and every two seconds of voice detection.
 
     Args:
         source: The samples, which are read once.
         num_mel_bins: See `Recording`.
         max_seconds: A longer recording raises `InputError`.
         file: See `Recording`.
+        voice: See `Recording`.
     """
-    recording = Recording(num_mel_bins, source.name, file)
+    recording = Recording(num_mel_bins, source.name, file, voice)
+    step = BLOCK_SAMPLES if voice is None else VOICE_STEP
     for samples in source.blocks():
         if max_seconds is not None and recording.num_samples + len(samples) > max_seconds * SAMPLE_RATE:
             raise InputError(f"{source.name}: longer than {max_seconds:g} seconds; split it")
-        recording.append(samples)
-        yield
+        for start in range(0, len(samples), step):
+            recording.append(samples[start : start + step])
+            yield
     if recording.num_samples < HOP_SAMPLES:
         raise InputError(f"{source.name}: no sound (got {recording.num_samples} samples at 16 kHz); use another file")
     recording.finish()
     return recording
 
 
-def open_audio(audio: Audio | Recording, num_mel_bins: Sequence[int], max_seconds: float | None = None) -> Recording:
+def open_audio(
+    audio: Audio | Recording,
+    num_mel_bins: Sequence[int],
+    max_seconds: float | None = None,
+    voice: VoiceOptions | None = None,
+) -> Recording:
     """Read a recording. audio: see `open_source`; a `Recording` is returned as it is. Raises `InputError`."""
     if isinstance(audio, Recording):
+        if voice is not None and audio.speech is None:
+            raise InputError("has no effect on a recording that has been read", "vad", "give its file or samples")
         return audio
-    steps = opening(open_source(audio), num_mel_bins, max_seconds)
+    steps = opening(open_source(audio), num_mel_bins, max_seconds, voice=voice)
     while True:
         try:
             next(steps)

@@ -28,6 +28,7 @@ from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
 from .transcription import Attempt, Transcriber, Transcription, WindowSource
+from .voice import SpeechTimes
 from .window_requests import WindowRequests, language_probabilities
 
 KEPT_DRAFT_TEXTS = 4  # prepared draft texts that are kept for other recordings
@@ -63,12 +64,17 @@ class TranscriptionEvent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A recording, and how to transcribe it. first_frame: where it begins, if it is part of a longer recording."""
+    """A recording, and how to transcribe it.
+
+    first_frame: Where it begins, if it is part of a longer recording.
+    speech: Where the frames of the whole recording come from, if something has been left out.
+    """
 
     recording: WindowSource
     options: TranscriptionOptions
     decoding: GenerationOptions  # drafts, sampling, beams
     first_frame: int = 0
+    speech: SpeechTimes | None = None
 
 
 @dataclass
@@ -83,15 +89,20 @@ class Running:
     requests: WindowRequests
     attempts: Generator[Attempt, DecodedWindow, None]
     attempt: Attempt | None = None
-    reported: int = 0  # number of segments in the events so far
+    speech: SpeechTimes | None = None
+    segments: list[Segment] = field(default_factory=list)  # in the events so far
 
     def event(self, *, is_last: bool = False) -> TranscriptionEvent:
         found = self.transcriber
-        new = found.segments[self.reported :]
-        self.reported = len(found.segments)
+        new = found.segments[len(self.segments) :]
         frames = found.recording.num_frames
         position, seconds = min(found.seek, frames) / FRAMES_PER_SECOND, frames / FRAMES_PER_SECOND
-        result = found.result() if is_last else None
+        if self.speech is not None:
+            first = self.requests.first_frame / FRAMES_PER_SECOND
+            new = [self.speech.restored(segment, first) for segment in new]
+            position, seconds = self.speech.reached(first + position) - first, self.speech.seconds
+        self.segments += new
+        result = replace(found.result(), segments=self.segments, seconds=seconds) if is_last else None
         return TranscriptionEvent(self.number, new, position, seconds, found.language, result)
 
 
@@ -139,12 +150,18 @@ class Scheduler:
         own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        return self.task(open_audio(own.pop("audio"), self.num_mel_bins), own)
+        audio = own.pop("audio")
+        options, decoding = self._options(own)
+        recording = open_audio(audio, self.num_mel_bins, voice=options.voice)
+        return Task(recording, options, decoding, speech=recording.speech)
 
-    def task(self, recording: WindowSource, overrides: Mapping[str, Any]) -> Task:
+    def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
         """Return the task for a recording with its own options. Raises `InputError` naming an unusable option."""
+        return Task(recording, *self._options(overrides), speech=recording.speech)
+
+    def _options(self, overrides: Mapping[str, Any]) -> tuple[TranscriptionOptions, GenerationOptions]:
         own, decoding = split_names(overrides)
-        return Task(recording, replace(self.options, **own), self.decoding.override_for_row(decoding))
+        return replace(self.options, **own), self.decoding.override_for_row(decoding)
 
     @property
     def running(self) -> int:
@@ -196,17 +213,17 @@ class Scheduler:
         if language is None:
             language, opening = self._detect(recording)
         output_language = "en" if options.task == "translate" else language
-        given = [self._transcript(text, output_language) for text in task.decoding.draft_text]
+        given = [self._transcript(text, output_language, task.speech) for text in task.decoding.draft_text]
         drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
         requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame, drafts)
         most = requests.max_positions // 2 - 1
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
-        one = Running(number, transcriber, requests, transcriber.attempts())
+        one = Running(number, transcriber, requests, transcriber.attempts(), speech=task.speech)
         yield one.event()
         yield from self._advance(one, None)
 
-    def _prepared(self, text: str, language: str) -> GivenTranscript:
-        return GivenTranscript(text, self._text, language, self.model.pieces or {})
+    def _prepared(self, text: str, language: str, speech: SpeechTimes | None) -> GivenTranscript:
+        return GivenTranscript(text, self._text, language, self.model.pieces or {}, speech)
 
     def decode_round(self) -> Iterator[TranscriptionEvent]:
         """Run a round of every recording that has a slot. A recording is paused when its output is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -54,7 +55,7 @@ class Outputs:
 
 
 def submit(work: RecordingQueue, client: str) -> ClientRecording:
-    item = ClientRecording(cast(Any, None), TranscriptionOptions(), GenerationOptions(), client)
+    item = ClientRecording(cast(Any, SimpleNamespace(speech=None)), TranscriptionOptions(), GenerationOptions(), client)
     item.client = cast(Any, ClientRequest([item]))
     work.submit(item)
     for call in work.step():

@@ -19,6 +19,7 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.service import MAX_UPLOADS
+from speculative_decoding.speech import voice
 from speculative_decoding.speech.audio_file import AudioBytes
 from speculative_decoding.speech.formats import srt
 from speculative_decoding.speech.transcription import Transcription
@@ -140,6 +141,24 @@ def test_translations_and_options(client: openai.OpenAI) -> None:
     assert found.text != create(client, 2).text
     options: Any = {"temperature": 0.9, "seed": 7, "sample_len": 9, "without_timestamps": True}
     assert create(client, 2, **options).text == alone(2, **options).text.strip() != create(client, 2).text
+
+
+def test_voice_detection_puts_times_back_and_counts_what_it_leaves_out(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voice, "silero", lambda: lambda chunk: float(np.abs(chunk).max() > 0.001))
+    own = {"vad": True, "vad_speech_pad_ms": 0, "vad_min_silence_duration_ms": 100}
+    silence = np.zeros(16 * 512, np.float32)
+    spoken = np.concatenate([silence, RECORDINGS[1], silence])
+    fields = form({"response_format": "verbose_json", **own})
+    with server.client() as client:
+        found = client.post(PATH, files={"file": ("a.wav", wav(spoken))}, data=fields).json()
+        refused = client.post(PATH, files={"file": ("a.wav", wav(np.zeros(28_000, np.float32)))}, data=fields)
+    expected = session("none").transcribe(spoken, **FIRST, **own)
+    assert (found["text"], found["duration"]) == (expected.text.strip(), expected.seconds)
+    assert [each["start"] for each in found["segments"]] == [each.start for each in expected.segments]
+    assert found["segments"][0]["start"] >= 0.51
+    assert refused.status_code == 400 and "longer than 1.7 seconds" in refused.text
 
 
 def test_a_stream_sends_each_segment(client: openai.OpenAI) -> None:

