@@ -76,7 +76,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
             path = f"{DOWNLOADS}..."  # the name gives access
         is_polled = path in ("/health", "/metrics")
         level = logging.DEBUG if is_polled else logging.INFO
-        LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
+        LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
 
     # Starlette would run handlers that are not coroutines in other threads
 
