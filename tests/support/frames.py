@@ -49,6 +49,7 @@ BROKEN = {
     "fragments above the limit": (frame(b"a" * 2000, fin=False) + frame(b"a" * 2000, Opcode.CONT), 1009),
     "empty fragments without end": (frame(b"", fin=False) + frame(b"", Opcode.CONT, fin=False) * 2000, 1009),
     "text that is not UTF-8": (frame(b"\xff"), 1007),
+    "such a text, then a close frame": (frame(b"\xff") + frame(struct.pack("!H", 1000), Opcode.CLOSE), 1000),
     "a close frame of one byte": (frame(b"a", Opcode.CLOSE), 1002),
     "a close frame with a reserved code": (frame(struct.pack("!H", 1005), Opcode.CLOSE), 1002),
 }
