@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from speculative_decoding.server.connections import allow_open_files
 from tests.support.frames import BROKEN, INVALID, UPGRADE, frame
 from tests.support.serving import NO_TLS
 from tests.support.speech import noise
+from tests.support.waiting import PATIENCE
 from tools.fuzz_files import mutate
 
 from .clients import GROWTH, is_idle
@@ -34,7 +35,6 @@ PATH = b"/v1/realtime"
 RATE = 24_000
 KINDS = ["session.update", *(f"input_audio_buffer.{name}" for name in ("append", "commit", "clear")), "response.create"]
 REFUSED = [b"Origin: http://evil.example\r\n", b"Origin: null\r\n", b"Host: evil.example\r\n"]
-PATIENCE = 60.0  # seconds for a response; the server's limits are lower
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -74,12 +74,17 @@ def random_event(rng: random.Random) -> bytes:
 class Clients:
     """Clients of a server, each a coroutine that does one thing after the other.
 
+    Args:
+        port: The server's port.
+        longest: Seconds for which some clients keep their connection open, unless the server closes it.
+
     Attributes:
         outcomes: How often each action had each outcome.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, longest: float = 0.0) -> None:
         self.outcomes: Counter[str] = Counter()
+        self._longest = longest
         self._port = port
         self._url = f"ws://127.0.0.1:{port}{PATH.decode()}"
 
@@ -121,8 +126,7 @@ class Clients:
         sent = mutate(sent, rng) if rng.random() < 0.3 else sent
         async with self._connection(is_upgraded=False) as (reader, writer):
             writer.write(sent + b"\r\n")
-            async with asyncio.timeout(10):
-                status = (await reader.readline())[9:12].decode()
+            status = (await reader.readline())[9:12].decode()
         assert status in ("", "101", "200", "400", "403", "404", "405", "413", "426", "431"), (status, sent)
         return status or "closed by the server"
 
@@ -131,7 +135,7 @@ class Clients:
         sent = UPGRADE.replace(b"/echo", PATH) + b"\r\n"
         async with self._connection(is_upgraded=False) as (_, writer):
             writer.write(sent[: rng.randrange(len(sent))] if rng.random() < 0.7 else sent + frame(COMMIT.encode()))
-            await asyncio.sleep(rng.choice([0, 0.01, 0.3, 7]))
+            await asyncio.sleep(rng.choice([0, 0.01, 0.3, self._longest / 4]))
         return "left"
 
     async def send_broken_frames(self, rng: random.Random) -> str:
@@ -166,10 +170,10 @@ class Clients:
         started = time.monotonic()
         async with self._connection(is_small=True) as (_, writer):
             writer.transport.pause_reading()
-            while time.monotonic() < started + 30:
+            while time.monotonic() < started + self._longest:
                 for _ in range(500):
                     writer.write(update if rng.random() < 0.5 else frame(b"a" * 125, 9))
-                await asyncio.wait_for(writer.drain(), 20)
+                await writer.drain()
                 await asyncio.sleep(0.01)
         return "left"
 
@@ -179,7 +183,7 @@ class Clients:
             sent = frame(append(rng).encode()) * rng.randrange(4)
             writer.write(sent[: rng.randrange(len(sent) + 1)])
             writer.transport.pause_reading()
-            await asyncio.sleep(rng.choice([1, 5, 30]))
+            await asyncio.sleep(rng.choice([1.0, self._longest / 4, self._longest]))
         return "left"
 
     async def abort(self, rng: random.Random) -> str:
@@ -215,42 +219,45 @@ class Clients:
         assert response.status_code in (200, 429), response.text
         return str(response.status_code)
 
-    async def delays(self, count: int) -> list[float]:
-        """Return the seconds from the end of speech to its text, `count` times. Other clients may take all slots."""
-        found: list[float] = []
-        async with connect(self._url, compression=None, max_queue=1000) as client:
-            while len(found) < count:
-                await client.send(event("input_audio_buffer.append", audio=AUDIO[-1]))
+    async def delays(self) -> AsyncIterator[float]:
+        """Yield the seconds from the end of some speech to its text, again and again. Speech without end keeps its slot.
+
+        Raises AssertionError if there is no text.
+        """
+        async with connect(self._url, compression=None) as client:
+            speech = event("input_audio_buffer.append", audio=AUDIO[-1])
+            await client.send(speech)
+            while True:
                 await asyncio.sleep(0.5)
                 started = time.monotonic()
                 await client.send(COMMIT)
-                outcome = await self._text(client)
-                if outcome == "completed":
-                    found.append(time.monotonic() - started)
-                else:
-                    assert outcome == "too_many_streams", outcome
-        return found
+                await client.send(speech)
+                outcome = await asyncio.wait_for(self._text(client), PATIENCE)
+                assert outcome == "completed", outcome
+                yield time.monotonic() - started
 
 
-async def attack(port: int, count: int, seconds: float, seed: int, notes: list[str], server: ServerProcess) -> None:
-    clients = Clients(port)
-    before = await clients.delays(10)
+async def attack(server: ServerProcess, count: int, seconds: float, seed: int) -> list[str]:
+    """Let `count` clients send what they like for some time. Returns what happened. Raises AssertionError."""
+    clients = Clients(server.port, min(seconds, 30.0))
+    delays = clients.delays()
+    before = [await anext(delays) for _ in range(10)]
     until = time.monotonic() + seconds
     tasks = [asyncio.ensure_future(clients.run(1000 * seed + number, until)) for number in range(count)]
     meanwhile: list[float] = []
-    memory: list[float] = []
-    while time.monotonic() < until:
-        meanwhile += await asyncio.wait_for(clients.delays(3), 600)
-        memory.append(server.megabytes())
-        for task in tasks:
-            if task.done():
-                task.result()
+    megabytes: list[float] = []
+    while not all(task.done() for task in tasks):
+        meanwhile.append(await anext(delays))
+        megabytes.append(server.megabytes())
     await asyncio.gather(*tasks)
-    notes += [f"{number} times {name}" for name, number in sorted(clients.outcomes.items())]
-    notes.append(f"seconds to the text before: {summary(before)}; meanwhile: {summary(meanwhile)}")
-    quarter = max(1, len(memory) // 4)
-    assert memory[-1] < max(memory[:quarter]) + GROWTH, memory
-    notes.append(f"{max(memory[:quarter]):.0f} MB after a quarter, {memory[-1]:.0f} MB at the end")
+    await delays.aclose()  # type: ignore[attr-defined]
+    first = max(megabytes[: max(1, len(megabytes) // 4)])
+    assert megabytes[-1] < first + GROWTH, megabytes
+    return [
+        *(f"{number} times {name}" for name, number in sorted(clients.outcomes.items())),
+        f"seconds to the text before: {summary(before)}; meanwhile: {summary(meanwhile)}",
+        f"{first:.0f} MB in the first quarter, {megabytes[-1]:.0f} MB at the end",
+    ]
 
 
 def summary(seconds: Sequence[float]) -> str:
@@ -261,14 +268,10 @@ def summary(seconds: Sequence[float]) -> str:
 def run(count: int, seconds: float, seed: int) -> Iterator[str]:
     """Let clients attack a server with a tiny Whisper. Yields a summary. Raises AssertionError."""
     allow_open_files(4 * count)
-    notes: list[str] = []
-    with server_process(program=PROGRAM) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with server_process(program=PROGRAM) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         client.get("/health")
-        asyncio.run(Clients(server.port).delays(1))
         files = server.open_files()
-        asyncio.run(attack(server.port, count, seconds, seed, notes, server))
+        yield from asyncio.run(attack(server, count, seconds, seed))
         wait_for(lambda: is_idle(client) and server.open_files() <= files)
-        after = asyncio.run(Clients(server.port).delays(5))
         assert client.get("/health").json() == {"status": "ok"}
-    yield from notes
-    yield f"all slots free and files closed; seconds to the text afterwards: {summary(after)}"
+    yield "all slots free, all files closed"

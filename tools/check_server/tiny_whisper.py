@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 
 from .random_requests import tiny_speech_session
 
-LIMITS = Limits(slots=64, queue=12, max_audio_seconds=120.0, max_idle=10.0, grace=10.0)
+LIMITS = Limits(slots=8, queue=12, max_audio_seconds=120.0, max_live_seconds=10.0, grace=10.0)
 
 
 def main() -> None:
