@@ -220,9 +220,9 @@ class Clients:
         return str(response.status_code)
 
     async def delays(self) -> AsyncIterator[float]:
-        """Yield the seconds from the end of some speech to its text, again and again. Speech without end keeps its slot.
+        """Yield the seconds from a commit to its text, again and again. Raises AssertionError if there is no text.
 
-        Raises AssertionError if there is no text.
+        More speech follows each commit at once, so that the client keeps its slot.
         """
         async with connect(self._url, compression=None) as client:
             speech = event("input_audio_buffer.append", audio=AUDIO[-1])
