@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import struct
+from urllib.parse import quote
 
 import pytest
 from websockets.frames import Opcode
@@ -13,6 +15,7 @@ from tests.support.frames import BROKEN, INVALID, UPGRADE, frame
 from tests.support.net import HEALTH, LIMITS, Client, Net, law
 from tests.support.serving import require_no_traceback
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IDLE = 60.0  # the default
 
 
@@ -236,5 +239,49 @@ def test_upgrades_and_aborts_leave_no_count(monkeypatch: pytest.MonkeyPatch) -> 
         assert net.per_address == {"127.0.0.1": 1}
         writer.close()
         server.close()
+
+    asyncio.run(test())
+
+
+OPEN = """([url, protocols]) => new Promise((resolve) => {
+    const socket = new WebSocket(url, protocols);
+    socket.onopen = () => socket.send("a");
+    socket.onmessage = (event) => resolve(event.data);
+    socket.onclose = (event) => resolve(event.code);
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
+def test_only_the_servers_own_page_opens_a_socket_and_needs_the_token() -> None:
+    """In a real browser. Any character of the token can be escaped."""
+    playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright")
+    token = "correct/horse=battery,staple"
+
+    async def other_page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        net = Net(loop, token=token)
+        server = await loop.create_server(net.protocol, "127.0.0.1", 0)
+        other = await asyncio.start_server(other_page, "127.0.0.1", 0)
+        own, foreign = (f"127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in (server, other))
+        offered = ["realtime", f"openai-insecure-api-key.{quote(token, safe='')}"]
+        async with playwright.async_playwright() as driver:
+            browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = await browser.new_page()
+            for address, protocols, expected in (
+                (own, offered, "a"),
+                (own, offered[:1], 1006),
+                (foreign, offered, 1006),
+            ):
+                await page.goto(f"http://{address}/")
+                assert await page.evaluate(OPEN, [f"ws://{own}/echo", protocols]) == expected
+            await browser.close()
+        assert [f'path="other",status="{status}"' in net.metrics for status in (101, 401, 403)] == [True] * 3
+        server.close()
+        other.close()
 
     asyncio.run(test())

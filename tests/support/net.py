@@ -120,13 +120,13 @@ class Client(asyncio.Transport):
 class Net:
     """A server without real sockets. Requests for /endless are never answered; /echo is a WebSocket."""
 
-    def __init__(self, loop: Any, trusted: tuple[str, ...] = ()) -> None:
+    def __init__(self, loop: Any, trusted: tuple[str, ...] = (), token: str | None = None) -> None:
         thread: Any = SimpleNamespace(decoding=0, waiting=0)
         service = Service(thread, Limits(max_body=2000, max_connections=3), Metrics())
         service.state = "ready"
         service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
         service.options = GenerationOptions()
-        app = make_app(service, ServerSettings("tiny", {}))
+        app = make_app(service, ServerSettings("tiny", {}, token=token))
 
         async def endless(request: Any) -> Any:
             await asyncio.Event().wait()
@@ -164,7 +164,7 @@ class Net:
 
 async def echo(socket: WebSocket) -> None:
     """Send each message back. "fail" and "send N" do what they say."""
-    await socket.accept()
+    await socket.accept("realtime" if "realtime" in socket.scope["subprotocols"] else None)
     while True:
         text = await socket.receive_text()
         assert text != "fail"
