@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,10 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self.transport.close()  # the socket was being closed already
         else:
             self._wait_for_client(close.code, close.reason)
+
+    async def receive(self) -> Any:
+        await asyncio.sleep(0)  # sockets take turns, however many messages a client sends at once
+        return await super().receive()
 
     async def send(self, message: Any) -> None:
         await self.writable.wait()

@@ -149,6 +149,16 @@ def test_a_client_that_reads_nothing_loses_its_connection(sent: bytes) -> None:
 
 
 @law
+async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net) -> None:
+    busy, other = await opened(net), await opened(net)
+    busy.receive(frame(b"a") * 1000)
+    other.receive(frame(b"b"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert other.received.endswith(b"\x81\x01b") and busy.received.count(b"\x81\x01a") < 20
+
+
+@law
 async def test_answers_to_pings_have_a_limit(net: Net) -> None:
     client = await opened(net)
     client.is_stalled = True
