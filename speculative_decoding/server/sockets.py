@@ -9,6 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidHandshake
 from websockets.frames import Frame
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -149,4 +150,7 @@ def is_valid_upgrade(request: bytes) -> bool:
     protocol = ServerProtocol()
     protocol.receive_data(request)
     events: list[Any] = protocol.events_received()
-    return bool(events) and protocol.accept(events[0]).status_code == 101
+    try:
+        return bool(events) and bool(protocol.process_request(events[0]))
+    except (InvalidHandshake, UnicodeError):
+        return False

@@ -22,6 +22,8 @@ INVALID = {
     "another method": UPGRADE.replace(b"GET", b"POST"),
     "no key": UPGRADE.replace(KEY, b""),
     "a short key": UPGRADE.replace(b"AAAA==", b"=="),
+    "a key that is not ASCII": UPGRADE.replace(b"AAAA==", b"\xe9\xff=="),
+    "a version that is not ASCII": UPGRADE.replace(b"13", b"\xe9\xff"),
     "two keys": UPGRADE + KEY,
     "no version": UPGRADE.replace(b"Sec-WebSocket-Version: 13\r\n", b""),
     "another version": UPGRADE.replace(b"13", b"8"),
