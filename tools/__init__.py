@@ -3,7 +3,8 @@ pretend_mac/, resolve_for_mac, walk and goldens/, read the first lines of the fi
 
 Safe: what users send, and what is on their disks
   check_server            does my change keep the server correct and safe? 5,000 requests, 1,000 connections, 20 minutes
-                          of random clients; with --count 150 --connections 100 --minutes 0.3, about two minutes
+                          of random clients, two of 200 sockets; with --count 150 --connections 100 --minutes 0.3
+                          --clients 20 --seconds 10, about three minutes
   document_laws           do documents keep everything but their text, with functions in place of a model? Reads the
                           files and folders that you name: some seconds per MB of Markdown, a minute per MB of HTML
   fuzz_files              are damaged or hostile files refused? Checkpoints, configurations, tokenizers, draft heads,

@@ -21,12 +21,14 @@ from benchmarks.server_process import server_process, wait_for
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.server.connections import allow_open_files
 from tests.support.audio import write_audio
+from tests.support.frames import UPGRADE
 from tests.support.serving import GRAMMAR, NO_TLS
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ATTACKS = {
     "silent": b"",
     "half-sent headers": b"GET /health HTTP/1.1\r\nHos",
+    "half-sent upgrades": UPGRADE.replace(b"/echo", b"/v1/realtime"),
     "half-sent bodies": POST + b'Content-Length: 500\r\n\r\n{"prompt": "a',
     "half-sent files": POST.replace(b"/v1/completions", b"/translate_file") + b"Content-Length: 500\r\n\r\n--b",
     "unread refusals": POST + b"Origin: null\r\nContent-Length: 1000000000\r\n\r\n{",
