@@ -28,6 +28,7 @@ class Limits:
     keep_files: A[float, Number(0, exclusive=True), "minutes for which a translated file can be downloaded"] = 10.0
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
     max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
+    max_live_seconds: A[float, Number(0, exclusive=True), "seconds of live speech that may wait to be decoded"] = 60.0
     max_connections: A[int, Int(1), "connections of one address; this machine has no limit"] = 100
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
