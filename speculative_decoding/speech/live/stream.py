@@ -21,7 +21,7 @@ from .hypothesis import Hypothesis, SegmentEnd
 from .recording import LiveRecording
 from .update import LiveUpdate, Piece
 
-LONGEST_FRAMES = 28 * FRAMES_PER_SECOND  # a window of this length is cut, even if its text is not final
+LONGEST = 28 / 30  # of the model's window; a window of this length is cut, even if its text is not final
 KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
@@ -63,6 +63,7 @@ class LiveStream:
         self.is_done = False
         self._text = text
         self._every = every
+        self._longest = int(LONGEST * text.audio.window_frames)
         self._recording = LiveRecording(num_mel_bins)
         self.append = self._recording.append
         self.finish = self._recording.finish
@@ -87,9 +88,9 @@ class LiveStream:
     def next_window(self) -> Window | None:
         """Hear what has arrived, and return the window to decode; None if it has nothing new but silence."""
         if self._recording.waiting_seconds:
-            self._is_loud = self._recording.hear(self._start + LONGEST_FRAMES)
-            if self._is_loud or not self._is_settled:
-                size = self._recording.num_frames - self._start
+            self._is_loud = self._recording.hear(self._start + self._longest)
+            size = self._recording.num_frames - self._start
+            if size and (self._is_loud or not self._is_settled):
                 frames = self._recording.window(self._start, size, self._text.audio.window_frames)
                 return Window(self._start, size, frames)
             self._cut(len(self._agreement.words), None, self._recording.num_frames - KEPT_FRAMES)
@@ -113,10 +114,9 @@ class LiveStream:
         if self._recording.is_all_heard:
             return self._update([*final, *self._agreement.finish()], stats, is_last=True)
         ends = [end for end in self.last.ends if end.frame > window.seek]
-        if window.size == LONGEST_FRAMES:
-            ends = [
-                ends[-1] if ends and ends[-1].frame > window.seek + LONGEST_FRAMES // 2 else self._window_end(window)
-            ]
+        if window.size == self._longest:
+            late = [end for end in ends if end.frame > window.seek + self._longest // 2]
+            ends = late[-1:] or [self._window_end(window)]
             final += self._agreement.finish(ends[0].num_words)
         ends = [end for end in ends if end.num_words <= self._agreement.num_final]
         if ends:
