@@ -53,6 +53,7 @@ class ServerSettings:
     created: int = 0  # when the model was created, as a Unix timestamp
     note: str = ""  # shown on the web page
     aliases: Collection[str] = ()  # other names for the model
+    listed: Collection[str] = ()  # names that /v1/models lists; without them, `model`
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -76,7 +77,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
             path = f"{DOWNLOADS}..."  # the name gives access
         is_polled = path in ("/health", "/metrics")
         level = logging.DEBUG if is_polled else logging.INFO
-        LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
+        LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
 
     # Starlette would run handlers that are not coroutines in other threads
 
@@ -135,17 +136,20 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     return app
 
 
-def model_fields(settings: ServerSettings) -> dict[str, object]:
-    return {"id": settings.model, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
+def model_fields(settings: ServerSettings, name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
 
 
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [model_fields(request.app.state.settings)]})
+    settings = request.app.state.settings
+    names = dict.fromkeys(settings.listed or (settings.model,))
+    return JSONResponse({"object": "list", "data": [model_fields(settings, name) for name in names]})
 
 
 async def model(request: Request) -> Response:
-    served_names(request.app.state).require(request.path_params["name"])
-    return JSONResponse(model_fields(request.app.state.settings))
+    settings, name = request.app.state.settings, request.path_params["name"]
+    served_names(request.app.state).require(name)
+    return JSONResponse(model_fields(settings, name if name in settings.listed else settings.model))
 
 
 async def health(request: Request) -> Response:
