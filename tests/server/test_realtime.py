@@ -218,6 +218,7 @@ class Socket:
     """A socket whose client reads only while `is_reading` is set."""
 
     def __init__(self) -> None:
+        self.scope: dict[str, Any] = {}
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
         self.is_reading = asyncio.Event()
@@ -326,6 +327,22 @@ async def test_speech_that_waits_is_limited(world: World) -> None:
     socket.say(4.9)
     await world.loop.advance()
     assert len(socket.errors) == 1 and len(world.thread.submitted) == 2
+
+
+@in_world
+async def test_a_cleared_item_is_cancelled_and_frees_its_slot(world: World) -> None:
+    (socket, _), (other, _) = await world.connect(), await world.connect()
+    transcription = {"prompt": "Fritz"}
+    session = {"type": "transcription", "audio": {"input": {"transcription": transcription}}}
+    socket.send("session.update", session=session)
+    socket.say(0.2)
+    socket.send("input_audio_buffer.clear")
+    await world.loop.advance()
+    other.say(0.2)
+    await world.loop.advance()
+    assert world.thread.cancelled == world.thread.submitted[:1] and not other.errors
+    assert len(world.thread.submitted) == 2
+    assert socket.scope["prompts"] == ["Fritz"]  # for the log
 
 
 @pytest.mark.parametrize("stage", ["waiting", "decoding", "finishing"])

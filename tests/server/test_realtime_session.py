@@ -15,7 +15,8 @@ from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.model_names import ModelNames
-from speculative_decoding.server.realtime_format import RATE, UNSUPPORTED, RealtimeSession
+from speculative_decoding.server.realtime_format import RATE, UNSUPPORTED
+from speculative_decoding.server.realtime_session import RealtimeSession
 from speculative_decoding.speech.live.update import LiveUpdate, Piece
 from tests.support.speech import speech_model
 
