@@ -23,6 +23,7 @@ from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime import MAX_UNREAD, Connection
 from speculative_decoding.server.realtime_format import RATE
 from speculative_decoding.server.service import Service
+from speculative_decoding.speech.live import resampler
 from speculative_decoding.speech.live.resampler import Resampler
 from speculative_decoding.speech.live.update import LiveUpdate
 from tests.support.serving import Serving, drain, held, serving
@@ -101,8 +102,8 @@ def test_the_text_of_openais_client_equals_transcribe_live(server: Serving) -> N
 
 
 def expected(pieces: list[bytes]) -> str:
-    resampler = Resampler(RATE)
-    chunks = [*(resampler.append(np.frombuffer(pcm, "<i2")) for pcm in pieces), resampler.finish()]
+    own = Resampler(RATE)
+    chunks = [*(own.append(np.frombuffer(pcm, "<i2")) for pcm in pieces), own.finish()]
     updates = session("none").transcribe_live(chunks, reads_ahead=False)
     return "".join(update.final for update in updates).lstrip()
 
@@ -390,3 +391,17 @@ async def test_binary_messages_and_failures_are_answered(world: World) -> None:
     await world.loop.advance()
     assert socket.errors == ["not_text"] and socket.sent[-1]["error"]["code"] == "round_failed"
     assert world.thread.cancelled == world.thread.submitted and not world.service._live_slots
+
+
+@in_world
+async def test_a_missing_package_is_one_error_for_each_item(world: World) -> None:
+    socket, _ = await world.connect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampler, "find_spec", lambda name: None)
+        for _ in range(2):
+            for _ in range(3):
+                socket.say(0.2)
+            socket.send("input_audio_buffer.clear")
+        await world.loop.advance()
+    assert socket.errors == ["not_installed"] * 2 and "PyAV" in socket.sent[1]["error"]["message"]
+    assert not world.thread.submitted and not world.service._live_slots
