@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from ..errors import one_line
@@ -39,7 +39,9 @@ PAGE = {
     "/page.css": ("page.css", "text/css"),
 }
 NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
-NO_PATH_SPEECH = f"{NO_PATH}, or a recording to POST /v1/audio/transcriptions"
+NO_PATH_SPEECH = (
+    f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
+)
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
@@ -97,7 +99,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
 
-    routes = [
+    routes: list[Route | WebSocketRoute] = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
@@ -113,8 +115,10 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     ]
     no_path = NO_PATH
     if has_room("speech"):
+        from .realtime import realtime
         from .transcriptions import transcriptions, translations
 
+        routes.append(WebSocketRoute("/v1/realtime", realtime))
         routes.append(Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]))
         routes.append(Route("/v1/audio/translations", translations, methods=["POST"]))
         no_path = NO_PATH_SPEECH
