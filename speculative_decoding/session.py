@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .scoring import Score
     from .speech.audio_file import Audio
     from .speech.keywords import TranscriptionKeywords
+    from .speech.live.update import LiveUpdate
     from .speech.scheduler import TranscriptionEvent
     from .speech.transcription import Transcription
 
@@ -535,6 +536,20 @@ class Session:
     ) -> Iterator[TranscriptionEvent]:
         """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
         return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
+
+    def transcribe_live(
+        self,
+        chunks: Iterable[Any],
+        *,
+        every: float = 1.0,
+        reads_ahead: bool = True,
+        **options: Unpack[TranscriptionKeywords],
+    ) -> Iterator[LiveUpdate]:
+        """Transcribe speech while it arrives; see `speech.live.api.transcribe_live`."""
+        require_room("speech")
+        from .speech.live import api
+
+        return api.transcribe_live(self, chunks, every=every, reads_ahead=reads_ahead, **options)
 
     def document(self, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
         """Decode a document, sentence by sentence; see `documents.api.document`, whose help lists all options."""

@@ -339,6 +339,21 @@ speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
+speech/formats.py: the times of SRT have a point | speech/test_formats.py
+- {timestamp(start, ',')} -->
++ {timestamp(start)} -->
+speech/formats.py: a full line takes one character more | speech/test_formats.py
+- length + len(word.word) <= width
++ length + len(word.word) <= width + 1
+speech/formats.py: lines of a cue are separated by a space | speech/test_formats.py
+- line_break = "\n"
++ line_break = " "
+speech/formats.py: cues end at the end of a word before a pause of 3 s | speech/test_formats.py
+- word.start - cue[-1].start > LONG_PAUSE
++ word.start - cue[-1].end > LONG_PAUSE
+speech/formats.py: a gap shorter than a millisecond has a cue | speech/test_formats.py
+- if timestamp(word.start) != timestamp(end):
++ if word.start != end:
 
 jobs/job.py: records are written in the order in which lines finish | jobs/test_jobs.py
 - in_order(drive(self, enumerate(self.lines)), attrgetter("index"))

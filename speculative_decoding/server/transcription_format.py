@@ -19,7 +19,7 @@ from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Value
-from ..speech import formats
+from ..speech.formats import write
 from ..speech.keywords import split_options
 from ..speech.live.update import Piece
 from ..speech.options import TranscriptionOptions, transcription_specs
@@ -32,7 +32,8 @@ from .model_names import ModelNames
 from .multipart import Part
 from .recordings import ClientRecording, field_name
 
-FORMATS = ("json", "verbose_json", *formats.STREAMED)
+SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # the media type of each format
+FORMATS = ("json", "verbose_json", "text", *SUBTITLES)
 GRANULARITIES = ("word", "segment")
 UNSUPPORTED = {  # OpenAI's fields that are refused, and the reason
     "include": "log-probabilities are only returned as averages, with response_format verbose_json",
@@ -176,8 +177,7 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
         case "text":
             return PlainTextResponse(text + "\n")
         case name:
-            content = "".join(formats.STREAMED[name](result.segments))
-            return PlainTextResponse(content, media_type=formats.MEDIA_TYPES[name])
+            return PlainTextResponse(write(name, result), media_type=SUBTITLES[name])
 
 
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:

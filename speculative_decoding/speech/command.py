@@ -28,16 +28,18 @@ from ..rows import in_order
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Int, Text
 from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
-from .formats import FORMATS, STREAMED, SUBTITLES
+from .formats import FORMATS, NO_OPTIONS, STREAMED
 from .keywords import DECODING
 from .options import TranscriptionOptions, transcription_specs
 from .scheduler import TranscriptionEvent, language_code
+from .subtitle_options import SUBTITLES, SubtitleOptions
 
 FILES = (
     "transcribe these files: 16 kHz WAV, and with the package av every audio and video format; - reads standard input"
 )
 OUTPUT_FORMAT = (
-    f"text, subtitles ({', '.join(SUBTITLES)}), or json with the fields of openai-whisper, as a list for several files"
+    f"a line for each segment, subtitles ({', '.join(SUBTITLES)}), a table of times, or json with the fields of "
+    "openai-whisper, as a list for several files"
 )
 CHUNKED = (
     "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
@@ -55,7 +57,7 @@ class TranscribeFlags(RunFlags):
     """The flags of `transcribe`, except for transcription options and decoding options."""
 
     audio: A[Sequence[str], Text(), FILES] = ()
-    output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "text"
+    output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "txt"
     chunked: A[bool, Bool(), CHUNKED] = False
     slots: A[int, Int(1), "number of recordings, or of windows with --chunked, to transcribe together"] = DEFAULT_SLOTS
 
@@ -63,7 +65,7 @@ class TranscribeFlags(RunFlags):
         count = len(self.audio)
         if count > 1 and self.output_format in SUBTITLES:
             raise InputError(
-                f"{self.output_format} is for one file (got {count})", "output_format", "choose text or json"
+                f"{self.output_format} is for one file (got {count})", "output_format", "choose txt, tsv or json"
             )
         if count > 1 and self.chunked:
             problem = f"is for one file (got {count}), as several are transcribed together anyway"
@@ -79,6 +81,7 @@ def transcribe_parser(program: str) -> Parser:
     )
     parser.add_argument("audio", nargs="+", metavar="FILE", help=FILES)
     add_flags(parser, "output", TranscribeFlags, without=("audio", "prefix"))
+    add_flags(parser, "subtitles", SubtitleOptions)
     add_flags(parser, "transcription", TranscriptionOptions, without=PYTHON_ONLY)
     add_decoding_flags(parser, without=all_but(GenerationOptions, *DECODING))
     return parser
@@ -95,7 +98,11 @@ def transcribe(chosen: argparse.Namespace) -> int:
     flags = flags_from(TranscribeFlags, chosen)
     files: list[NamedFile] = [((Name("audio"),), name) for name in flags.audio]
     check_files(given, files)
+    subtitles = flags_from(SubtitleOptions, chosen)
+    subtitles.require_effect([flags.output_format])
     options = transcription_options(given)
+    if subtitles.first_given is not None:
+        options["word_timestamps"] = True
     slots = flags.slots
     if not flags.chunked:
         if len(flags.audio) == 1 and "slots" in given:
@@ -116,7 +123,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
         )
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
     say(config.describe(drafts_text=pair.drafts_text))
-    output = Output(flags.audio, flags.output_format, shows_language=language is None)
+    output = Output(flags.audio, flags.output_format, language is None, subtitles)
     with config.session(pair) as session:
         note_exactness(session, slots)
         start = time.monotonic()
@@ -192,11 +199,13 @@ class Output:
         names: The names of the files.
         format: One of `FORMATS`.
         shows_language: Whether to print the language of each recording.
+        subtitles: How subtitles are divided.
     """
 
     names: Sequence[str]
     format: str
     shows_language: bool
+    subtitles: SubtitleOptions = NO_OPTIONS
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
     durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
     has_errors: bool = field(init=False, default=False)
@@ -217,7 +226,7 @@ class Output:
                 else:
                     write(self._separator(index, "", "\n", f"==> {self.names[index]} <==\n"))
                     segments = chain.from_iterable(event.segments for event in own)
-                    for text in STREAMED[self.format](segments):
+                    for text in STREAMED[self.format](segments, self.subtitles):
                         write(text)
         if self.format == "json" and len(self.names) > 1:
             write("]\n")

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..drafters.base import TEXT
 from ..drafters.draft_text import DraftText, Place, TextFollower
@@ -168,6 +168,13 @@ class GivenTranscript(Transcript):
 def is_punctuation(text: str) -> bool:
     """Whether a text consists of punctuation, symbols and spaces. Incomplete characters do not count."""
     return REPLACEMENT not in text and all(unicodedata.category(each)[0] in "PSZ" for each in text)
+
+
+class WindowDrafts(Protocol):
+    """A text that the output for each window may resemble."""
+
+    def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
+        """Return the draft of a window; see `RecordingDraft`."""
 
 
 class RecordingDraft:

@@ -1,62 +1,149 @@
-"""Formats transcripts as text and subtitles, exactly as openai-whisper does (utils.py, with its default options).
+"""Formats transcripts as openai-whisper's files (utils.py): text, subtitles, tab-separated values and JSON.
 
-Each function yields text segment by segment, so that it can be printed before the recording ends.
+`STREAMED` yields text segment by segment, or cue by cue, so that it can be printed before the recording ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, dropwhile
 
-from .segments import Segment
+from ..errors import InputError, Name
+from .segments import Segment, Word
+from .subtitle_options import SubtitleOptions
+from .transcription import Transcription
 
-LINE_CHARACTERS = 1000  # maximum length of a line in a cue with words
+MAX_WIDTH = 1000  # characters of a line, by default
+MAX_WORDS = 1000  # of a cue, by default
+LONG_PAUSE = 3.0  # seconds between the starts of two words that never share a cue if cues may span segments
+NO_OPTIONS = SubtitleOptions()
+
+Cue = tuple[float, float, str]  # start and end in seconds, and the text
 
 
-def text(segments: Iterable[Segment]) -> Iterator[str]:
+def txt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
     """Yield a line for each segment."""
     for segment in segments:
         yield f"{segment.text.strip()}\n"
 
 
-def srt(segments: Iterable[Segment]) -> Iterator[str]:
+def srt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
     """Yield numbered cues: SubRip subtitles."""
-    numbers = count(1)
-    for segment in segments:
-        if segment.words != []:
-            start, end, content = cue(segment)
-            yield f"{next(numbers)}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{content}\n\n"
+    for number, (start, end, text) in zip(count(1), cues(segments, options), strict=False):
+        yield f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n\n"
 
 
-def vtt(segments: Iterable[Segment]) -> Iterator[str]:
+def vtt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
     """Yield a header and cues: WebVTT subtitles."""
     yield "WEBVTT\n\n"
+    for start, end, text in cues(segments, options):
+        yield f"{timestamp(start).removeprefix('00:')} --> {timestamp(end).removeprefix('00:')}\n{text}\n\n"
+
+
+def tsv(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
+    """Yield a header and a line for each segment: start and end in milliseconds, and the text."""
+    yield "start\tend\ttext\n"
     for segment in segments:
-        if segment.words != []:
-            start, end, content = cue(segment)
-            yield f"{timestamp(start).removeprefix('00:')} --> {timestamp(end).removeprefix('00:')}\n{content}\n\n"
+        text = segment.text.strip().replace("\t", " ")
+        yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
 
-STREAMED: dict[str, Callable[[Iterable[Segment]], Iterator[str]]] = {"text": text, "srt": srt, "vtt": vtt}
-MEDIA_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}  # of the server's responses
-SUBTITLES = tuple(name for name in STREAMED if name != "text")
+STREAMED: dict[str, Callable[[Iterable[Segment], SubtitleOptions], Iterator[str]]] = {
+    "txt": txt,
+    "srt": srt,
+    "vtt": vtt,
+    "tsv": tsv,
+}
 FORMATS = (*STREAMED, "json")
 
 
-def cue(segment: Segment) -> tuple[float, float, str]:
-    """Return start, end and text of a segment, taken from its words if it has any."""
-    if not segment.words:
-        return segment.start, segment.end, segment.text.strip().replace("-->", "->")
-    content = ""
-    line_length = 0
-    for word in segment.words:
-        if line_length > 0 and line_length + len(word.word) <= LINE_CHARACTERS:
-            content += word.word
-            line_length += len(word.word)
+def write(name: str, result: Transcription, options: SubtitleOptions = NO_OPTIONS) -> str:
+    """Return the content of openai-whisper's file. name: one of `FORMATS`.
+
+    Raises `InputError` if the subtitles need word times, and the transcript has none.
+    """
+    if name == "json":
+        return json.dumps(result.as_dict())
+    return "".join(STREAMED[name](result.segments, options))
+
+
+def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]:
+    """Yield the cues of subtitles: from the words if they were requested, else one for each segment.
+
+    Segments without text have an empty list of words in both cases, so the first other segment decides. If the first
+    segment is such a one and words were not requested, openai-whisper fails.
+    """
+    waiting: Iterator[Segment] = dropwhile(lambda segment: segment.words == [], segments)
+    first = next(waiting, None)
+    if first is None:
+        return
+    waiting = chain([first], waiting)
+    if first.words is None:
+        if options.first_given is not None:
+            raise InputError("needs word times", options.first_given, ("turn ", Name("word_timestamps"), " on"))
+        for segment in waiting:
+            yield segment.start, segment.end, segment.text.strip().replace("-->", "->")
+        return
+    for words in cues_of_words(waiting, options):
+        if options.highlight_words:
+            yield from highlighted(words)
         else:
-            content += ("\n" if line_length else "") + word.word.strip()
-            line_length = len(word.word.strip())
-    return segment.words[0].start, segment.words[-1].end, content
+            yield words[0].start, words[-1].end, "".join(word.word for word in words)
+
+
+def cues_of_words(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[list[Word]]:
+    """Yield the words of each cue, with line breaks. Only with a number of lines may a cue span segments."""
+    width = options.max_line_width or MAX_WIDTH
+    if options.max_line_count is not None:
+        yield from lines_of(chain.from_iterable(each.words or () for each in segments), width, options.max_line_count)
+        return
+    size = options.max_words_per_line or MAX_WORDS
+    for segment in segments:
+        words = segment.words or []
+        for start in range(0, len(words), size):
+            yield from lines_of(words[start : start + size], width)
+
+
+def lines_of(words: Iterable[Word], width: int, max_lines: int | None = None) -> Iterator[list[Word]]:
+    """Break words into lines, and into cues if the number of lines is limited. A long word may exceed the width."""
+    cue: list[Word] = []
+    length, lines = 0, 1
+    for word in words:
+        pauses = max_lines is not None and bool(cue) and word.start - cue[-1].start > LONG_PAUSE
+        if length and length + len(word.word) <= width and not pauses:
+            cue.append(word)
+            length += len(word.word)
+            continue
+        text = word.word.strip()
+        line_break = ""
+        if cue and max_lines is not None and (pauses or lines >= max_lines):
+            yield cue
+            cue, lines = [], 1
+        elif length:
+            line_break = "\n"
+            lines += 1
+        cue.append(replace(word, word=line_break + text))
+        length = len(text)
+    if cue:
+        yield cue
+
+
+def highlighted(words: Sequence[Word]) -> Iterator[Cue]:
+    """Yield a cue for each word, which is underlined, and one without underline for each gap between two words.
+
+    Times are compared in milliseconds, as they are written.
+    """
+    texts = [word.word for word in words]
+    end = words[0].start
+    for i, word in enumerate(words):
+        if timestamp(word.start) != timestamp(end):
+            yield end, word.start, "".join(texts)
+        underlined = re.sub(r"^(\s*)(.*)$", r"\1<u>\2</u>", word.word)
+        yield word.start, word.end, "".join([*texts[:i], underlined, *texts[i + 1 :]])
+        end = word.end
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:

@@ -26,8 +26,6 @@ IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; a longer recording use
 class Recording:
     """The frames of a recording, followed by silence. `open_audio` and `opening` create one from a file or samples.
 
-    Samples of live speech can also be appended. Until `finish`, windows are scaled by the largest value so far.
-
     Args:
         num_mel_bins: The number of mel bins of the target, then of other models that read the recording.
         name: The name of the recording in messages.
@@ -83,9 +81,7 @@ class Recording:
 
     def window(self, start: int, count: int, length: int) -> AudioFrames:
         """Return frames `start` to `start + count` for all models, then zeros up to `length` frames."""
-        padding = [(0, length - count), (0, 0)]
-        target, *others = (mx.array(np.pad(frames, padding)) for frames in self._scaled(start, count))
-        return AudioFrames(target, others)
+        return audio_frames(self._scaled(start, count), length)
 
     def _scaled(self, start: int, count: int) -> list[Frames]:
         """Return the scaled frames for each model."""
@@ -93,9 +89,21 @@ class Recording:
         self._file.seek(start * width * ITEM.itemsize)
         kept = np.frombuffer(self._file.read(count * width * ITEM.itemsize), ITEM).reshape(-1, width)
         frames = np.pad(kept, [(0, count - len(kept)), (0, 0)], constant_values=SILENCE)
-        borders = np.cumsum(self._bins)[:-1]
-        each_model = zip(np.split(frames, borders, axis=1), np.split(self._largest, borders), strict=True)
-        return [normalized(own, float(largest.max())) for own, largest in each_model]
+        return each_model(frames, self._largest, self._bins)
+
+
+def each_model(frames: Frames, largest: Frames, num_mel_bins: Sequence[int]) -> list[Frames]:
+    """Return the scaled frames for each model. largest: the largest value of each bin, over what is scaled together."""
+    borders = np.cumsum(num_mel_bins)[:-1]
+    parts = zip(np.split(frames, borders, axis=1), np.split(largest, borders), strict=True)
+    return [normalized(own, float(own_largest.max())) for own, own_largest in parts]
+
+
+def audio_frames(frames: Sequence[Frames], length: int) -> AudioFrames:
+    """Return a window: the frames for each model, (count, mel bins), then zeros up to `length` frames."""
+    padded = (mx.array(np.pad(own, [(0, length - len(own)), (0, 0)])) for own in frames)
+    target, *others = padded
+    return AudioFrames(target, others)
 
 
 def frame_bytes_per_second(num_mel_bins: Sequence[int]) -> int:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..decoding.results import GenerationStats
+from ..errors import InputError
+from ..loading.atomic_io import atomic_file
 from ..models.audio import AudioFrames
 from .hallucinations import cut_hallucinations, leading_silence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split
 from .speech_text import SpeechText
+from .subtitle_options import SubtitleOptions
 from .word_timestamps import TimedWord, add_words
 
 HIGH_TEMPERATURE = 0.5  # text sampled above this temperature is not continued by the next window
@@ -73,6 +77,40 @@ class Transcription:
             "language": self.language,
         }
 
+    def save(
+        self,
+        path: str | Path,
+        *,
+        max_line_width: int | None = None,
+        max_line_count: int | None = None,
+        max_words_per_line: int | None = None,
+        highlight_words: bool = False,
+    ) -> None:
+        """Write the file that openai-whisper writes: .txt, .srt, .vtt, .tsv or .json, by the suffix of `path`.
+
+        An existing file is replaced. For the options, see `SubtitleOptions`; they need word times.
+
+        Raises:
+            InputError: The suffix is another one, or an option cannot be used.
+            OSError: The file cannot be written.
+        """
+        from .formats import FORMATS, write
+
+        path = Path(path)
+        name = path.suffix.lower().removeprefix(".")
+        if name not in FORMATS:
+            raise InputError(f"{path} has no suffix of a format", "path", f"choose .{', .'.join(FORMATS)}")
+        options = SubtitleOptions(
+            max_line_width=max_line_width,
+            max_line_count=max_line_count,
+            max_words_per_line=max_words_per_line,
+            highlight_words=highlight_words,
+        )
+        options.require_effect([name])
+        content = write(name, self, options)
+        with atomic_file(path) as file:
+            file.write(content.encode())
+
 
 @dataclass(eq=False)
 class Transcriber:
@@ -123,7 +161,7 @@ class Transcriber:
             while self.seek < end:
                 window = self._window(end)
                 decoded = yield from self._with_fallback(window)
-                if self._is_silent(decoded):
+                if has_no_speech(decoded, self.options):
                     self.seek += window.size
                 else:
                     self._add(decoded, window)
@@ -159,12 +197,6 @@ class Transcriber:
             return self._tokens[self._previous_from :][-self.max_previous :]
         later = self._tokens[max(len(self._initial), self._previous_from) :]
         return [*self._initial, *later[-(self.max_previous - len(self._initial)) :]][-self.max_previous :]
-
-    def _is_silent(self, decoded: DecodedWindow) -> bool:
-        options = self.options
-        if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
-            return False
-        return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
 
     def _add(self, decoded: DecodedWindow, window: Window) -> None:
         """Add the segments of a window, and move to the next one."""
@@ -204,3 +236,10 @@ class Transcriber:
         if last_end is not None:
             self._last_speech = last_end
         return True
+
+
+def has_no_speech(decoded: DecodedWindow, options: TranscriptionOptions) -> bool:
+    """Whether the text of a window is to be dropped, because the window probably has no speech."""
+    if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
+        return False
+    return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold

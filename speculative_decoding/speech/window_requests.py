@@ -16,7 +16,7 @@ from ..models.threads import turn
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.random import sample_seed
-from .draft_texts import RecordingDraft
+from .draft_texts import WindowDrafts
 from .evidence import Evidence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND, DecodedWindow, Window
@@ -39,7 +39,7 @@ class WindowRequests:
         options: How to transcribe.
         decoding: How to decode: drafts, sampling, beams.
         first_frame: Where the recording begins, if it is part of a longer recording.
-        drafts: Transcripts that the output may resemble.
+        drafts: Texts that the output may resemble.
     """
 
     model: EncoderDecoder
@@ -48,7 +48,7 @@ class WindowRequests:
     options: TranscriptionOptions
     decoding: GenerationOptions
     first_frame: int = 0
-    drafts: Sequence[RecordingDraft] = ()
+    drafts: Sequence[WindowDrafts] = ()
 
     @property
     def audio(self) -> AudioConfig:

@@ -274,7 +274,7 @@ def test_a_transcript_keeps_its_segments(format: str) -> None:
         " ask what you can do for it.",
     ]
     segments = [Segment(n, 0, 2.0 * n, 2.0 * n + 2, text, [], 0, 0, 0, 0) for n, text in enumerate(texts)]
-    text = "".join(formats.STREAMED[format](segments))
+    text = "".join(formats.STREAMED[format](segments, formats.NO_OPTIONS))
     assert blocks(text, format) == ["".join(texts).strip()]
     written = document_with(text, lambda text: " ".join(word + word[-1] for word in text.split()), format)
     assert [cue[1:] for cue in cues_of(written)] == [cue[1:] for cue in cues_of(text)]

@@ -52,7 +52,7 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    output, out, err = printed("abc", events, "text", capsys)
+    output, out, err = printed("abc", events, "txt", capsys)
     assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
     assert "a: detected language: de" in err and "b: detected language: en" in err
     assert (output.seconds, output.stats.target_calls, output.has_errors) == (6, 30, False)
@@ -66,17 +66,17 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
 def test_a_recording_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     failed = TranscriptionEvent(0, [], 0.0, 0.0, None, error="a: no sound")
     events = [failed, *progress_of(1, ["eins"])]
-    output, out, err = printed("ab", events, "text", capsys)
+    output, out, err = printed("ab", events, "txt", capsys)
     assert output.has_errors and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
     assert json.loads(printed("ab", events, "json", capsys)[1])[0] == {"error": "a: no sound"}
     with pytest.raises(InputError, match="^a: no sound$"):
-        printed("a", [failed], "text", capsys)
+        printed("a", [failed], "txt", capsys)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("text", "eins\n"),
+        ("txt", "eins\n"),
         ("srt", "1\n00:00:00,000 --> 00:00:01,000\neins\n\n"),
         ("vtt", "WEBVTT\n\n00:00.000 --> 00:01.000\neins\n\n"),
     ],
@@ -104,7 +104,7 @@ def test_text_scrolls_above_the_bar_at_a_terminal(
     with open(theirs, "w", buffering=1) as terminal, (tmp_path / "text").open("w") as pipe:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(sys, "stdout", pipe if is_piped else terminal)
-        output = transcribe.Output([JFK], "text", shows_language=False)
+        output = transcribe.Output([JFK], "txt", shows_language=False)
         output.print(progress_of(0, ["eins", "zwei"]))
         monkeypatch.undo()
         seen = ""
@@ -167,7 +167,7 @@ def test_files_are_transcribed_together_or_as_chunks(
     assert found["a.wav"] and found["a.wav --chunked"] == found["a.wav"]  # a window of this model is 0.6 s
 
 
-@pytest.mark.parametrize("format", ["text", "srt", "vtt", "json"])
+@pytest.mark.parametrize("format", ["txt", "srt", "vtt", "json"])
 def test_a_transcript_in_any_output_format_saves_calls(
     format: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -181,6 +181,15 @@ def test_a_transcript_in_any_output_format_saves_calls(
     content = json.loads(stats.read_text())
     assert (status, found) == (0, expected) and "2 draft texts" in err
     assert content["target_calls"] < without and content["draft_text_sha256"]
+
+
+def test_options_of_subtitles_turn_word_times_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(f"b.wav {GREEDY} --output-format srt --max-words-per-line 1", folder, monkeypatch, capsys)[1]
+    out = run(f"b.wav {GREEDY} --output-format json --word-timestamps", folder, monkeypatch, capsys)[1]
+    words = [word["word"].strip() for segment in json.loads(out)["segments"] for word in segment["words"]]
+    assert words and [cue.split("\n", 2)[2] for cue in found.split("\n\n")[:-1]] == words
 
 
 def test_a_draft_text_that_cannot_be_used_is_refused_in_one_line(
@@ -272,6 +281,12 @@ def test_standard_input_is_a_recording(
     ("arguments", "message"),
     [
         ("nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
+        ("a.wav --output-format text", "--output-format: must be one of txt, srt, vtt, tsv, json, not 'text'"),
+        ("a.wav --highlight-words", "--highlight-words: has no effect on txt; choose srt or vtt, or leave it out"),
+        (
+            "a.wav --output-format srt --max-line-count 2",
+            "--max-line-count: has no effect without --max-line-width; give both",
+        ),
         ("nowhere.wav speech/config.json", "FILE: none of the files can be read (speech/config.json: "),
         ("", "the following arguments are required: FILE"),
         ("a.wav --slots 2", "--slots: has no effect without --chunked or several files"),

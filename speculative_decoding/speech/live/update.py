@@ -24,7 +24,7 @@ class LiveUpdate(NamedTuple):
         stats: Counts and times of the hypothesis.
         language: The language of the speech; None if it is not known yet.
         is_last: Whether the input has ended and everything is final.
-        pieces: The parts of `final` and `pending`, in order.
+        pieces: The parts of `final`, in order.
         error: Why the stream ended early: logits that are not finite.
     """
 

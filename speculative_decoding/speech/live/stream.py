@@ -1,0 +1,174 @@
+"""A stream of live speech: which window is decoded next, and which text is final.
+
+A window starts where the last final segment ends, and has everything that has been heard since. While it grows, it is
+decoded again and again. This module knows neither the engine nor the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from ...decoding.results import GenerationStats
+from ...sampling import GenerationOptions
+from ..audio_file import SAMPLE_RATE
+from ..options import TranscriptionOptions
+from ..segments import FRAMES_PER_SECOND, DecodedWindow, Window
+from ..speech_text import SpeechText
+from ..transcription import Attempt, has_no_speech
+from .agreement import Agreement, HeardWord
+from .hypothesis import Hypothesis, SegmentEnd
+from .recording import LiveRecording
+from .update import LiveUpdate, Piece
+
+LONGEST = 28 / 30  # of the model's window; a window of this length is cut, even if its text is not final
+KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
+MAX_CONTEXT_WORDS = 60
+
+
+class LiveStream:
+    """A stream of live speech. Another thread may call `append` and `finish`.
+
+    Args:
+        text: Encodes and decodes text.
+        options: How to transcribe.
+        decoding: How to decode: drafts.
+        num_mel_bins: See `LiveRecording`.
+        every: How many seconds of new audio are decoded at a time, at least.
+        language: The language of the speech; None if it must be detected.
+
+    Attributes:
+        last: The last hypothesis, from the start of the window; None if there is none.
+        has_language: Whether the language is known. It is detected anew for each window until some text is final.
+        transcript: The text tokens before the window, for given texts; empty without them.
+        is_done: Whether the last update has been made.
+    """
+
+    def __init__(
+        self,
+        text: SpeechText,
+        options: TranscriptionOptions,
+        decoding: GenerationOptions,
+        num_mel_bins: Sequence[int],
+        every: float,
+        language: str | None,
+    ) -> None:
+        self.options = options
+        self.decoding = decoding
+        self.language = language
+        self.has_language = language is not None
+        self.last: Hypothesis | None = None
+        self.transcript: list[int] = []
+        self.is_done = False
+        self._text = text
+        self._every = every
+        self._longest = int(LONGEST * text.audio.window_frames)
+        self._recording = LiveRecording(num_mel_bins)
+        self.append = self._recording.append
+        self.finish = self._recording.finish
+        self._start = 0  # the first frame of the window
+        self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
+        self._is_loud = False
+        self._agreement = Agreement()
+        prompt = options.initial_prompt
+        self._initial = [] if prompt is None else text.encode(" " + prompt.strip(), "initial_prompt")
+        self._context: list[HeardWord] = []  # final words before the window
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How much audio no hypothesis has heard yet."""
+        return self._recording.waiting_seconds
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough audio has arrived for the next hypothesis, or no more will."""
+        return not self.is_done and (self._recording.is_finished or self.waiting_seconds >= self._every)
+
+    def next_window(self) -> Window | None:
+        """Hear what has arrived, and return the window to decode; None if it has nothing new but silence."""
+        if self._recording.waiting_seconds:
+            self._is_loud = self._recording.hear(self._start + self._longest)
+            size = self._recording.num_frames - self._start
+            if size and (self._is_loud or not self._is_settled):
+                frames = self._recording.window(self._start, size, self._text.audio.window_frames)
+                return Window(self._start, size, frames)
+            self._cut(len(self._agreement.words), None, self._recording.num_frames - KEPT_FRAMES)
+        return None
+
+    def attempt(self, window: Window, max_previous: int) -> Attempt:
+        """Return how to decode a window. max_previous: the maximum number of tokens of previous text."""
+        sentence = self._context if self.options.condition_on_previous_text else []
+        previous = [*self._initial, *(token for word in sentence for token in word.tokens)]
+        return Attempt(window, previous[-max_previous:], 0.0, self.transcript)
+
+    def add(
+        self, window: Window, decoded: DecodedWindow, from_draft: Sequence[bool], stats: GenerationStats
+    ) -> LiveUpdate:
+        """Add the output for a window. from_draft: for each of its tokens, whether it is an accepted draft token."""
+        tokens = [] if has_no_speech(decoded, self.options) else decoded.tokens
+        assert self.language is not None
+        self.last = Hypothesis.of(window.seek, tokens, from_draft, self._text, self.language)
+        final = self._agreement.add(self.last.words)
+        self._is_settled = not (self._is_loud or self._agreement.pending)
+        if self._recording.is_all_heard:
+            return self._update([*final, *self._agreement.finish()], stats, is_last=True)
+        ends = [end for end in self.last.ends if end.frame > window.seek]
+        if window.size == self._longest:
+            late = [end for end in ends if end.frame > window.seek + self._longest // 2]
+            ends = late[-1:] or [self._window_end(window)]
+            final += self._agreement.finish(ends[0].num_words)
+        ends = [end for end in ends if end.num_words <= self._agreement.num_final]
+        if ends:
+            self._cut(*ends[-1])
+        return self._update(final, stats)
+
+    def end(self) -> LiveUpdate | None:
+        """Return the last update, if there is nothing more to decode."""
+        if not self._recording.is_all_heard:
+            return None
+        return self._update(self._agreement.finish(), GenerationStats(), is_last=True)
+
+    def failed(self, error: Exception) -> LiveUpdate:
+        """Return the last update of a stream that cannot be continued. The pending text is lost."""
+        return self._update([], GenerationStats(), is_last=True)._replace(pending="", error=error)
+
+    def _window_end(self, window: Window) -> SegmentEnd:
+        """Treat the whole window as final. Speech may begin at the end of one without words."""
+        assert self.last is not None
+        size = window.size if self.last.words else window.size - KEPT_FRAMES
+        return SegmentEnd(len(self.last.words), len(self.last.tokens), window.seek + size)
+
+    def _cut(self, num_words: int, num_tokens: int | None, frame: int) -> None:
+        """Start the window at a frame. The words and tokens before it, which are final, leave the last hypothesis."""
+        words = self._agreement.cut(num_words)
+        self.last = None if self.last is None or num_tokens is None else self.last.after(num_tokens)
+        self._context = [*last_sentence([*self._context, *words])][-MAX_CONTEXT_WORDS:]
+        if self.decoding.draft_text:  # otherwise memory would grow
+            self.transcript += [token for word in words for token in word.tokens]
+        self._start = min(max(frame, self._start), self._recording.num_frames)
+        self._recording.drop_before(self._start)
+
+    def _update(self, final: Sequence[HeardWord], stats: GenerationStats, *, is_last: bool = False) -> LiveUpdate:
+        self.is_done = is_last
+        self.has_language = self.has_language or bool(final)
+        pieces = [Piece(joined(run), is_draft) for is_draft, run in groupby(final, lambda word: word.from_draft)]
+        return LiveUpdate(
+            final=joined(final),
+            pending=joined(self._agreement.pending),
+            seconds=self._recording.num_heard / SAMPLE_RATE,
+            stats=stats,
+            language=self.language,
+            is_last=is_last,
+            pieces=tuple(pieces),
+        )
+
+
+def joined(words: Iterable[HeardWord]) -> str:
+    return "".join(word.text for word in words)
+
+
+def last_sentence(words: Sequence[HeardWord]) -> Sequence[HeardWord]:
+    """Return the words after the last end of a sentence before the last word."""
+    ends = (i for i in range(len(words) - 1, 0, -1) if words[i - 1].text.rstrip().endswith(SENTENCE_ENDS))
+    return words[next(ends, 0) :]
