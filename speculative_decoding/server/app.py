@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from ..errors import one_line
@@ -54,8 +54,9 @@ class ServerSettings:
     log_prompts: bool = False
     created: int = 0  # when the model was created, as a Unix timestamp
     note: str = ""  # shown on the web page
-    is_speech: bool = False  # whether the web page sends recordings
     aliases: Collection[str] = ()  # other names for the model
+    listed: Collection[str] = ()  # names that /v1/models lists; without them, `model`
+    is_speech: bool = False  # whether the web page sends recordings
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -79,7 +80,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
             path = f"{DOWNLOADS}..."  # the name gives access
         is_polled = path in ("/health", "/metrics")
         level = logging.DEBUG if is_polled else logging.INFO
-        LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
+        LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
 
     # Starlette would run handlers that are not coroutines in other threads
 
@@ -99,7 +100,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
 
-    routes = [
+    routes: list[Route | WebSocketRoute] = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
@@ -116,8 +117,10 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     ]
     no_path = NO_PATH
     if has_room("speech"):
+        from .realtime import realtime
         from .transcriptions import transcriptions, translations
 
+        routes.append(WebSocketRoute("/v1/realtime", realtime))
         routes.append(Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]))
         routes.append(Route("/v1/audio/translations", translations, methods=["POST"]))
         no_path = NO_PATH_SPEECH
@@ -137,17 +140,20 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     return app
 
 
-def model_fields(settings: ServerSettings) -> dict[str, object]:
-    return {"id": settings.model, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
+def model_fields(settings: ServerSettings, name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
 
 
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [model_fields(request.app.state.settings)]})
+    settings = request.app.state.settings
+    names = dict.fromkeys(settings.listed or (settings.model,))
+    return JSONResponse({"object": "list", "data": [model_fields(settings, name) for name in names]})
 
 
 async def model(request: Request) -> Response:
-    served_names(request.app.state).require(request.path_params["name"])
-    return JSONResponse(model_fields(request.app.state.settings))
+    settings, name = request.app.state.settings, request.path_params["name"]
+    served_names(request.app.state).require(name)
+    return JSONResponse(model_fields(settings, name if name in settings.listed else settings.model))
 
 
 async def health(request: Request) -> Response:

@@ -28,11 +28,12 @@ from ..sampling.values import Bool, Int, ListOf, Text, Value
 from .limits import Limits
 
 PROGRAM = "python -m speculative_decoding.serve"
-EXTRA = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
+EXTRA = ("starlette", "uvicorn", "prometheus_client", "python_multipart", "websockets")
 TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 BASIC_ACCESS = ("host", "port", "token_file", "no_token", "translate", "slots", "queue", "max_seconds")
 TRUSTED_PROXY = "address of a proxy, to which --max-connections does not apply; may be repeated"
+SERVED_MODEL_NAME = "name that clients may use for the model; may be repeated; the first is the name in responses"
 SHARE_CLIENT_TEXTS = (
     "let --ngram-store keep the prompts and outputs of all clients, and copy drafts from them: counts and timing then "
     "tell a client what others have sent"
@@ -65,6 +66,7 @@ class AccessFlags:
         ListOf(Text()),
         "prompt prefix for a language pair of /translate, as SOURCE:TARGET=PREFIX; may be repeated",
     ] = ()
+    served_model_name: A[Sequence[str], ListOf(Text()), SERVED_MODEL_NAME] = ()
     log_prompts: A[bool, Bool(), "write prompts to the log"] = False
     share_client_texts: A[bool, Bool(), SHARE_CLIENT_TEXTS] = False
 
@@ -150,20 +152,23 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
         config = config.with_memory(pair)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        names = served_names(pair.target.folder, vars(chosen).get("model"))
+        names = served_names(pair.target.folder, vars(chosen).get("model"), access.served_model_name)
         return asyncio.run(listen(server_socket, access, limits, config, pair, names, token))
 
 
-def served_names(folder: Path, given: str | None) -> list[str]:
+def served_names(folder: Path, given: str | None, chosen: Sequence[str] = ()) -> list[str]:
     """Return the names that clients may use for a model. Responses contain the first one.
 
-    given: the value of --model. It comes first if it is one of the model's names, otherwise last, as a path.
+    Args:
+        folder: The model's folder.
+        given: The value of --model. It precedes the model's other names if it is one of them, and follows as a path.
+        chosen: The values of --served-model-name, which come first.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]
     if given is not None:
         names.insert(0 if given in names else len(names), given)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys([*chosen, *names]))
 
 
 async def listen(
@@ -193,7 +198,10 @@ async def listen(
     note = config.demonstration_note() or ""
     is_speech = pair.target.model.audio is not None
     model, *aliases = names
-    settings = ServerSettings(model, prefixes, hosts, token, access.log_prompts, created, note, is_speech, aliases)
+    listed = access.served_model_name or (model,)
+    settings = ServerSettings(
+        model, prefixes, hosts, token, access.log_prompts, created, note, aliases, listed, is_speech
+    )
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -17,12 +17,15 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .service import Service
+from .sockets import LimitedSocket, SocketLimits, is_valid_upgrade
 
 LOG = logging.getLogger("speculative_decoding.server")
+PING_SECONDS = 20.0  # to find clients that have vanished
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,23 +52,33 @@ class LimitedConnection(H11Protocol):
     uvicorn limits only the time between requests. This class also limits the time to receive headers. A refused body is
     still read for a while, because many clients read the response only after they have sent the body. If there are too
     many connections, a new one replaces the one that has waited longest for a complete request. uvicorn's own limit
-    would refuse the new one.
+    would refuse the new one. An upgrade replaces this class with `LimitedSocket`, which is counted until it ends.
 
     Args:
         limits: The limits.
         trusted: Addresses without a limit per address. Loopback addresses have none, either.
         of_address: The number of connections from each address. All connections share and update it, because counting
             them anew for each connection would be slow.
+        sockets: Paths that a request can upgrade to a WebSocket. All other upgrades are ignored, as HTTP allows.
+        socket_limits: The limits of a WebSocket.
         options: See uvicorn.
     """
 
     def __init__(
-        self, limits: ConnectionLimits, trusted: Collection[str], of_address: Counter[str], **options: Any
+        self,
+        limits: ConnectionLimits,
+        trusted: Collection[str],
+        of_address: Counter[str],
+        sockets: Collection[str],
+        socket_limits: SocketLimits,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._limits = limits
         self._trusted = trusted
         self._of_address = of_address
+        self._sockets = sockets
+        self.ws_protocol_class = partial(LimitedSocket, socket_limits, self._release)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._refused_bytes = 0
         self.waiting_since = self.loop.time()
@@ -97,7 +110,9 @@ class LimitedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.is_between_requests:
+        if self not in self.connections:
+            self._stop_timer()  # a WebSocket has replaced it
+        elif self.is_between_requests:
             self._start_timer()
             self._refused_bytes += len(data)
             if self._refused_bytes > self._limits.refused_bytes:
@@ -125,10 +140,22 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._release()
+        super().connection_lost(exc)
+
+    def _release(self) -> None:
         self._of_address[self.address] -= 1
         if not self._of_address[self.address]:
             del self._of_address[self.address]
-        super().connection_lost(exc)
+
+    def _should_upgrade(self) -> bool:
+        """Return whether a request opens a WebSocket. If not, it is answered like any other."""
+        if self.scope["path"] not in self._sockets or self._get_upgrade() != b"websocket":
+            return False
+        lines = [b"%s: %s" % header for header in self.headers]
+        target = self.scope["raw_path"] + b"?" + self.scope["query_string"]
+        start = b"%s %s HTTP/1.1" % (self.scope["method"].encode(), target)
+        return is_valid_upgrade(b"\r\n".join([start, *lines, b"", b""]))
 
     @property
     def _is_trusted(self) -> bool:
@@ -136,13 +163,10 @@ class LimitedConnection(H11Protocol):
 
     def _replace_another(self) -> None:
         """Close the connection that has waited longest for a complete request, unless enough are already closing."""
-        others = [
-            each
-            for each in self.connections
-            if isinstance(each, LimitedConnection) and each is not self and not each.transport.is_closing()
-        ]
+        others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
         if len(others) >= self._limits.connections:
-            waiting = [each for each in others if each.is_between_requests or each.cycle.more_body]
+            requests = [each for each in others if isinstance(each, LimitedConnection)]
+            waiting = [each for each in requests if each.is_between_requests or each.cycle.more_body]
             min(waiting, key=lambda each: each.waiting_since, default=self).transport.close()
 
     def _start_timer(self) -> None:
@@ -156,10 +180,12 @@ class LimitedConnection(H11Protocol):
 
 
 def make_server(
-    app: ASGIApp, service: Service, trusted_proxies: Collection[str] = (), limits: ConnectionLimits | None = None
+    app: Starlette, service: Service, trusted_proxies: Collection[str] = (), limits: ConnectionLimits | None = None
 ) -> uvicorn.Server:
     """Return a uvicorn server that drains requests on the first SIGTERM or Ctrl-C, and aborts them on the second."""
     limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
+    socket_limits = SocketLimits(service.limits.max_idle, limits.seconds, service.limits.max_message)
+    sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
     loop = asyncio.get_running_loop()
     draining = list[Any]()
 
@@ -179,11 +205,17 @@ def make_server(
     allow_open_files(4 * limits.connections)
     config = uvicorn.Config(
         app,
-        http=partial(LimitedConnection, limits, trusted_proxies, Counter()),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]
+            LimitedConnection, limits, trusted_proxies, Counter(), sockets, socket_limits
+        ),
         log_config=None,
         access_log=False,
         lifespan="on",
-        ws="none",
+        ws="none",  # because `LimitedConnection` chooses the protocol
+        ws_max_size=socket_limits.message,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=PING_SECONDS,
+        ws_per_message_deflate=False,  # a small message could become a large one
         headers=[*SECURITY_HEADERS.items()],  # uvicorn adds them to its own responses, too
         server_header=False,
         proxy_headers=False,

@@ -120,6 +120,11 @@ class DecodingThread:
             self._to_cancel += items
             self._wake.notify()
 
+    def wake(self) -> None:
+        """Look whether there is something to decode, because speech of an item has arrived."""
+        with self._wake:
+            self._wake.notify()
+
     def stop(self) -> None:
         """End after the current round, and wait until the thread has ended."""
         with self._wake:
@@ -171,9 +176,9 @@ class DecodingThread:
     def _new_queue(self, session: Session) -> DecodingQueue:
         if session.model.audio is None:
             return PromptQueue(session, self._limits)
-        from .recordings import recording_queue
+        from .live_queue import speech_queue
 
-        return recording_queue(session, self._limits)
+        return speech_queue(session, self._limits)
 
     def _take(self, queue: DecodingQueue) -> bool:
         """Submit and cancel the pending items, and sleep while there is nothing to do. Returns False after `stop`."""

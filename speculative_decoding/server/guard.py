@@ -1,4 +1,4 @@
-"""Access control: checks the Host and Origin headers and the token before the body of a request is read."""
+"""Access control: checks the Host and Origin headers and the token before a body is read or a WebSocket accepted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Collection
-from urllib.parse import urlsplit
+from contextlib import suppress
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from ..errors import one_line
 from .bodies import error_response
@@ -22,6 +24,7 @@ HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECA
 # LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
 PAGE = ("/", "/page.css", "/page.js", "/page_text.js", "/page_speech.js", "/page_capture.js")
 PUBLIC = (*PAGE, "/health", "/languages", "/frontend/settings")
+TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's browser client; pages cannot set a socket's headers
 TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there
 
 
@@ -35,7 +38,8 @@ class Guard:
         app: The application.
         hosts: Names of this server. localhost is always allowed.
         token: The token that clients must send, or None.
-        log: Called after each response with the scope, the HTTP status (0 if none was sent) and the seconds it took.
+        log: Called after each response or WebSocket with the scope, the HTTP status (0 if none was sent) and the
+            seconds it took.
     """
 
     def __init__(
@@ -47,15 +51,19 @@ class Guard:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         status = 0
         started = time.monotonic()
 
         async def send_and_note_status(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = 101
+            elif message["type"] == "websocket.close":
+                status = status or 403  # what uvicorn answers
             await send(message)
 
         scope["token"] = self._token
@@ -70,7 +78,12 @@ class Guard:
             if not status:
                 stopping = ServerError(503, "the server is stopping", code="stopping", headers={"Connection": "close"})
                 await error_response(scope["path"], stopping)(scope, receive, send_and_note_status)
+        except WebSocketDisconnect:
+            pass  # the client has left
         except Exception:
+            if status == 101:
+                with suppress(OSError):
+                    await send({"type": "websocket.close", "code": 1011})
             status = 500
             raise
         finally:
@@ -90,9 +103,9 @@ class Guard:
         for origin in headers.getlist("origin"):
             if urlsplit(origin).netloc.lower() != hosts[0].lower():
                 raise ServerError(403, "pages of other origins may not use this server", code="wrong_origin")
-        may_send_token_in_body = scope["path"] in TOKEN_IN_BODY and "authorization" not in headers
-        if scope["path"] not in PUBLIC and not may_send_token_in_body:
-            require_token(scope)
+        is_token_in_body = scope["path"] in TOKEN_IN_BODY and "authorization" not in headers
+        if scope["path"] not in PUBLIC and not (is_token_in_body and scope["type"] == "http"):
+            require_token(scope, token_in_subprotocols(scope))
 
     def _is_allowed(self, host: str) -> bool:
         match = HOST.fullmatch(host)
@@ -105,12 +118,18 @@ class Guard:
             return False
 
 
+def token_in_subprotocols(scope: Scope) -> str:
+    """Return the token of a page's WebSocket, or an empty string. Pages escape its characters, as in a URL."""
+    given = [name for name in scope.get("subprotocols", ()) if name.startswith(TOKEN_SUBPROTOCOL)]
+    return unquote(given[0].removeprefix(TOKEN_SUBPROTOCOL)) if given else ""
+
+
 def require_token(scope: Scope, token: str = "") -> None:
     """Check the token in constant time. Raises `ServerError` if it is wrong.
 
     Args:
         scope: The request. Its Authorization header has precedence.
-        token: A token from the body, for requests without that header.
+        token: A token from the body or the subprotocols, for requests without that header.
     """
     expected = scope["token"]
     if expected is None:

@@ -15,6 +15,7 @@ from .errors import ServerError
 
 EXTRA_SLOTS = 1  # for the first outputs of recordings; see `RecordingQueue`
 MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
+MESSAGE_FIELDS = 1 << 10  # bytes of a message, in addition to its audio
 MAX_DRAFT_TEXTS = 4  # each token is looked up in every draft text; fewer than a session keeps prepared
 
 
@@ -24,10 +25,12 @@ class Limits:
 
     slots: A[int, Int(1), "prompts to decode together"] = DEFAULT_SLOTS
     queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
-    max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
+    max_body: A[int, Int(1 << 10), "bytes of a request, or of the audio in a message on a socket"] = 1 << 20
     keep_files: A[float, Number(0, exclusive=True), "minutes for which a translated file can be downloaded"] = 10.0
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
     max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
+    max_live_seconds: A[float, Number(0, exclusive=True), "seconds of live speech that may wait to be decoded"] = 60.0
+    max_idle: A[float, Number(0, exclusive=True), "seconds without a message, after which a socket is closed"] = 60.0
     max_connections: A[int, Int(1), "connections of one address; this machine has no limit"] = 100
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
@@ -50,6 +53,11 @@ class Limits:
                 "max_prompts",
                 ("lower it, or raise ", Name("queue")),
             )
+
+    @property
+    def max_message(self) -> int:
+        """The bytes of a message: a JSON object with `max_body` bytes in base64."""
+        return self.max_body * 4 // 3 + MESSAGE_FIELDS
 
     def check_options(self, options: GenerationOptions) -> None:
         """Check everything that does not need the tokenizer. Raises a `ServerError` that names the field."""

@@ -19,11 +19,11 @@ class ModelNames:
     id: str
     aliases: Collection[str] = ()
 
-    def require(self, requested: object) -> None:
-        """Raise `ServerError` for the name of another model."""
+    def require(self, requested: object, field: str = "model") -> None:
+        """Raise `ServerError` for the name of another model. field: where the request has it."""
         if requested != self.id and requested not in self.aliases:
-            message = f"model: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
-            raise ServerError(404, message, "model", "model_not_found")
+            message = f"{field}: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
+            raise ServerError(404, message, field, "model_not_found")
 
 
 def served_names(state: State) -> ModelNames:

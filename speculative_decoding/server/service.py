@@ -37,6 +37,7 @@ class Service:
         state: Requests are admitted only while this is `READY`.
         session: The models, once they are loaded.
         options: The server's defaults for options that a request does not set.
+        stopping: Set when `drain` begins.
         on_end: Called when the service has ended, with the error that ended it or None.
     """
 
@@ -47,10 +48,14 @@ class Service:
         self.limits = limits
         self.metrics = metrics
         self.state = LOADING
+        self.stopping = asyncio.Event()
         self.on_end: Callable[[Exception | None], None] = lambda error: None
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
+        self._live: set[ClientRequest[Any]] = set()
+        self._sockets = 0
+        self._live_slots = 0  # that are taken
         self._waiting_for_room = asyncio.Lock()
         self._seconds_per_item = 1.0  # a running mean; the first value is a guess
         self._is_empty = asyncio.Event()
@@ -174,30 +179,73 @@ class Service:
             self.require_ready()
             self.require_room(len(items))
 
+        deadline = asyncio.get_running_loop().time() + self.limits.max_seconds if upload is None else upload.deadline
+        with self._decoding(items, self._requests, deadline) as request:
+            yield request
+
+    @contextmanager
+    def socket(self) -> Iterator[None]:
+        """Let `drain` wait until the context is left."""
+        self._sockets += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._sockets -= 1
+            self._note_if_empty()
+
+    @contextmanager
+    def live_slot(self) -> Iterator[None]:
+        """Take a slot for live speech within the context. Raises `ServerError`."""
+        self.require_ready()
+        if self._live_slots >= self.limits.slots:
+            message = f"all {self.limits.slots} slots for live speech are taken; try again later"
+            raise ServerError(429, message, code="too_many_streams")
+        self._live_slots += 1
+        try:
+            yield
+        finally:
+            self._live_slots -= 1
+
+    @contextmanager
+    def live(self, item: Item) -> Iterator[ClientRequest[Item]]:
+        """Decode live speech within the context, without a time limit. The caller has a `live_slot`."""
+        with self._decoding([item], self._live, None) as request:
+            yield request
+
+    def wake(self) -> None:
+        """Let the decoding thread notice that live speech has arrived."""
+        self._thread.wake()
+
+    @contextmanager
+    def _decoding(
+        self, items: Sequence[Item], kept: set[ClientRequest[Any]], deadline: float | None
+    ) -> Iterator[ClientRequest[Item]]:
+        """Decode items within the context. kept: contains the request meanwhile. deadline: in the event loop's time."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = ClientRequest(
             items, on_first_output=lambda: self.metrics.time_to_first_token.observe(loop.time() - started)
         )
-        deadline = started + self.limits.max_seconds if upload is None else upload.deadline
-        timer = loop.call_at(deadline, self._fail, request, self.timeout())
-        self._requests.add(request)
+        timer = None if deadline is None else loop.call_at(deadline, self._fail, request, self.timeout())
+        kept.add(request)
         self._is_empty.clear()
         self._thread.submit([item for item in items if item.finish_reason is None])
         try:
             yield request
         finally:
-            timer.cancel()
-            self._requests.discard(request)
+            if timer is not None:
+                timer.cancel()
+            kept.discard(request)
             self._note_if_empty()
             self._thread.cancel([item for item in items if item.finish_reason is None])
-            self._record(request, loop.time() - started)
+            self._record(request, None if deadline is None else loop.time() - started)
 
-    def _record(self, request: ClientRequest[Any], seconds: float) -> None:
-        """Add a request that has ended to the metrics and to the mean time per item."""
+    def _record(self, request: ClientRequest[Any], seconds: float | None) -> None:
+        """Add a request that has ended to the metrics and, with its `seconds`, to the mean time per item."""
         failed = "cancelled" if request.error is None else "error"
         for item in request.items:
-            if item.finish_reason is not None:
+            if item.finish_reason is not None and seconds is not None:
                 self._seconds_per_item = 0.9 * self._seconds_per_item + 0.1 * seconds
             self.metrics.add(item.stats, item.finish_reason or failed)
 
@@ -205,7 +253,7 @@ class Service:
         return ServerError(504, f"not finished within {self.limits.max_seconds:g} s", code="timeout")
 
     def _note_if_empty(self) -> None:
-        if not (self._requests or self._uploads):
+        if not (self._requests or self._uploads or self._sockets):
             self._is_empty.set()
 
     async def drain(self) -> None:
@@ -213,6 +261,7 @@ class Service:
         if self.state == STOPPING:
             return
         self.state = STOPPING
+        self.stopping.set()
         try:
             await asyncio.wait_for(self._is_empty.wait(), self.limits.grace)
         except TimeoutError:
@@ -240,7 +289,7 @@ class Service:
     def _fail_all(self, error: ServerError) -> None:
         for upload in self._uploads:
             upload.fail(error)
-        for request in self._requests:
+        for request in [*self._requests, *self._live]:
             self._fail(request, error)
 
     def _fail(self, request: ClientRequest[Any], error: ServerError) -> None:

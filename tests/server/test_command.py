@@ -54,6 +54,7 @@ def unloadable(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--draft-text", "a", "--drafter", "none"), "--draft-text: has no effect with --drafter none"),
         (("--max-draft-text", "-1"), "--max-draft-text: must be a whole number"),
         (("--trusted-proxy", "proxy"), "--trusted-proxy: must be an IP address, not 'proxy'"),
+        (("--served-model-name", ""), "--served-model-name: must be text that is not empty"),
         (("--share-client-texts",), "--share-client-texts: has no effect without --ngram-store"),
         (("--translate", "x", "--port", "0"), "--translate: must be SOURCE:TARGET=PREFIX"),
     ],
@@ -97,17 +98,18 @@ def test_a_missing_extra_is_reported_with_its_install_command(
 
 
 @pytest.mark.parametrize(
-    ("folder", "given", "names"),
+    ("folder", "given", "chosen", "names"),
     [
-        (f"models--google-t5--t5-small/snapshots/{COMMIT}", "t5-small", ["t5-small", "google-t5/t5-small"]),
-        (f"models--org--tiny/snapshots/{COMMIT}", None, ["org/tiny", "tiny"]),
-        ("models/tiny", "models/tiny", ["tiny", "models/tiny"]),
+        (f"models--google-t5--t5-small/snapshots/{COMMIT}", "t5-small", [], ["t5-small", "google-t5/t5-small"]),
+        (f"models--org--tiny/snapshots/{COMMIT}", None, [], ["org/tiny", "tiny"]),
+        ("models/tiny", "models/tiny", [], ["tiny", "models/tiny"]),
+        ("models/tiny", "models/tiny", ["b", "tiny", "a"], ["b", "tiny", "a", "models/tiny"]),
     ],
 )
 def test_the_users_name_comes_first_unless_it_is_a_path(
-    folder: str, given: str | None, names: list[str], tmp_path: Path
+    folder: str, given: str | None, chosen: list[str], names: list[str], tmp_path: Path
 ) -> None:
-    assert served_names(tmp_path / folder, given) == names
+    assert served_names(tmp_path / folder, given, chosen) == names
 
 
 @pytest.mark.slow

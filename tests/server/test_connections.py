@@ -2,137 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import socket
-from collections.abc import Callable, Coroutine, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from speculative_decoding import GenerationOptions
-from speculative_decoding.server.app import ServerSettings, make_app
-from speculative_decoding.server.connections import (
-    ConnectionLimits,
-    LimitedConnection,
-    allow_open_files,
-    make_server,
-    raised_limit,
-)
-from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.metrics import Metrics
-from speculative_decoding.server.service import Service
+from speculative_decoding.server.connections import allow_open_files, raised_limit
+from tests.support.net import HEALTH, LIMITS, Client, Net, law
 from tests.support.serving import require_no_traceback
 from tests.support.waiting import ManualLoop, run_manually
 
-LIMITS = ConnectionLimits(connections=5, per_address=3, seconds=10.0, refused_bytes=100_000)
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = b"GET /health HTTP/1.1\r\nHos"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 UNFINISHED = POST + b"Content-Length: 9\r\n\r\n{"
 ENDLESS = b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-class Client(asyncio.Transport):
-    """The transport of a connection, as its client sees it.
-
-    Attributes:
-        received: What the server has sent.
-        is_closed: Whether the server has closed the connection.
-    """
-
-    def __init__(self, made: Callable[[], LimitedConnection], loop: ManualLoop, address: str) -> None:
-        super().__init__({"socket": self})
-        self.getpeername = self.getsockname = lambda: (address, 80)
-        self.received = b""
-        self.is_closed = False
-        self.options: list[tuple[int, ...]] = []
-        self._loop = loop
-        self._protocol = made()
-        self._protocol.connection_made(self)
-
-    def setsockopt(self, *option: int) -> None:
-        self.options.append(option)
-
-    def write(self, data: Any) -> None:
-        self.received += data
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._loop.call_soon(self._protocol.connection_lost, None)
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-    async def send(self, data: bytes) -> str:
-        """Send bytes. Returns what the server has answered."""
-        self.received = b""
-        if data and not self.is_closed:
-            self._protocol.data_received(data)
-        await self._loop.advance()
-        return self.received.decode()
-
-    def finish_sending(self) -> None:
-        self._protocol.eof_received()
-        self.close()
-
-
-class Net:
-    """A server without sockets. Requests for /endless are never answered."""
-
-    def __init__(self, loop: ManualLoop, trusted: tuple[str, ...] = ()) -> None:
-        thread: Any = SimpleNamespace(decoding=0, waiting=0)
-        service = Service(thread, Limits(max_body=2000, max_connections=3), Metrics())
-        service.state = "ready"
-        service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
-        service.options = GenerationOptions()
-        app = make_app(service, ServerSettings("tiny", {}))
-
-        async def routed(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == "/endless":
-                await asyncio.Event().wait()
-            await app(scope, receive, send)
-
-        self.server = make_server(routed, service, trusted, LIMITS)
-        self.server.config.load()
-        self.loop = loop
-        self.state = self.server.server_state
-
-    @property
-    def per_address(self) -> Any:
-        return self.server.config.http.args[2]  # type: ignore[union-attr]
-
-    def connect(self, address: str = "127.0.0.1") -> Client:
-        made: Any = self.server.config.http_protocol_class
-        options = {"config": self.server.config, "server_state": self.state, "app_state": {}, "_loop": self.loop}
-        return Client(lambda: made(**options), self.loop, address)
-
-    async def is_healthy(self) -> bool:
-        client = self.connect()
-        found = "200 OK" in await client.send(HEALTH)
-        client.close()
-        await self.loop.advance()
-        return found
-
-
-def law(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def start(loop: ManualLoop) -> None:
-            net = Net(loop)
-            await test(net)
-            for task in [*net.state.tasks]:
-                task.cancel()
-            await loop.advance()
-
-        run_manually(start)
-
-    run.__doc__ = test.__doc__
-    return run
 
 
 @law

@@ -17,7 +17,12 @@ BEARER = ("authorization", f"Bearer {TOKEN}")
 
 
 def answer(
-    *headers: tuple[str, str], path: str = "/v1/models", token: str | None = None, app: Any = None
+    *headers: tuple[str, str],
+    path: str = "/v1/models",
+    token: str | None = None,
+    app: Any = None,
+    kind: str = "http",
+    subprotocols: Sequence[str] = (),
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the messages of the response, and the statuses that were logged. The application answers 200."""
     sent: list[dict[str, Any]] = []
@@ -30,16 +35,25 @@ def answer(
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    scope = {"type": "http", "path": path, "headers": raw}
+    scope: dict[str, Any] = {"type": kind, "path": path, "headers": raw}
+    if kind == "websocket":
+        scope |= {"subprotocols": list(subprotocols), "extensions": {"websocket.http.response": {}}}
     guard = Guard(app or accept, ["Texts.example"], token, lambda scope, status, seconds: logged.append(status))
     asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
     return sent, logged
 
 
 def refusal(*headers: tuple[str, str], **options: Any) -> tuple[int, str | None]:
-    """Return the status and the code of the error, which is None for a request that is not refused."""
+    """Return the status and the code of the error, which is None for a request that is not refused.
+
+    A WebSocket must get the same response.
+    """
     sent, logged = answer(*headers, **options)
     assert logged == [sent[0]["status"]]
+    as_socket, logged = answer(*headers, **options, kind="websocket")
+    if len(sent) > 1:
+        assert as_socket == [each | {"type": f"websocket.{each['type']}"} for each in sent]
+    assert as_socket[0]["status"] == sent[0]["status"] == logged[0]
     error = json.loads(sent[1]["body"])["error"] if len(sent) > 1 else None
     return sent[0]["status"], error["code"] if isinstance(error, dict) else error
 
@@ -88,6 +102,29 @@ def test_a_request_needs_the_token(given: str | None) -> None:
     assert refusal(HOST, BEARER, token=TOKEN) == (200, None)
 
 
+SUBPROTOCOL = "openai-insecure-api-key."
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "status"),
+    [
+        ("websocket", ["realtime", SUBPROTOCOL + TOKEN], 200),
+        ("websocket", [SUBPROTOCOL + TOKEN.replace("-", "%2D")], 200),  # a page escapes what a subprotocol cannot have
+        ("websocket", ["realtime"], 401),
+        ("websocket", [TOKEN], 401),
+        ("websocket", [SUBPROTOCOL], 401),
+        ("websocket", [f"{SUBPROTOCOL}{TOKEN}x"], 401),
+        ("websocket", [f"{SUBPROTOCOL}x", SUBPROTOCOL + TOKEN], 401),
+        ("http", [SUBPROTOCOL + TOKEN], 401),
+    ],
+)
+def test_only_a_socket_may_have_the_token_in_a_subprotocol(kind: str, given: Sequence[str], status: int) -> None:
+    offered = ("sec-websocket-protocol", ", ".join(given))
+    assert answer(HOST, offered, token=TOKEN, kind=kind, subprotocols=given)[1] == [status]
+    wrong = ("authorization", "Bearer wrong")  # has precedence
+    assert answer(HOST, offered, wrong, token=TOKEN, kind=kind, subprotocols=given)[1] == [401]
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
@@ -101,7 +138,8 @@ def test_only_pages_without_texts_need_no_token(path: str, status: int) -> None:
 
 @pytest.mark.parametrize("path", ["/translate", "/translate_file", "/detect"])
 def test_libretranslate_may_send_its_token_in_the_body(path: str) -> None:
-    assert refusal(HOST, path=path, token=TOKEN) == (200, None)  # `read_request` checks it
+    assert answer(HOST, path=path, token=TOKEN)[1] == [200]  # `read_request` checks it
+    assert answer(HOST, path=path, token=TOKEN, kind="websocket")[1] == [401]  # it has no body
     assert answer(HOST, ("authorization", "Bearer x"), path=path, token=TOKEN)[1] == [401]
 
 

@@ -250,10 +250,16 @@ def test_what_the_tokenizer_refuses_is_named_in_one_line(
 
 def test_every_name_of_the_model_is_served() -> None:
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none"))
-    with serving(session, model="org/tiny", aliases=["tiny"]) as server, server.client() as client:
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["org/tiny"]
-        for name, status in (("org/tiny", 200), ("tiny", 200), ("org", 404), ("a" * 40, 404)):
-            assert client.get(f"/v1/models/{name}").status_code == status
+    listed = ["org/tiny", "gpt"]
+    with (
+        serving(session, model="org/tiny", aliases=["gpt", "tiny"], listed=listed) as server,
+        server.client() as client,
+    ):
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == listed
+        ids = {"gpt": "gpt", "tiny": "org/tiny"}
+        for name, status in (("org/tiny", 200), ("gpt", 200), ("tiny", 200), ("org", 404), ("a" * 40, 404)):
+            model = client.get(f"/v1/models/{name}")
+            assert model.status_code == status and model.json().get("id", name) == ids.get(name, name)
             response = client.post("/v1/completions", json={"model": name, "prompt": "abc", "max_tokens": 1})
             assert response.status_code == status
             assert response.json().get("model", "org/tiny") == "org/tiny"

@@ -1,0 +1,173 @@
+"""GET /v1/realtime: a WebSocket on which live speech is transcribed, as in OpenAI's Realtime API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+from ..errors import InputError
+from ..models.whisper_tokens import AudioConfig
+from .bodies import error_response
+from .errors import ServerError
+from .live_queue import ClientStream
+from .model_names import ModelNames, served_names
+from .realtime_format import BYTES_PER_SAMPLE, RATE, Event, RealtimeSession
+from .service import Service
+
+LOG = logging.getLogger("speculative_decoding.server")
+SUBPROTOCOL = "realtime"  # browsers send the token as another one
+MAX_UNREAD = 1 << 20  # characters of events that wait for a client to read the ones before
+STOPPING = 1001  # a close code
+
+
+async def realtime(socket: WebSocket) -> None:
+    state = socket.app.state
+    service: Service = state.service
+    try:
+        audio = service.require_speech()
+        names = served_names(state)
+        check_query(socket.query_params, names)
+    except ServerError as error:
+        service.metrics.errors.labels(error.code or error.status).inc()
+        return await socket.send_denial_response(error_response(socket.url.path, error))
+    with service.socket():
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None)
+        await Connection(socket, service, names, audio).serve()
+
+
+def check_query(query: Mapping[str, str], names: ModelNames) -> None:
+    """Check the parameters of the address. Raises `ServerError`."""
+    for name, value in query.items():
+        if name == "model":
+            names.require(value)
+        elif name != "intent":
+            raise ServerError.unknown_field(name, ("intent", "model"))
+        elif value != "transcription":
+            raise ServerError(400, f"intent: must be transcription, not {value[:80]!r}", "intent", "invalid_value")
+
+
+class Connection:
+    """The streams of a connection, and its events on their way to the client.
+
+    Streams are decoded one after the other, so that a connection takes one slot at most, and needs no further one for
+    the speech after a commit.
+    """
+
+    def __init__(self, socket: WebSocket, service: Service, names: ModelNames, audio: AudioConfig) -> None:
+        self._socket = socket
+        self._service = service
+        self._session = RealtimeSession(self, names, audio, service.limits, self._send)
+        self._tasks: dict[ClientStream, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+        self._slot = ExitStack()
+        self._unread: asyncio.Queue[str] = asyncio.Queue()
+        self._num_unread = 0
+        self._is_too_slow = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve the client until it leaves, or until the server stops."""
+        self._session.begin()
+        parts = (self._read(), self._write(), self._end_slow_client(), self._end_with_server())
+        work = [asyncio.ensure_future(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            work += self._tasks.values()
+            for each in work:
+                each.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Handle the client's events until it leaves."""
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            if self._service.stopping.is_set():
+                continue
+            if (text := message.get("text")) is None:
+                self._session.refuse(ServerError(400, "the message is binary; send events as text", code="not_text"))
+            else:
+                self._session.receive(text)
+            await asyncio.sleep(0)  # let others run, because many messages may have arrived
+            if self._num_unread > MAX_UNREAD // 2:
+                await self._unread.join()
+
+    async def _write(self) -> None:
+        while True:
+            text = await self._unread.get()
+            await self._socket.send_text(text)
+            self._num_unread -= len(text)
+            self._unread.task_done()
+
+    async def _end_slow_client(self) -> None:
+        await self._is_too_slow.wait()
+        LOG.warning("a client of live speech does not read its events, and is disconnected")
+
+    async def _end_with_server(self) -> None:
+        """Finish what has been said when the server stops, and close the socket."""
+        await self._service.stopping.wait()
+        self._session.finish()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+        await self._unread.join()
+        await self._socket.close(STOPPING)
+
+    def _send(self, event: Event) -> None:
+        """Queue an event for the client."""
+        if (error := event.get("error")) is not None:
+            self._service.metrics.errors.labels(error["code"] or error["type"]).inc()
+        if self._num_unread > MAX_UNREAD:
+            return self._is_too_slow.set()
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        self._unread.put_nowait(text)
+        self._num_unread += len(text)
+
+    def open(self, options: Mapping[str, Any]) -> ClientStream:
+        try:
+            stream = ClientStream(options, self._service.wake)
+        except InputError as error:
+            raise ServerError(501, f"the server cannot resample: {error}", code="not_installed") from None
+        if not self._tasks:
+            self._slot.enter_context(self._service.live_slot())
+        task = self._tasks[stream] = asyncio.ensure_future(self._decode(stream))
+        task.add_done_callback(partial(self._end, stream))
+        return stream
+
+    def append(self, stream: ClientStream, pcm: bytes) -> None:
+        limit = self._service.limits.max_live_seconds
+        seconds = sum(each.waiting_seconds for each in self._tasks) + len(pcm) / (BYTES_PER_SAMPLE * RATE)
+        if seconds > limit:
+            message = f"audio: {seconds:.1f} seconds would wait to be decoded (at most {limit:g}); send it more slowly"
+            raise ServerError(429, message, "audio", "too_much_audio")
+        stream.append(pcm)
+
+    def finish(self, stream: ClientStream) -> None:
+        stream.finish()
+
+    def cancel(self, stream: ClientStream) -> None:
+        if stream in self._tasks:
+            self._tasks[stream].cancel()
+
+    async def _decode(self, stream: ClientStream) -> None:
+        try:
+            async with self._turn:
+                with self._service.live(stream) as client:
+                    async for found in client.progress():
+                        assert found is not None  # there is no timeout
+                        self._session.heard(stream, found[1])
+        except ServerError as error:
+            self._session.fail(stream, error)
+
+    def _end(self, stream: ClientStream, task: asyncio.Task[None]) -> None:
+        del self._tasks[stream]
+        if not self._tasks:
+            self._slot.close()
+        if not task.cancelled():
+            task.result()

@@ -1,0 +1,47 @@
+"""Converts live speech to the sample rate of the models, with PyAV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ..audio_file import INSTALL, SAMPLE_RATE, Samples, scaled
+
+BLOCK_SAMPLES = SAMPLE_RATE // 10  # as many are returned at a time, because arrays of a few samples take more memory
+
+
+class Resampler:
+    """Resamples speech that arrives in pieces. The result does not depend on how it is divided.
+
+    rate: Of the samples that arrive, in Hz. Raises `InputError` if PyAV is not installed.
+    """
+
+    def __init__(self, rate: int) -> None:
+        if find_spec("av") is None:
+            raise InputError(f"audio at {rate} Hz requires PyAV", way_out=f"run {INSTALL}")
+        import av
+
+        self._rate = rate
+        self._resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE, BLOCK_SAMPLES)
+
+    def append(self, samples: NDArray[np.int16]) -> Samples:
+        """Return what is complete, (N,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
+        import av
+
+        frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")
+        frame.sample_rate = self._rate
+        return joined(self._resampler.resample(frame))
+
+    def finish(self) -> Samples:
+        """Return the rest. Nothing may be appended after it."""
+        return joined(self._resampler.resample(None))
+
+
+def joined(frames: Iterable[Any]) -> Samples:
+    blocks = [np.empty(0, np.int16), *(frame.to_ndarray()[0] for frame in frames if frame is not None)]
+    return scaled(np.concatenate(blocks))

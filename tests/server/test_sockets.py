@@ -1,0 +1,276 @@
+"""WebSockets of clients that are slow, silent or hostile. Most tests control the transport and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from websockets.frames import Opcode
+
+from speculative_decoding.server.connections import SECURITY_HEADERS, LimitedConnection
+from tests.support.net import HEALTH, LIMITS, UPGRADE, Client, Net, frame, law
+from tests.support.serving import require_no_traceback
+
+IDLE = 60.0  # the default
+KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+
+
+async def opened(net: Net, address: str = "10.0.0.7") -> Client:
+    client = net.connect(address)
+    assert "101 Switching" in await client.upgrade()
+    return client
+
+
+async def require_released(net: Net) -> None:
+    await net.loop.advance()
+    assert not net.per_address and not net.state.connections and not net.state.tasks and await net.is_healthy()
+
+
+@law
+async def test_a_socket_outlives_the_time_limit_of_headers_and_has_the_security_headers(net: Net) -> None:
+    client = net.connect()
+    response = await client.upgrade(b"Sec-WebSocket-Extensions: permessage-deflate\r\n")
+    assert "101 Switching" in response and "deflate" not in response
+    assert all(f"{name.lower()}: {value}" in response for name, value in SECURITY_HEADERS.items())
+    await net.loop.advance(LIMITS.seconds + 5)
+    assert await client.message("a") == b"\x81\x01a" and not client.is_closed
+
+
+@pytest.mark.parametrize("header", [b"Origin: http://evil.example\r\n", b"Origin: null\r\n"])
+def test_an_upgrade_is_refused_like_a_request(header: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a page of another origin could use the server (cross-site WebSocket hijacking)."""
+
+    @law
+    async def test(net: Net) -> None:
+        client, other = net.connect(), net.connect()
+        refused = await client.upgrade(header)
+        expected = await other.send(b"GET /echo HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n")
+        assert refused.startswith("HTTP/1.1 403") and "101" not in refused and client.is_closed
+        assert refused.partition("\r\n\r\n")[2] == expected.partition("\r\n\r\n")[2] != ""
+        assert "x-content-type-options: nosniff" in refused.lower()
+        other.close()
+        await require_released(net)
+
+    test()
+    require_no_traceback(caplog)
+    assert "completing handshake" not in caplog.text
+
+
+INVALID = {
+    "another path": UPGRADE.replace(b"/echo", b"/health"),
+    "another method": UPGRADE.replace(b"GET", b"POST"),
+    "no key": UPGRADE.replace(KEY, b""),
+    "a short key": UPGRADE.replace(b"AAAA==", b"=="),
+    "two keys": UPGRADE + KEY,
+    "no version": UPGRADE.replace(b"Sec-WebSocket-Version: 13\r\n", b""),
+    "another version": UPGRADE.replace(b"13", b"8"),
+    "two versions": UPGRADE + b"Sec-WebSocket-Version: 8\r\n",
+    "another protocol": UPGRADE.replace(b"websocket", b"h2c"),
+    "a body": UPGRADE + b"Content-Length: 1\r\n",
+    "a long line": UPGRADE + b"X: " + b"a" * 9000 + b"\r\n",
+    "many headers": UPGRADE + b"X: a\r\n" * 130,
+    "an invalid subprotocol": UPGRADE + b"Sec-WebSocket-Protocol: a;b\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID)
+def test_an_invalid_upgrade_is_answered_like_a_request(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    @law
+    async def test(net: Net) -> None:
+        client = net.connect()
+        status = (await client.send(sent + b"\r\n"))[9:12]
+        assert status == "200" if b"/health" in sent else status in ("404", "405"), status
+        assert "nosniff" in client.received.decode() and 'status="101"' not in net.metrics
+        await net.loop.advance(1000)
+        assert client.is_closed
+        await require_released(net)
+
+    test()
+    require_no_traceback(caplog)
+
+
+@law
+async def test_a_socket_counts_until_its_connection_ends(net: Net) -> None:
+    clients = [await opened(net) for _ in range(LIMITS.per_address)]
+    assert net.connect("10.0.0.7").is_closed
+    clients[0].abort()  # without a close frame
+    await clients[1].send(frame(struct.pack("!H", 1000), Opcode.CLOSE))
+    assert clients[1].close_code == 1000
+    clients[2].finish_sending()
+    await require_released(net)
+    assert 'responses_total{path="other",status="101"} 3.0' in net.metrics
+
+
+@law
+async def test_sockets_count_among_all_connections(net: Net) -> None:
+    clients = [await opened(net, f"10.0.0.{number}") for number in range(LIMITS.connections - 1)]
+    waiting = net.connect()
+    newest = net.connect()
+    assert waiting.is_closed and not newest.is_closed  # sockets are in use, so a connection without a request gives way
+    clients.append(newest)
+    assert "101" in await newest.upgrade()
+    assert net.connect().is_closed and not any(client.is_closed for client in clients)
+
+
+@law
+async def test_only_messages_keep_a_socket_open(net: Net) -> None:
+    client = await opened(net)
+    for _ in range(3):
+        await net.loop.advance(15)
+        await client.message("a")
+    for _ in range(int(IDLE)):
+        assert client.close_code is None
+        await client.send(frame(b"", Opcode.PING))
+        await net.loop.advance(1)
+    assert client.close_code == 1001
+    await net.loop.advance(LIMITS.seconds)
+    await require_released(net)
+
+
+@law
+async def test_a_client_that_vanishes_is_found_by_pings(net: Net) -> None:
+    client = await opened(net)
+    client.is_stalled = True
+    for seconds in (20, 20, 1, LIMITS.seconds):
+        assert not client.is_lost
+        await net.loop.advance(seconds)
+    assert client.close_code == 1011
+    await require_released(net)
+
+
+@pytest.mark.parametrize("sent", [b"send 100000", b"closes"])
+def test_a_client_that_reads_nothing_loses_its_connection(sent: bytes) -> None:
+    """A transport closes only after it has sent everything."""
+
+    @law
+    async def test(net: Net) -> None:
+        client, other = await opened(net), await opened(net, "10.0.0.8")
+        client.is_stalled = True
+        await client.send(frame(b"send 100000"))
+        if sent == b"closes":
+            await client.send(frame(b"", Opcode.CLOSE))
+        assert await other.message("a") == b"\x81\x01a"
+        for _ in range(int(LIMITS.seconds)):
+            assert not client.is_lost
+            await net.loop.advance(1)
+        await net.loop.advance(1)
+        assert client.is_lost and await other.message("a") == b"\x81\x01a"
+        other.abort()
+        await require_released(net)
+
+    test()
+
+
+@law
+async def test_answers_to_pings_have_a_limit(net: Net) -> None:
+    client = await opened(net)
+    client.is_stalled = True
+    while not client.is_lost:
+        await client.send(frame(b"a" * 125, Opcode.PING) * 500)
+        assert len(client.received) < 1_200_000
+    await require_released(net)
+
+
+HEADER = struct.Struct("!BBQ")
+BROKEN = {
+    "a frame without a mask": (b"\x81\x01a", 1002),
+    "a compressed frame": (b"\xc1" + frame(b"a")[1:], 1002),
+    "an unknown kind": (b"\x83" + frame(b"a")[1:], 1002),
+    "a continuation of nothing": (frame(b"a", Opcode.CONT), 1002),
+    "a message within a message": (frame(b"a", fin=False) + frame(b"a"), 1002),
+    "a control frame in fragments": (frame(b"a", Opcode.BINARY, fin=False)[:0] + b"\x09\x80" + b"\0" * 4, 1002),
+    "a long control frame": (HEADER.pack(0x89, 0xFF, 126) + b"\0" * 130, 1002),
+    "a frame of 8 EiB": (HEADER.pack(0x81, 0xFF, 1 << 63) + b"\0" * 4, 1009),
+    "a frame above the limit": (HEADER.pack(0x81, 0xFF, 5000) + b"\0" * 4, 1009),
+    "fragments above the limit": (frame(b"a" * 2000, fin=False) + frame(b"a" * 2000, Opcode.CONT), 1009),
+    "empty fragments without end": (frame(b"", fin=False) + frame(b"", Opcode.CONT, fin=False) * 2000, 1009),
+    "text that is not UTF-8": (frame(b"\xff"), 1007),
+    "a close frame of one byte": (frame(b"a", Opcode.CLOSE), 1002),
+    "a close frame with a reserved code": (frame(struct.pack("!H", 1005), Opcode.CLOSE), 1002),
+}
+
+
+@pytest.mark.parametrize(("sent", "code"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_broken_frames_end_a_socket(
+    sent: bytes, code: int, is_accepted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client may also send them before the socket is accepted. It gets the code even while it is still sending."""
+
+    @law
+    async def test(net: Net) -> None:
+        client = net.connect()
+        if not is_accepted:
+            client.receive(UPGRADE + b"\r\n")
+            client.receive(sent)
+        else:
+            await client.upgrade()
+            await client.send(sent)
+            assert client.close_code == code
+        await client.send(sent * 3)
+        await net.loop.advance(LIMITS.seconds + IDLE + 2)
+        assert client.is_lost
+        await require_released(net)
+
+    test()
+    require_no_traceback(caplog)
+
+
+@law
+async def test_a_socket_that_fails_says_so(net: Net) -> None:
+    client = await opened(net)
+    await client.message("fail")
+    assert client.close_code == 1011 and 'status="500"' in net.metrics
+    client.abort()
+    await require_released(net)
+
+
+@pytest.mark.parametrize("sent", [b"", frame(struct.pack("!H", 1000), Opcode.CLOSE), b"\x81\x01a"])
+def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Also those that are being closed, whose clients may read nothing."""
+
+    @law
+    async def test(net: Net) -> None:
+        client, stalled = await opened(net), await opened(net)
+        stalled.is_stalled = True
+        for each in (client, stalled):
+            await each.send(frame(b"send 70000") * (each is stalled) + sent)
+        for connection in list(net.state.connections):
+            connection.shutdown()
+        assert client.close_code == (1012 if not sent else 1000 if sent[:1] == b"\x88" else 1002)
+        await net.loop.advance(LIMITS.seconds + 1)
+        await net.loop.advance(1)
+        await require_released(net)
+
+    test()
+    require_no_traceback(caplog)
+
+
+def test_upgrades_and_aborts_leave_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real connections, of an address that has a limit."""
+    monkeypatch.setattr(LimitedConnection, "_is_trusted", False)
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        net = Net(loop)
+        server = await loop.create_server(net.protocol, "127.0.0.1", 0)
+        for number in range(300):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(UPGRADE + b"\r\n")
+            if number % 3:
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame(b"a" * 1000)[: 300 * (number % 3)])
+            writer.transport.abort()
+            while number % LIMITS.per_address == 0 and net.per_address:
+                await asyncio.sleep(0.001)
+        while net.per_address or net.state.connections or net.state.tasks:
+            await asyncio.sleep(0.001)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(HEALTH)
+        assert b"200 OK" in await reader.readline()
+        assert net.per_address == {"127.0.0.1": 1}
+        writer.close()
+        server.close()
+
+    asyncio.run(test())
