@@ -277,6 +277,36 @@ def test_speech_is_recorded_by_keyboard_alone(browser: Any, view: Any) -> None:
     assert abs(np.argmax(spectrum) * 24_000 / (len(pcm) // 2) - PITCH) < 10
 
 
+def scripted(socket: Any) -> None:
+    """Answer the events of a page: a commit with an error."""
+
+    def heard(text: str, pending: str) -> None:
+        pieces = [{"text": text, "from_draft": True}]
+        event = {"type": "conversation.item.input_audio_transcription.delta", "pieces": pieces, "pending": pending}
+        socket.send(json.dumps(event))
+
+    def answer(message: str) -> None:
+        if json.loads(message)["type"] == "session.update":
+            heard(" And", " to")
+            heard(" so", " my fell")
+        elif json.loads(message)["type"] == "input_audio_buffer.commit":
+            socket.send(json.dumps({"type": "error", "error": {"message": "planted"}}))
+
+    socket.on_message(answer)
+
+
+def test_text_that_may_change_is_replaced_and_errors_of_a_socket_are_shown(browser: Any, speech: Serving) -> None:
+    page, messages = opened(browser, speech, permissions=["microphone"])
+    page.route_web_socket(re.compile("/v1/realtime"), scripted)
+    page.click("#record")
+    shown(page, "output", "fell")
+    spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
+    assert spans == [["accepted", "And"], ["accepted", " so"], ["pending", " my fell"]]
+    page.click("#stop")
+    shown(page, "problem", "planted")
+    assert page.text_content("#summary") == "" and page.is_enabled("#record") and not messages
+
+
 @pytest.mark.parametrize(
     ("host", "is_enabled", "element", "words"),
     [(NAMED, False, "record-hint", "over https, or at localhost"), ("127.0.0.1", True, "problem", "denied access")],
