@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -72,9 +72,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def server_process(*flags: str) -> Iterator[ServerProcess]:
+def server_process(
+    *flags: str, program: Sequence[str] = ("speculative_decoding", "serve", "--port", "0")
+) -> Iterator[ServerProcess]:
     """Run a server with these flags. Raises AssertionError if it does not start or end in order."""
-    command = [sys.executable, "-m", "speculative_decoding", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", *program, *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
         try:

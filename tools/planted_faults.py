@@ -406,6 +406,34 @@ server/guard.py: any token is accepted | server/test_guard.py
 server/guard.py: any host is accepted | server/test_guard.py
 - if len(hosts) != 1 or not self._is_allowed(hosts[0]):
 + if len(hosts) != 1:
+server/guard.py: WebSockets are not checked | server/test_guard.py
+- if scope["type"] not in ("http", "websocket"):
++ if scope["type"] != "http":
+server/guard.py: a WebSocket needs no token where the body of a request may have it | server/test_guard.py
+- not (is_token_in_body and scope["type"] == "http"):
++ not is_token_in_body:
+server/connections.py: an upgraded connection counts forever | server/test_sockets.py
+- partial(LimitedSocket, socket_limits, self._release)
++ partial(LimitedSocket, socket_limits, lambda: None)
+server/connections.py: the time limit of headers ends a WebSocket | server/test_sockets.py
+- self._stop_timer()  # a WebSocket has replaced it
++ self._start_timer()
+server/connections.py: WebSockets do not count among all connections | server/test_sockets.py
+- for each in self.connections if each is not self and not each.transport.is_closing()]
++ for each in self.connections if hasattr(each, "cycle") and each is not self and not each.transport.is_closing()]
+server/sockets.py: a client that reads nothing keeps its connection | server/test_sockets.py
+- if self.writable.is_set() and not self.transport.is_closing():
++ if True:
+server/sockets.py: answers to pings have no limit | server/test_sockets.py
+- if self.transport.get_write_buffer_size() > MAX_UNREAD:
++ if False:
+server/sockets.py: empty fragments have no limit | server/test_sockets.py
+- if len(self.frames) < MAX_FRAGMENTS:
++ if True:
+server/sockets.py: pings keep a socket open | server/test_sockets.py
+-         if self.transport.get_write_buffer_size() > MAX_UNREAD:
++         self._used_at = self.loop.time()
++         if self.transport.get_write_buffer_size() > MAX_UNREAD:
 server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
 - if len(body) > max_bytes:
 + if len(chunk) > max_bytes:

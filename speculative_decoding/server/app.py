@@ -41,7 +41,9 @@ PAGE = {
     "/page_capture.js": "text/javascript",
 }
 NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
-NO_PATH_SPEECH = f"{NO_PATH}, or a recording to POST /v1/audio/transcriptions"
+NO_PATH_SPEECH = (
+    f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
+)
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 

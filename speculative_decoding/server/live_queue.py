@@ -61,13 +61,16 @@ class ClientStream(ClientItem):
 
     def finish(self) -> None:
         """Let the text of all speech so far become final."""
+        rest = self._resampler.finish()
+        del self._resampler  # many finished streams may wait
         self._is_finished = True
-        self._pass_on(self._resampler.finish())
+        self._pass_on(rest)
 
     def _pass_on(self, samples: Samples) -> None:
         with self._lock:
-            self._kept.append(samples)
-            self._num_kept += len(samples)
+            if len(samples):  # often none are complete, and many empty arrays would need memory
+                self._kept.append(samples)
+                self._num_kept += len(samples)
             self._empty()
         self.wake()
 

@@ -18,7 +18,8 @@ from .bodies import error_response
 from .errors import ServerError
 from .live_queue import ClientStream
 from .model_names import ModelNames, served_names
-from .realtime_format import BYTES_PER_SAMPLE, RATE, Event, RealtimeSession
+from .realtime_format import BYTES_PER_SAMPLE, RATE
+from .realtime_session import Event, RealtimeSession
 from .service import Service
 
 LOG = logging.getLogger("speculative_decoding.server")
@@ -134,6 +135,8 @@ class Connection:
             stream = ClientStream(options, self._service.wake)
         except InputError as error:
             raise ServerError(501, f"the server cannot resample: {error}", code="not_installed") from None
+        if "initial_prompt" in options:
+            self._socket.scope["prompts"] = [options["initial_prompt"]]
         if not self._tasks:
             self._slot.enter_context(self._service.live_slot())
         task = self._tasks[stream] = asyncio.ensure_future(self._decode(stream))

@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 CHECK_SECONDS = 1.0  # between two checks of a socket
@@ -110,8 +111,8 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def _end(self, code: int, reason: str) -> None:
-        """Close the socket."""
-        if not self.close_sent and not self.transport.is_closing():
+        """Close the socket, unless a close frame has been sent or received."""
+        if self.conn.state is State.OPEN:
             self.conn.send_close(code, reason)
             self._wait_for_client(code, reason)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import struct
+from urllib.parse import quote
 
 import pytest
 from websockets.frames import Opcode
 
 from speculative_decoding.server.connections import SECURITY_HEADERS, LimitedConnection
-from tests.support.net import HEALTH, LIMITS, UPGRADE, Client, Net, frame, law
+from tests.support.frames import BROKEN, INVALID, UPGRADE, frame
+from tests.support.net import HEALTH, LIMITS, Client, Net, law
 from tests.support.serving import require_no_traceback
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IDLE = 60.0  # the default
-KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 
 
 async def opened(net: Net, address: str = "10.0.0.7") -> Client:
@@ -55,23 +58,6 @@ def test_an_upgrade_is_refused_like_a_request(header: bytes, caplog: pytest.LogC
     test()
     require_no_traceback(caplog)
     assert "completing handshake" not in caplog.text
-
-
-INVALID = {
-    "another path": UPGRADE.replace(b"/echo", b"/health"),
-    "another method": UPGRADE.replace(b"GET", b"POST"),
-    "no key": UPGRADE.replace(KEY, b""),
-    "a short key": UPGRADE.replace(b"AAAA==", b"=="),
-    "two keys": UPGRADE + KEY,
-    "no version": UPGRADE.replace(b"Sec-WebSocket-Version: 13\r\n", b""),
-    "another version": UPGRADE.replace(b"13", b"8"),
-    "two versions": UPGRADE + b"Sec-WebSocket-Version: 8\r\n",
-    "another protocol": UPGRADE.replace(b"websocket", b"h2c"),
-    "a body": UPGRADE + b"Content-Length: 1\r\n",
-    "a long line": UPGRADE + b"X: " + b"a" * 9000 + b"\r\n",
-    "many headers": UPGRADE + b"X: a\r\n" * 130,
-    "an invalid subprotocol": UPGRADE + b"Sec-WebSocket-Protocol: a;b\r\n",
-}
 
 
 @pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID)
@@ -172,25 +158,6 @@ async def test_answers_to_pings_have_a_limit(net: Net) -> None:
     await require_released(net)
 
 
-HEADER = struct.Struct("!BBQ")
-BROKEN = {
-    "a frame without a mask": (b"\x81\x01a", 1002),
-    "a compressed frame": (b"\xc1" + frame(b"a")[1:], 1002),
-    "an unknown kind": (b"\x83" + frame(b"a")[1:], 1002),
-    "a continuation of nothing": (frame(b"a", Opcode.CONT), 1002),
-    "a message within a message": (frame(b"a", fin=False) + frame(b"a"), 1002),
-    "a control frame in fragments": (frame(b"a", Opcode.BINARY, fin=False)[:0] + b"\x09\x80" + b"\0" * 4, 1002),
-    "a long control frame": (HEADER.pack(0x89, 0xFF, 126) + b"\0" * 130, 1002),
-    "a frame of 8 EiB": (HEADER.pack(0x81, 0xFF, 1 << 63) + b"\0" * 4, 1009),
-    "a frame above the limit": (HEADER.pack(0x81, 0xFF, 5000) + b"\0" * 4, 1009),
-    "fragments above the limit": (frame(b"a" * 2000, fin=False) + frame(b"a" * 2000, Opcode.CONT), 1009),
-    "empty fragments without end": (frame(b"", fin=False) + frame(b"", Opcode.CONT, fin=False) * 2000, 1009),
-    "text that is not UTF-8": (frame(b"\xff"), 1007),
-    "a close frame of one byte": (frame(b"a", Opcode.CLOSE), 1002),
-    "a close frame with a reserved code": (frame(struct.pack("!H", 1005), Opcode.CLOSE), 1002),
-}
-
-
 @pytest.mark.parametrize(("sent", "code"), BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_broken_frames_end_a_socket(
@@ -272,5 +239,49 @@ def test_upgrades_and_aborts_leave_no_count(monkeypatch: pytest.MonkeyPatch) -> 
         assert net.per_address == {"127.0.0.1": 1}
         writer.close()
         server.close()
+
+    asyncio.run(test())
+
+
+OPEN = """([url, protocols]) => new Promise((resolve) => {
+    const socket = new WebSocket(url, protocols);
+    socket.onopen = () => socket.send("a");
+    socket.onmessage = (event) => resolve(event.data);
+    socket.onclose = (event) => resolve(event.code);
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
+def test_only_the_servers_own_page_opens_a_socket_and_needs_the_token() -> None:
+    """In a real browser. Any character of the token can be escaped."""
+    playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright")
+    token = "correct/horse=battery,staple"
+
+    async def other_page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        net = Net(loop, token=token)
+        server = await loop.create_server(net.protocol, "127.0.0.1", 0)
+        other = await asyncio.start_server(other_page, "127.0.0.1", 0)
+        own, foreign = (f"127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in (server, other))
+        offered = ["realtime", f"openai-insecure-api-key.{quote(token, safe='')}"]
+        async with playwright.async_playwright() as driver:
+            browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = await browser.new_page()
+            for address, protocols, expected in (
+                (own, offered, "a"),
+                (own, offered[:1], 1006),
+                (foreign, offered, 1006),
+            ):
+                await page.goto(f"http://{address}/")
+                assert await page.evaluate(OPEN, [f"ws://{own}/echo", protocols]) == expected
+            await browser.close()
+        assert [f'path="other",status="{status}"' in net.metrics for status in (101, 401, 403)] == [True] * 3
+        server.close()
+        other.close()
 
     asyncio.run(test())

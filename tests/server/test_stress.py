@@ -1,4 +1,4 @@
-"""Short runs of `python -m tools.check_server`: random bodies and recordings, and clients that disconnect."""
+"""Short runs of `python -m tools.check_server`: random bodies and recordings, clients that disconnect, and sockets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.serving import serving
 from tests.support.waiting import eventually
+from tools.check_server import sockets
 from tools.check_server.clients import run
 from tools.check_server.random_requests import LIMITS, audio_request, fuzz, tiny_speech_session
 
@@ -29,6 +30,12 @@ def test_random_recordings_get_valid_responses() -> None:
         assert server.service.admitted == 0
         eventually(lambda: server.metric("slots_busy") == 0)
     assert statuses[200] > 5 and statuses[400] > 10, statuses
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory and open files from /proc")
+def test_hostile_sockets_find_no_fault() -> None:
+    notes = [*sockets.run(count=6, seconds=1.0, seed=2)]
+    assert notes[-1] == "all slots free, all files closed"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory and open files from /proc")

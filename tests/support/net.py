@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
-from websockets.frames import Frame, Opcode
+from websockets.frames import Opcode
 
 from speculative_decoding import GenerationOptions
 from speculative_decoding.server.app import ServerSettings, make_app
@@ -17,12 +17,11 @@ from speculative_decoding.server.connections import ConnectionLimits, LimitedCon
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.service import Service
+from tests.support.frames import UPGRADE, frame
 from tests.support.waiting import ManualLoop, run_manually
 
 LIMITS = ConnectionLimits(connections=5, per_address=3, seconds=10.0, refused_bytes=100_000)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-UPGRADE = b"GET /echo HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-UPGRADE += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 BUFFER = 1 << 16  # bytes that a transport keeps for a client before it pauses the server
 
 
@@ -121,13 +120,13 @@ class Client(asyncio.Transport):
 class Net:
     """A server without real sockets. Requests for /endless are never answered; /echo is a WebSocket."""
 
-    def __init__(self, loop: Any, trusted: tuple[str, ...] = ()) -> None:
+    def __init__(self, loop: Any, trusted: tuple[str, ...] = (), token: str | None = None) -> None:
         thread: Any = SimpleNamespace(decoding=0, waiting=0)
         service = Service(thread, Limits(max_body=2000, max_connections=3), Metrics())
         service.state = "ready"
         service.session = SimpleNamespace(model=SimpleNamespace(audio=None))  # type: ignore[assignment]
         service.options = GenerationOptions()
-        app = make_app(service, ServerSettings("tiny", {}))
+        app = make_app(service, ServerSettings("tiny", {}, token=token))
 
         async def endless(request: Any) -> Any:
             await asyncio.Event().wait()
@@ -165,16 +164,11 @@ class Net:
 
 async def echo(socket: WebSocket) -> None:
     """Send each message back. "fail" and "send N" do what they say."""
-    await socket.accept()
+    await socket.accept("realtime" if "realtime" in socket.scope["subprotocols"] else None)
     while True:
         text = await socket.receive_text()
         assert text != "fail"
         await socket.send_text("a" * int(text[5:]) if text.startswith("send ") else text)
-
-
-def frame(data: bytes, opcode: int = Opcode.TEXT, *, fin: bool = True) -> bytes:
-    """Return a frame of a client."""
-    return Frame(Opcode(opcode), data, fin=fin).serialize(mask=True)
 
 
 def law(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -5,6 +5,8 @@ recordings   the same with random recordings and forms, for a tiny Whisper
 connections  unfinished requests on many connections, while another client gets the same text as before
 clients      clients that stream, leave, cut their connection or send invalid requests for a long time: equal requests
              get equal texts, which are those of `batch`; memory and open files do not grow
+sockets      clients of live speech that stall, vanish, abort, or send broken upgrades, frames and events, and others
+             that speak or send recordings, for a tiny Whisper: another client gets its text, memory does not grow
 costly       recordings and forms that cost much, for the Whisper of --model, while another client sends a short
              recording: each gets its text within twice its undisturbed time and one second (use an idle machine)
 
@@ -17,13 +19,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
-from . import attacks, clients, random_requests
+from . import attacks, clients, random_requests, sockets
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
     "bodies": lambda chosen: random_requests.run(chosen.count, chosen.seed),
     "recordings": lambda chosen: random_requests.run(chosen.count, chosen.seed, audio=True),
     "connections": lambda chosen: attacks.occupy(chosen.connections, chosen.requests),
     "clients": lambda chosen: clients.run(None, 60 * chosen.minutes, chosen.seed),
+    "sockets": lambda chosen: sockets.run(chosen.clients, chosen.seconds, chosen.seed),
     "costly": lambda chosen: attacks.burden(chosen.model, ["--slots", chosen.slots], chosen.requests, chosen.only),
 }
 
@@ -42,6 +45,8 @@ def main() -> None:
         "--requests", type=int, default=20, help="connections, costly: of the other client (default: 20)"
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="clients: how long they send (default: 20)")
+    parser.add_argument("--clients", type=int, default=200, help="sockets: clients at a time (default: 200)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="sockets: how long they send (default: 120)")
     parser.add_argument("--model", help="costly: a Whisper")
     parser.add_argument("--slots", default="2", help="costly: of that server (default: 2)")
     parser.add_argument("--only", default="", metavar="TEXT", help="costly: run only attacks whose name contains TEXT")

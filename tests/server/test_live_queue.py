@@ -1,0 +1,162 @@
+"""Live speech in the decoding thread, beside recordings."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding.server.client_request import ClientItem
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.live_queue import ClientStream, LiveQueue, SpeechQueue, speech_queue
+from speculative_decoding.server.realtime_format import RATE
+from speculative_decoding.server.recordings import ClientRecording
+from speculative_decoding.speech.live.resampler import Resampler
+from speculative_decoding.speech.live.update import LiveUpdate
+from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
+from tests.support.speech import Letters, noise, speech_model
+
+MODEL = speech_model(0)
+PIECE_SECONDS = 1.12  # two windows of the model
+SHORT: dict[str, Any] = {"sample_len": 12}
+FIRST: dict[str, Any] = {**SHORT, "logprob_threshold": None, "compression_ratio_threshold": None}  # the first text
+
+
+class Client:
+    """Records what the decoding thread reports about an item."""
+
+    def __init__(self, item: ClientItem) -> None:
+        item.client = cast(Any, self)
+        self.updates: list[Any] = []
+        self.error: ServerError | None = None
+
+    def on_queued(self) -> None: ...
+
+    def on_progress(self, item: ClientItem, progress: Any) -> None:
+        item.add(progress)
+        self.updates.append(progress)
+
+    def fail(self, error: ServerError) -> None:
+        self.error = error
+
+
+def session(drafter: str = "none") -> Session:
+    return Session(MODEL, Letters(), None, GenerationOptions(drafter=drafter, num_draft_tokens=3))
+
+
+def pieces(seed: int, count: int = 2) -> list[NDArray[np.int16]]:
+    """Return speech at 24 kHz."""
+    samples = np.random.default_rng(seed).normal(scale=3000, size=(count, int(PIECE_SECONDS * RATE)))
+    return [*samples.astype(np.int16)]
+
+
+def expected(speech: list[NDArray[np.int16]], **options: Any) -> list[str]:
+    """Return the final text of each hypothesis, as `transcribe_live` gives it."""
+    resampler = Resampler(RATE)
+    chunks = [*map(resampler.append, speech), resampler.finish()]
+    return [update.final for update in session().transcribe_live(chunks, reads_ahead=False, **SHORT, **options)]
+
+
+def submit(queue: SpeechQueue, item: ClientItem) -> Client:
+    client = Client(item)
+    for call in queue.submit(item):
+        call()
+    return client
+
+
+def run(queue: SpeechQueue) -> None:
+    while not queue.is_idle:
+        for call in queue.step():
+            call()
+
+
+def stream(**options: Any) -> ClientStream:
+    return ClientStream(SHORT | options, wake=lambda: None)
+
+
+def test_texts_do_not_depend_on_other_clients() -> None:
+    """Nor on drafts, nor on how much of the speech has arrived before the decoding thread begins."""
+    queue = speech_queue(session("ngram"), Limits(slots=3))
+    own: list[dict[str, Any]] = [{}, {"language": "en"}, {"initial_prompt": "fed cab"}]
+    items = [stream(**options) for options in own]
+    items[0].append(pieces(0)[0].tobytes())
+    clients = [submit(queue, item) for item in items]
+    run(queue)
+    audio = noise(1, 0.5)
+    recording = ClientRecording(open_audio(audio, [6]), TranscriptionOptions(**FIRST), session().options)
+    listener = submit(queue, recording)
+    for number in range(2):
+        for seed, item in enumerate(items):
+            if (seed, number) != (0, 0):
+                item.append(pieces(seed)[number].tobytes())
+        run(queue)
+    assert queue.decoding == 3 and all(item.waiting_seconds < 1 for item in items)
+    for item in items:
+        item.finish()
+    run(queue)
+    for seed, (client, options) in enumerate(zip(clients, own, strict=True)):
+        assert [update.final for update in client.updates] == expected(pieces(seed), **options)
+        assert client.updates[-1].is_last and sum(bool(update.final) for update in client.updates) > 2
+    assert listener.updates[-1].result.text == session().transcribe(audio, **FIRST).text
+    assert queue.decoding == queue.waiting == 0 == len(queue.active)
+    assert [item.finish_reason for item in items] == ["stop"] * 3
+    assert items[0].stats is not None and items[0].stats.drafted_by_kind["text"] > 0
+
+
+def test_a_cancelled_stream_frees_its_slot_even_while_it_is_decoded() -> None:
+    queue = speech_queue(session(), Limits(slots=1))
+    gone, early = stream(), stream()
+    gone.append(pieces(0)[0].tobytes())
+    client = submit(queue, gone)
+    queue.step()
+    updates = len(client.updates)
+    queue.cancel(early)  # was never submitted
+    for _ in range(2):
+        queue.cancel(gone)
+    run(queue)
+    assert (queue.decoding, queue.active, len(client.updates)) == (0, [], updates)
+
+
+def test_a_prompt_that_cannot_be_encoded_names_its_field() -> None:
+    queue = speech_queue(session(), Limits())
+    item = stream(initial_prompt="<|en|>")
+    Client(item)
+    with pytest.raises(InputError) as raised:
+        queue.submit(item)
+    assert item.error_of(raised.value).param == "session.audio.input.transcription.prompt"
+    assert queue.decoding == 0 and queue.is_idle
+
+
+def test_logits_that_are_not_finite_end_only_their_stream() -> None:
+    class Failing:
+        """A scheduler whose first stream fails."""
+
+        is_idle = False
+
+        def __init__(self) -> None:
+            self.streams: list[Any] = []
+
+        def open(self, options: Any) -> Any:
+            return type("Stream", (), {"append": lambda *_: None})()
+
+        def start(self, opened: Any) -> None:
+            self.streams.append(opened)
+
+        def step(self) -> list[Any]:
+            good = LiveUpdate(" a", "", 1.0, GenerationStats())
+            bad = good._replace(final="", is_last=True, error=ArithmeticError("planted"))
+            return [(self.streams[0], bad), (self.streams[1], good)]
+
+    items = [stream(), stream()]
+    queue = LiveQueue(cast(Any, Failing()))
+    clients = [submit(cast(Any, queue), item) for item in items]
+    calls = queue.step()
+    calls[0]()
+    assert clients[0].error is not None and clients[0].error.code == "not_finite"
+    assert queue.active == [items[1]]

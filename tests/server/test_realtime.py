@@ -1,0 +1,407 @@
+"""Live speech over a WebSocket: with OpenAI's client and a real server, and with sockets that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.live_queue import ClientStream
+from speculative_decoding.server.metrics import Metrics
+from speculative_decoding.server.model_names import ModelNames
+from speculative_decoding.server.realtime import MAX_UNREAD, Connection
+from speculative_decoding.server.realtime_format import RATE
+from speculative_decoding.server.service import Service
+from speculative_decoding.speech.live import resampler
+from speculative_decoding.speech.live.resampler import Resampler
+from speculative_decoding.speech.live.update import LiveUpdate
+from tests.support.serving import Serving, drain, held, serving
+from tests.support.speech import Letters, speech_model
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters as TextLetters
+from tests.support.waiting import ManualLoop, eventually, run_manually
+
+if TYPE_CHECKING:  # the import takes a second
+    from openai import OpenAI
+    from openai.resources.realtime.realtime import RealtimeConnection
+
+TARGET = speech_model(0)
+mx.eval(TARGET.parameters())  # for the decoding thread
+MODEL = "tiny-whisper"
+LIMITS = Limits(slots=1, max_live_seconds=5.0)
+HYPOTHESES = {"type": "transcription", "hypotheses": True}
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+DELTA = "conversation.item.input_audio_transcription.delta"
+FAILED = "conversation.item.input_audio_transcription.failed"
+
+
+def session(drafter: str = "ngram") -> Session:
+    return Session(TARGET, Letters(), None, GenerationOptions(drafter=drafter, num_draft_tokens=3))
+
+
+def speech(seed: int, seconds: float) -> bytes:
+    """Return PCM at 24 kHz."""
+    return np.random.default_rng(seed).normal(scale=3000, size=int(seconds * RATE)).astype("<i2").tobytes()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(session(), LIMITS, model=MODEL) as made:
+        yield made
+
+
+def client_of(server: Serving) -> OpenAI:
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def say(connection: RealtimeConnection, pcm: bytes) -> None:
+    connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
+
+
+def receive(connection: RealtimeConnection, kind: str) -> list[Any]:
+    """Return the events up to one of this type."""
+    found = [connection.recv()]
+    while found[-1].type != kind:
+        assert found[-1].type != "error", found[-1]
+        found.append(connection.recv())
+    return found
+
+
+def test_the_text_of_openais_client_equals_transcribe_live(server: Serving) -> None:
+    """Each piece is said when the hypotheses for the piece before have been received, as if time stood still."""
+    own = [speech(seed, 1.12) for seed in range(3)]
+    previous = None
+    with client_of(server) as client, client.realtime.connect(model="whisper-1") as connection:
+        connection.session.update(session=cast(Any, HYPOTHESES))
+        for pieces in (own, own[:1]):
+            texts = []
+            for pcm, hypotheses in zip(pieces, (1, 2, 2), strict=False):
+                say(connection, pcm)
+                texts += [receive(connection, DELTA)[-1].delta for _ in range(hypotheses)]
+            connection.input_audio_buffer.commit()
+            events = receive(connection, COMPLETED)
+            texts += [event.delta for event in events if event.type == DELTA]
+            (committed,) = (event for event in events if event.type == "input_audio_buffer.committed")
+            assert committed.previous_item_id == previous
+            previous = events[-1].item_id
+            assert events[-1].usage.seconds == pytest.approx(1.12 * len(pieces))
+            assert "".join(texts) == events[-1].transcript == expected(pieces) != ""
+
+
+def expected(pieces: list[bytes]) -> str:
+    own = Resampler(RATE)
+    chunks = [*(own.append(np.frombuffer(pcm, "<i2")) for pcm in pieces), own.finish()]
+    updates = session("none").transcribe_live(chunks, reads_ahead=False)
+    return "".join(update.final for update in updates).lstrip()
+
+
+def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
+    """Until then, another client is told that there is none, and its connection stays usable."""
+    with client_of(server) as client, client.realtime.connect() as other:
+        with client.realtime.connect() as vanishing:
+            say(vanishing, speech(0, 0.5))
+            eventually(lambda: server.thread.decoding == 1)
+            receive(other, "session.created")
+            say(other, speech(0, 0.5))
+            assert other.recv().error.code == "too_many_streams"  # type: ignore[union-attr]
+            other.input_audio_buffer.clear()
+            receive(other, "input_audio_buffer.cleared")
+        eventually(lambda: server.thread.decoding == server.service._live_slots == 0)
+        say(other, speech(0, 0.5))
+        other.input_audio_buffer.commit()
+        receive(other, COMPLETED)
+    eventually(lambda: server.metric("prompts_total", finish_reason="cancelled") == 1)
+    assert server.metric("errors_total", code="too_many_streams") == 1
+
+
+REFUSED = [("model=gpt-realtime", 404, "model"), ("intent=chat", 400, "intent"), ("call_id=1", 400, "call_id")]
+
+
+@pytest.mark.parametrize(("query", "status", "param"), REFUSED)
+def test_an_address_that_cannot_be_used_is_refused_before_the_socket_is_accepted(
+    server: Serving, query: str, status: int, param: str
+) -> None:
+    assert refusal(server, query) == (status, param)
+
+
+def test_a_text_model_refuses_the_socket() -> None:
+    with serving(Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none")), LIMITS) as other:
+        assert refusal(other, "") == (404, None)
+
+
+def refusal(server: Serving, query: str) -> tuple[int, str | None]:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    with pytest.raises(InvalidStatus) as raised:
+        connect(f"{server.url.replace('http', 'ws')}/v1/realtime?{query}")
+    response = raised.value.response
+    return response.status_code, json.loads(response.body or b"")["error"]["param"]
+
+
+def test_a_stopping_server_finishes_what_was_said() -> None:
+    from websockets.exceptions import ConnectionClosed
+
+    with serving(session(), LIMITS, model=MODEL) as server:
+        with client_of(server) as client, client.realtime.connect() as busy, client.realtime.connect() as idle:
+            say(busy, speech(0, 0.5))
+            eventually(lambda: server.thread.decoding == 1)
+            drain(server)
+            assert receive(busy, COMPLETED)[-1].transcript
+            receive(idle, "session.created")
+            for connection in (busy, idle):
+                with pytest.raises(ConnectionClosed) as closed:
+                    connection.recv()
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        eventually(lambda: server.ended == [None])
+
+
+def test_what_is_not_finished_in_the_grace_period_fails() -> None:
+    with held(session(), replace(LIMITS, grace=0.0), model=MODEL) as (server, gated):
+        with client_of(server) as client, client.realtime.connect() as connection:
+            say(connection, speech(0, 0.5))
+            eventually(lambda: server.thread.decoding == 1)
+            drain(server)
+            failed = receive(connection, FAILED)[-1]
+            assert failed.error.code == "stopping"
+        gated.allow()
+        eventually(lambda: server.ended == [None])
+
+
+def test_a_round_that_fails_ends_the_items_in_progress_only() -> None:
+    with (
+        held(session(), LIMITS, model=MODEL) as (server, gated),
+        client_of(server) as client,
+        client.realtime.connect() as connection,
+    ):
+        gated.failures = 1
+        for kind in (FAILED, COMPLETED):
+            say(connection, speech(0, 0.5))
+            connection.input_audio_buffer.commit()
+            gated.allow()
+            receive(connection, kind)
+    assert server.metric("errors_total", code="round_failed") == 1
+
+
+class Thread:
+    """A decoding thread that decodes nothing."""
+
+    decoding = 0
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.submitted: list[ClientStream] = []
+        self.cancelled: list[ClientStream] = []
+
+    def submit(self, items: list[ClientStream]) -> None:
+        self.submitted += items
+
+    def cancel(self, items: list[ClientStream]) -> None:
+        self.cancelled += items
+
+    def wake(self) -> None: ...
+
+
+class Socket:
+    """A socket whose client reads only while `is_reading` is set."""
+
+    def __init__(self) -> None:
+        self.scope: dict[str, Any] = {}
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: list[dict[str, Any]] = []
+        self.is_reading = asyncio.Event()
+        self.is_reading.set()
+        self.code: int | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        return await self.messages.get()
+
+    async def send_text(self, text: str) -> None:
+        await self.is_reading.wait()
+        self.sent.append(json.loads(text))
+
+    async def close(self, code: int) -> None:
+        self.code = code
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.messages.put_nowait({"type": "websocket.receive", "text": json.dumps({"type": kind, **fields})})
+
+    def say(self, seconds: float) -> None:
+        audio = base64.b64encode(speech(0, seconds)).decode()
+        self.send("input_audio_buffer.append", audio=audio)
+
+    def leave(self) -> None:
+        self.messages.put_nowait({"type": "websocket.disconnect"})
+
+    @property
+    def errors(self) -> list[str]:
+        return [event["error"]["code"] for event in self.sent if event["type"] == "error"]
+
+
+class World:
+    """A service with a thread that decodes nothing, and its clients."""
+
+    def __init__(self, loop: ManualLoop) -> None:
+        self.loop = loop
+        self.thread = Thread()
+        self.service = Service(cast(Any, self.thread), LIMITS, Metrics())
+        self.service.state = "ready"
+
+    async def connect(self) -> tuple[Socket, asyncio.Task[None]]:
+        socket = Socket()
+        assert TARGET.audio is not None
+        connection = Connection(cast(Any, socket), self.service, ModelNames(MODEL), TARGET.audio)
+
+        async def serve() -> None:
+            with self.service.socket():
+                await connection.serve()
+
+        task = self.loop.create_task(serve())
+        await self.loop.advance()
+        return socket, task
+
+    def hear(self, number: int, final: str, *, is_last: bool = False) -> None:
+        stream = self.thread.submitted[number]
+        stream.client.on_progress(stream, LiveUpdate(final, "", 0.0, GenerationStats(), is_last=is_last))
+
+
+def in_world(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        run_manually(lambda loop: test(World(loop)))
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+@in_world
+async def test_a_connection_takes_one_slot_and_decodes_its_items_in_turn(world: World) -> None:
+    """A server with one slot therefore accepts what is said right after a commit."""
+    (socket, _), (other, _) = await world.connect(), await world.connect()
+    for _ in range(2):
+        socket.say(0.2)
+        socket.send("input_audio_buffer.commit")
+    await world.loop.advance()
+    other.say(0.2)
+    await world.loop.advance()
+    assert len(world.thread.submitted) == 1 and not socket.errors and other.errors == ["too_many_streams"]
+    stopping = asyncio.ensure_future(world.service.drain())
+    for number in range(2):
+        await world.loop.advance()
+        assert len(world.thread.submitted) == number + 1 and not stopping.done()
+        world.hear(number, "text", is_last=True)
+    await world.loop.advance()
+    assert [event["type"] for event in socket.sent].count(COMPLETED) == 2
+    assert stopping.done() and (socket.code, other.code) == (1001, 1001)
+    assert not world.thread.cancelled and world.service._live_slots == 0
+
+
+@in_world
+async def test_speech_that_waits_is_limited(world: World) -> None:
+    """In all items of a connection together."""
+    socket, _ = await world.connect()
+    socket.say(3.0)
+    socket.send("input_audio_buffer.commit")
+    socket.say(1.9)
+    await world.loop.advance()
+    assert not socket.errors
+    socket.say(0.3)
+    await world.loop.advance()
+    assert socket.errors == ["too_much_audio"] and socket.sent[-2]["type"] == FAILED
+    world.hear(0, "text", is_last=True)
+    await world.loop.advance()
+    assert socket.sent[-1]["type"] == COMPLETED and len(world.thread.submitted) == 1
+    socket.send("input_audio_buffer.clear")
+    socket.say(4.9)
+    await world.loop.advance()
+    assert len(socket.errors) == 1 and len(world.thread.submitted) == 2
+
+
+@in_world
+async def test_a_cleared_item_is_cancelled_and_frees_its_slot(world: World) -> None:
+    (socket, _), (other, _) = await world.connect(), await world.connect()
+    transcription = {"prompt": "Fritz"}
+    session = {"type": "transcription", "audio": {"input": {"transcription": transcription}}}
+    socket.send("session.update", session=session)
+    socket.say(0.2)
+    socket.send("input_audio_buffer.clear")
+    await world.loop.advance()
+    other.say(0.2)
+    await world.loop.advance()
+    assert world.thread.cancelled == world.thread.submitted[:1] and not other.errors
+    assert len(world.thread.submitted) == 2
+    assert socket.scope["prompts"] == ["Fritz"]  # for the log
+
+
+@pytest.mark.parametrize("stage", ["waiting", "decoding", "finishing"])
+def test_a_client_may_leave_at_any_time(stage: str) -> None:
+    @in_world
+    async def test(world: World) -> None:
+        socket, serving = await world.connect()
+        if stage != "waiting":
+            socket.say(0.2)
+        if stage == "finishing":
+            socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        socket.leave()
+        await world.loop.advance()
+        assert serving.done() and serving.exception() is None
+        assert world.thread.cancelled == world.thread.submitted and not world.service._live_slots
+        await world.service.drain()
+
+    test()
+
+
+@in_world
+async def test_a_client_that_does_not_read_is_disconnected_and_delays_nobody(world: World) -> None:
+    world.service.limits = replace(LIMITS, slots=2)
+    (slow, serving), (good, _) = await world.connect(), await world.connect()
+    slow.is_reading.clear()
+    for socket in (slow, good):
+        socket.say(0.2)
+        await world.loop.advance()
+    for _ in range(12):
+        for number in range(2):
+            world.hear(number, "a" * (MAX_UNREAD // 10))
+        await world.loop.advance()
+    assert [event["type"] for event in good.sent].count(DELTA) == 12
+    assert serving.done() and world.thread.cancelled == [world.thread.submitted[0]]
+
+
+@in_world
+async def test_binary_messages_and_failures_are_answered(world: World) -> None:
+    socket, _ = await world.connect()
+    socket.messages.put_nowait({"type": "websocket.receive", "bytes": b"a"})
+    socket.say(0.2)
+    await world.loop.advance()
+    world.thread.submitted[0].client.fail(ServerError(500, "planted", code="round_failed"))
+    await world.loop.advance()
+    assert socket.errors == ["not_text"] and socket.sent[-1]["error"]["code"] == "round_failed"
+    assert world.thread.cancelled == world.thread.submitted and not world.service._live_slots
+
+
+@in_world
+async def test_a_missing_package_is_one_error_for_each_item(world: World) -> None:
+    socket, _ = await world.connect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampler, "find_spec", lambda name: None)
+        for _ in range(2):
+            for _ in range(3):
+                socket.say(0.2)
+            socket.send("input_audio_buffer.clear")
+        await world.loop.advance()
+    assert socket.errors == ["not_installed"] * 2 and "PyAV" in socket.sent[1]["error"]["message"]
+    assert not world.thread.submitted and not world.service._live_slots
