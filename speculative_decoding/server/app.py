@@ -34,9 +34,11 @@ from .translator import Translator
 
 LOG = logging.getLogger("speculative_decoding.server")
 PAGE = {
-    "/": ("page.html", "text/html"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/page.css": ("page.css", "text/css"),
+    "/page.css": "text/css",
+    "/page.js": "text/javascript",
+    "/page_text.js": "text/javascript",
+    "/page_speech.js": "text/javascript",
+    "/page_capture.js": "text/javascript",
 }
 NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
 NO_PATH_SPEECH = (
@@ -56,6 +58,7 @@ class ServerSettings:
     note: str = ""  # shown on the web page
     aliases: Collection[str] = ()  # other names for the model
     listed: Collection[str] = ()  # names that /v1/models lists; without them, `model`
+    is_speech: bool = False  # whether the web page sends recordings
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -111,7 +114,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         Route("/frontend/settings", frontend_settings),
         Route("/health", health),
         Route("/metrics", metrics),
-        *(Route(path, page) for path in PAGE),
+        Route("/", page),
+        *(Route(path, page_file) for path in PAGE),
     ]
     no_path = NO_PATH
     if has_room("speech"):
@@ -167,6 +171,15 @@ async def metrics(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    name, media_type = PAGE[request.url.path]
-    text = resources.files(__package__).joinpath(name).read_text("utf-8")
-    return Response(text.replace("{note}", escape(request.app.state.settings.note)), media_type=media_type)
+    settings: ServerSettings = request.app.state.settings
+    text = package_text("page_speech.html" if settings.is_speech else "page_text.html")
+    return Response(text.replace("{note}", escape(settings.note)), media_type="text/html")
+
+
+async def page_file(request: Request) -> Response:
+    path = request.url.path
+    return Response(package_text(path.removeprefix("/")), media_type=PAGE[path])
+
+
+def package_text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")

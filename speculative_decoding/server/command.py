@@ -196,9 +196,12 @@ async def listen(
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     note = config.demonstration_note() or ""
+    is_speech = pair.target.model.audio is not None
     model, *aliases = names
     listed = access.served_model_name or (model,)
-    settings = ServerSettings(model, prefixes, hosts, token, access.log_prompts, created, note, aliases, listed)
+    settings = ServerSettings(
+        model, prefixes, hosts, token, access.log_prompts, created, note, aliases, listed, is_speech
+    )
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -22,7 +22,8 @@ from .errors import ServerError
 HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # a name or address, perhaps a port
 
 # LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
-PUBLIC = ("/", "/page.js", "/page.css", "/health", "/languages", "/frontend/settings")
+PAGE = ("/", "/page.css", "/page.js", "/page_text.js", "/page_speech.js", "/page_capture.js")
+PUBLIC = (*PAGE, "/health", "/languages", "/frontend/settings")
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's browser client; pages cannot set a socket's headers
 TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..decoding.results import GenerationStats
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
@@ -18,8 +21,11 @@ from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Value
 from ..speech.formats import write
 from ..speech.keywords import split_options
+from ..speech.live.update import Piece
 from ..speech.options import TranscriptionOptions, transcription_specs
 from ..speech.scheduler import TranscriptionEvent, language_code
+from ..speech.segments import Segment
+from ..speech.speech_text import SpeechText
 from ..speech.transcription import Transcription
 from .errors import ServerError
 from .model_names import ModelNames
@@ -50,6 +56,7 @@ FIELDS: Mapping[str, Value] = {
     "prompt": Text(may_be_empty=True),
     "response_format": Text(FORMATS),
     "stream": Bool(),
+    "rounds": Bool(),
     "timestamp_granularities": ListOf(Text(GRANULARITIES)),
 }
 
@@ -64,6 +71,7 @@ class TranscriptionRequest:
     response_format: str
     granularities: Sequence[str]
     stream: bool
+    rounds: bool  # not an OpenAI field: events say which text was drafted
 
     @property
     def is_translation(self) -> bool:
@@ -87,8 +95,11 @@ def parse_transcription_request(
     names.require(fields.pop("model", names.id))
     response_format = fields.pop("response_format", "json")
     stream = fields.pop("stream", False)
+    rounds = fields.pop("rounds", False)
     if stream and response_format != "json":
         raise ServerError(400, f"stream: must be false with response_format {response_format}; use json", "stream")
+    if rounds and not stream:
+        raise ServerError(400, "rounds: has no effect without stream; leave it out", "rounds")
     if granularities and response_format != "verbose_json":
         message = f"timestamp_granularities: has no effect with response_format {response_format}; use verbose_json"
         raise ServerError(400, message, "timestamp_granularities")
@@ -105,7 +116,7 @@ def parse_transcription_request(
         decoding.with_values(temperature=1.0).require_effect(given)  # the temperature may rise
     except InputError as error:
         raise ServerError.of(error, field_name) from None
-    return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream)
+    return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream, rounds)
 
 
 def parse_fields(parts: Sequence[Part]) -> tuple[bytes, dict[str, Any]]:
@@ -189,15 +200,46 @@ def usage(result: Transcription) -> dict[str, Any]:
     return {"type": "duration", "seconds": result.seconds}
 
 
-def delta_event(item: ClientRecording, progress: TranscriptionEvent) -> dict[str, Any] | None:
-    """Return the event for new segments. A recording's first event begins without a space."""
+def delta_event(
+    item: ClientRecording, progress: TranscriptionEvent, text_tokens: SpeechText | None = None
+) -> dict[str, Any] | None:
+    """Return the event for new segments. A recording's first event begins without a space.
+
+    text_tokens: Decodes the model's tokens, for requests with `rounds`.
+    """
     if not progress.segments:
         return None
     text = "".join(segment.text for segment in progress.segments)
     is_first = item.num_segments == len(progress.segments)
-    return {"type": "transcript.text.delta", "delta": text.lstrip() if is_first else text}
+    event: dict[str, Any] = {"type": "transcript.text.delta", "delta": text.lstrip() if is_first else text}
+    if text_tokens is not None:
+        event["pieces"] = [piece._asdict() for piece in pieces_of(progress.segments, text_tokens)]
+    return event
 
 
-def done_events(item: ClientRecording) -> list[dict[str, Any]]:
+def pieces_of(segments: Sequence[Segment], text_tokens: SpeechText) -> list[Piece]:
+    """Return the longest parts of the text of segments that are drafted, or not. Joined, they are the text."""
+    parts: list[Piece] = []
+    for segment in segments:
+        pairs = zip(segment.tokens, segment.from_draft, strict=True)
+        shown = [(token, drafted) for token, drafted in pairs if text_tokens.audio.is_text(token)]
+        drafts = (drafted for _, drafted in shown)
+        for text, own in text_tokens.characters([token for token, _ in shown]):
+            parts.append(Piece(text, all([*islice(drafts, len(own))])))
+    return [Piece("".join(part.text for part in run), drafted) for drafted, run in groupby(parts, itemgetter(1))]
+
+
+def done_events(item: ClientRecording, rounds: bool) -> list[dict[str, Any]]:
     assert item.result is not None
-    return [{"type": "transcript.text.done", "text": item.result.text.strip()}]
+    event = {"type": "transcript.text.done", "text": item.result.text.strip()}
+    return [event | {"usage": usage(item.result) | draft_usage(item.result.stats)} if rounds else event]
+
+
+def draft_usage(stats: GenerationStats) -> dict[str, int]:
+    """Return the counts, with the names that completions have."""
+    return {
+        "completion_tokens": stats.generated_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "target_calls": stats.target_calls,
+    }

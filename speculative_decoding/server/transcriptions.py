@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..models.whisper_tokens import AudioConfig
 from ..speech.api import mel_bins
 from ..speech.audio_file import AudioBytes
 from ..speech.recording import Recording, frame_bytes_per_second, opening
+from ..speech.speech_text import SpeechText
 from ..speech.transcription import Transcription
 from .bodies import EventStream, cancel_on_disconnect, read_body
 from .errors import ServerError
@@ -68,7 +70,9 @@ async def transcribe(request: Request, task: str) -> Response:
         if not wanted.stream:
             result = await cancel_on_disconnect(request.receive, complete(service, item, upload))
             return transcription_response(wanted, result)
-        events = stream(service, [item], delta_event, lambda: done_events(item), upload)
+        text_tokens = SpeechText(service.session.tokenizer, audio) if wanted.rounds else None
+        event_of = partial(delta_event, text_tokens=text_tokens)
+        events = stream(service, [item], event_of, lambda: done_events(item, wanted.rounds), upload)
         await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
         return EventStream(events, limits.max_seconds, stack.pop_all())
 

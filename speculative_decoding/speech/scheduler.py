@@ -82,6 +82,7 @@ class Running:
     """A recording that is being transcribed.
 
     attempt: The next attempt while the recording is paused; None while an attempt is being decoded.
+    from_draft: Whether each token of the attempt being decoded is an accepted draft token.
     """
 
     number: int
@@ -89,6 +90,7 @@ class Running:
     requests: WindowRequests
     attempts: Generator[Attempt, DecodedWindow, None]
     attempt: Attempt | None = None
+    from_draft: list[bool] = field(default_factory=list)
     speech: SpeechTimes | None = None
     segments: list[Segment] = field(default_factory=list)  # in the events so far
 
@@ -230,18 +232,21 @@ class Scheduler:
         for engine in [*self._engines.values()]:
             for event in engine.step():
                 request = event.request
+                one = self._decoding[request]
+                one.from_draft += [i < event.round.accepted for i in range(len(event.round.tokens))]
                 if request.finish_reason:
-                    one = self._decoding.pop(request)
+                    del self._decoding[request]
                     one.transcriber.stats.add(request.stats)
                     if request.error:
                         yield one.event()._replace(error=ArithmeticError(request.error))
                     else:
-                        yield from self._advance(one, one.requests.decoded(request))
+                        output = replace(one.requests.decoded(request), from_draft=one.from_draft)
+                        yield from self._advance(one, output)
 
     def resume(self, number: int) -> Iterator[TranscriptionEvent]:
         """Give a paused recording a slot. Yields an event only if it fails."""
         one = self._paused.pop(number)
-        attempt, one.attempt = one.attempt, None
+        attempt, one.attempt, one.from_draft = one.attempt, None, []
         assert attempt is not None
         try:
             start = one.requests.decoder_prompt(attempt)

@@ -42,6 +42,7 @@ class Segment:
         compression_ratio: The compression ratio of the window's text.
         no_speech_prob: The probability that the window contains no speech.
         words: The words; None unless requested.
+        from_draft: Whether each token is an accepted draft token. Not compared, because drafts change no output.
     """
 
     id: int
@@ -55,10 +56,12 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     words: list[Word] | None = None
+    from_draft: Sequence[bool] = field(default=(), repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, without `words` if they were not requested."""
+        """Return openai-whisper's fields for JSON, without `words` if they were not requested."""
         values = asdict(self)
+        del values["from_draft"]
         if self.words is None:
             del values["words"]
         return values
@@ -99,6 +102,7 @@ class DecodedWindow:
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+    from_draft: Sequence[bool] = ()
 
     @property
     def compression_ratio(self) -> float:
@@ -126,7 +130,8 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     is_complete = is_timestamp[-2:] == [False, True]
     next_seek = window.seek + window.size
 
-    def segment(own: list[int], start: float, end: float) -> Segment:
+    def segment(first: int, last: int, start: float, end: float) -> Segment:
+        own = tokens[first:last]
         return Segment(
             id=0,
             seek=window.seek,
@@ -138,6 +143,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
             avg_logprob=decoded.avg_logprob,
             compression_ratio=decoded.compression_ratio,
             no_speech_prob=decoded.no_speech_prob,
+            from_draft=decoded.from_draft[first:last],
         )
 
     def seconds(timestamp: int) -> float:
@@ -147,13 +153,15 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     if not ends:
         last = next((token for token in reversed(tokens) if text.audio.is_timestamp(token)), zero)
         duration = window.seconds if last == zero else seconds(last)
-        return Split([segment(tokens, window.start, window.start + duration)], next_seek, is_complete)
+        return Split([segment(0, len(tokens), window.start, window.start + duration)], next_seek, is_complete)
     if is_complete:
         ends.append(len(tokens))
     else:
         next_seek = window.seek + (tokens[ends[-1] - 1] - zero) * FRAMES_PER_POSITION
-    pieces = [tokens[start:end] for start, end in pairwise([0, *ends])]
-    segments = [segment(own, window.start + seconds(own[0]), window.start + seconds(own[-1])) for own in pieces]
+    segments = [
+        segment(first, last, window.start + seconds(tokens[first]), window.start + seconds(tokens[last - 1]))
+        for first, last in pairwise([0, *ends])
+    ]
     return Split(segments, next_seek, is_complete)
 
 

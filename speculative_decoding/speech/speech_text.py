@@ -60,7 +60,7 @@ class SpeechText:
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Split text tokens into words, each with its tokens. A final `audio.end` token is a word of its own."""
-        pieces = list(self._characters(tokens))
+        pieces = list(self.characters(tokens))
         if language in WITHOUT_SPACES:
             return pieces
         words: list[tuple[str, list[int]]] = []
@@ -72,8 +72,8 @@ class SpeechText:
                 words[-1] = words[-1][0] + text, [*words[-1][1], *own]
         return words
 
-    def _characters(self, tokens: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        """Split tokens where the text so far consists of complete characters."""
+    def characters(self, tokens: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Split text tokens into the shortest parts of complete characters, each with its tokens."""
         whole = self.decode(tokens)
         current: list[int] = []
         position = 0

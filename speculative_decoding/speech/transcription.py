@@ -208,6 +208,7 @@ class Transcriber:
             if segment.start == segment.end or not segment.text.strip():
                 segment.text = ""
                 segment.tokens = []
+                segment.from_draft = ()
                 segment.words = []
         self.segments += segments
         self._tokens += [token for segment in segments for token in segment.tokens]

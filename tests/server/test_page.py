@@ -1,49 +1,88 @@
-"""The web page of the server in a headless Chromium. Run as a program with an argument FILE to save a screenshot."""
+"""The web page of the server in a headless Chromium, with a microphone that plays a file.
+
+Run as a program with an argument FILE to save a screenshot.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.serving import Serving, bundled, serving
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.server.limits import Limits
+from tests.support.serving import Serving, bundled, held, serving
+from tests.support.speech import Letters, noise, speech_model, wav
+from tests.support.tiny import noisy_copy
 from tests.support.waiting import PATIENCE, eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "translate English to German: This function removes the last element of an array."
-TOKEN = "correct-horse-battery"
+TOKEN = "correct-horse=battery/(100%)"  # with characters that a subprotocol of a socket must not have
+RECORDING = noise(0, 1.5)
+PITCH = 1000.0  # Hz
+NAMED = "speech.example"  # a name of the server that browsers do not trust
+VIEWS: list[dict[str, Any]] = [
+    {"viewport": {"width": 400, "height": 700}, "color_scheme": "dark"},
+    {"viewport": {"width": 1200, "height": 700}, "color_scheme": "light"},
+]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
 
 
 @contextmanager
-def started() -> Iterator[Any]:
+def started(*arguments: str) -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with started() as found:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    file = tmp_path_factory.mktemp("microphone") / "beeps.wav"
+    seconds = np.arange(16_000) / 16_000
+    file.write_bytes(wav((0.5 * np.sin(2 * np.pi * PITCH * seconds) * (seconds % 0.5 < 0.2)).astype(np.float32)))
+    microphone = "--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={file}"
+    with started(*microphone, f"--host-resolver-rules=MAP {NAMED} 127.0.0.1") as found:
         yield found
 
 
-def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
-    """Open the page. Return it and the messages of its console."""
-    page = browser.new_page(viewport={"width": 900, "height": 660}, **options)
+def opened(browser: Any, server: Serving, url: str = "", **options: Any) -> tuple[Any, list[str]]:
+    """Open the page, and close the last one. Return it and the messages of its console."""
+    for context in browser.contexts:
+        context.close()
+    page = browser.new_page(**{"viewport": {"width": 900, "height": 660}} | options)
     messages = list[str]()
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.set_default_timeout(1000 * PATIENCE)
-    page.goto(server.url)
+    page.goto(url or server.url)
     return page, messages
+
+
+@cache
+def speech_session() -> Session:
+    target = speech_model()
+    draft = noisy_copy(target)
+    draft.audio = target.audio
+    return Session(target, Letters(), draft, GenerationOptions(drafter="model", num_draft_tokens=3))
+
+
+@pytest.fixture(scope="module")
+def speech() -> Iterator[Serving]:
+    with serving(speech_session(), hosts=[NAMED]) as server:
+        yield server
 
 
 def is_gone(server: Serving) -> bool:
@@ -100,6 +139,187 @@ def test_the_page_asks_for_a_token(browser: Any) -> None:
         page.keyboard.press("Enter")
         shown(page, "summary", "tokens per target call")
         assert page.text_content("#problem") == ""
+
+
+def wait(page: Any, condition: Callable[[], bool]) -> None:
+    """Wait until events of the page make a condition true."""
+    eventually(lambda: (page.wait_for_timeout(20), condition())[1])
+
+
+def require_fit(page: Any) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def press(page: Any, *keys: str) -> str:
+    """Press keys one after the other. Return the id of the element that then has the focus."""
+    for key in keys:
+        page.keyboard.press(key)
+    return str(page.evaluate("document.activeElement.id"))
+
+
+def colors(page: Any) -> list[tuple[str, bool]]:
+    """Return each letter of the output, and whether it has the color of accepted draft tokens."""
+    spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
+    return [(letter, kind == "accepted") for kind, text in spans for letter in text]
+
+
+@cache
+def drafted_letters() -> list[tuple[str, bool]]:
+    return [
+        (letter, drafted)
+        for segment in speech_session().transcribe(RECORDING).segments
+        for token, drafted in zip(segment.tokens, segment.from_draft, strict=True)
+        for letter in Letters().decode([token])
+    ]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=["narrow and dark", "wide"])
+def test_a_file_is_transcribed_by_keyboard_alone(browser: Any, speech: Serving, view: Any, tmp_path: Path) -> None:
+    file = tmp_path / "talk.wav"
+    file.write_bytes(wav(RECORDING))
+    page, messages = opened(browser, speech, **view)
+    choosers = list[Any]()
+    page.on("filechooser", lambda chooser: choosers.append(chooser))
+    assert press(page, "Tab") == "file"
+    require_fit(page)
+    page.keyboard.press("Enter")
+    wait(page, lambda: len(choosers) == 1)
+    choosers[0].set_files(file)
+    assert press(page, "Tab", "Enter") == "stop"
+    shown(page, "summary", "1.5 s of audio:")
+    assert press(page) == "transcribe"
+    assert colors(page) == drafted_letters() and {drafted for _, drafted in colors(page)} == {False, True}
+    assert press(page, "Tab") == "record"
+    for label in page.query_selector_all("input"):
+        assert label.evaluate("each => each.labels.length === 1")
+    require_fit(page)
+    assert not messages
+
+
+def drop(page: Any, content: bytes) -> None:
+    make = """content => {
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([Uint8Array.from(atob(content), (each) => each.charCodeAt(0))], "talk.wav"));
+        return transfer;
+    }"""
+    transfer = page.evaluate_handle(make, base64.b64encode(content).decode())
+    for event in ("dragover", "drop"):
+        page.dispatch_event("h1", event, {"dataTransfer": transfer})
+
+
+def test_a_dropped_file_is_transcribed_or_refused_in_one_line(browser: Any, speech: Serving) -> None:
+    page, _ = opened(browser, speech)
+    drop(page, b"not audio at all")
+    shown(page, "problem", "file: ")
+    assert page.text_content("#summary") == page.text_content("#output") == ""
+    drop(page, wav(RECORDING))
+    shown(page, "summary", "1.5 s of audio:")
+    assert colors(page) == drafted_letters() and page.text_content("#problem") == ""
+
+
+def test_escape_stops_a_transcription(browser: Any) -> None:
+    with held(speech_session(), Limits(slots=1)) as (server, gated):
+        page, _ = opened(browser, server)
+        drop(page, wav(RECORDING))
+        eventually(lambda: server.service.admitted == 1)
+        press(page, "Escape")
+        shown(page, "summary", "Stopped.")
+        gated.allow()
+        eventually(lambda: server.service.admitted == 0)
+        assert page.is_enabled("#transcribe") and not page.is_enabled("#stop")
+
+
+def realtime_events(page: Any) -> tuple[list[Any], list[Any]]:
+    """Return lists of the events that the page will send to a socket, and receive."""
+    sent, received = list[Any](), list[Any]()
+
+    def listen(socket: Any) -> None:
+        socket.on("framesent", lambda event: sent.append(json.loads(event)))
+        socket.on("framereceived", lambda event: received.append(json.loads(event)))
+
+    page.on("websocket", listen)
+    return sent, received
+
+
+def of_type(events: list[Any], end: str) -> list[Any]:
+    return [event for event in events if event["type"].endswith(end)]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=["narrow and dark", "wide"])
+def test_speech_is_recorded_by_keyboard_alone(browser: Any, view: Any) -> None:
+    with serving(speech_session(), token=TOKEN) as server:
+        page, messages = opened(browser, server, permissions=["microphone"], **view)
+        sent, received = realtime_events(page)
+        assert press(page, "Tab", "Tab", "Tab") == "record"
+        page.keyboard.press("Enter")
+        shown(page, "problem", "token")
+        assert press(page) == "token"
+        messages.clear()  # the status 401
+        page.keyboard.type(TOKEN)
+        assert press(page, "Tab", "Tab", "Enter") == "stop"
+        shown(page, "summary", "Recording...")
+        wait(page, lambda: len(of_type(sent, ".append")) >= 30 and bool(of_type(received, ".delta")))
+        require_fit(page)
+        press(page, "Escape")
+        shown(page, "summary", "Recorded.")
+        assert press(page) == "record"
+    assert [event["type"] for event in sent if event not in of_type(sent, ".append")] == [
+        "session.update",
+        "input_audio_buffer.commit",
+    ]
+    assert sent[-1]["type"].endswith(".commit") and not messages
+    pieces = [piece for event in of_type(received, ".delta") for piece in event["pieces"]]
+    assert colors(page) == [(letter, piece["from_draft"]) for piece in pieces for letter in piece["text"]]
+    (completed,) = of_type(received, ".completed")
+    assert page.text_content("#output") == completed["transcript"]
+    pcm = b"".join(base64.b64decode(event["audio"]) for event in of_type(sent, ".append"))
+    spectrum = np.abs(np.fft.rfft(np.frombuffer(pcm, "<i2")))
+    assert abs(np.argmax(spectrum) * 24_000 / (len(pcm) // 2) - PITCH) < 10
+
+
+def scripted(socket: Any) -> None:
+    """Answer the events of a page: a commit with an error."""
+
+    def heard(text: str, pending: str) -> None:
+        pieces = [{"text": text, "from_draft": True}]
+        event = {"type": "conversation.item.input_audio_transcription.delta", "pieces": pieces, "pending": pending}
+        socket.send(json.dumps(event))
+
+    def answer(message: str) -> None:
+        if json.loads(message)["type"] == "session.update":
+            heard(" And", " to")
+            heard(" so", " my fell")
+        elif json.loads(message)["type"] == "input_audio_buffer.commit":
+            socket.send(json.dumps({"type": "error", "error": {"message": "planted"}}))
+
+    socket.on_message(answer)
+
+
+def test_text_that_may_change_is_replaced_and_errors_of_a_socket_are_shown(browser: Any, speech: Serving) -> None:
+    page, messages = opened(browser, speech, permissions=["microphone"])
+    page.route_web_socket(re.compile("/v1/realtime"), scripted)
+    page.click("#record")
+    shown(page, "output", "fell")
+    spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
+    assert spans == [["accepted", "And"], ["accepted", " so"], ["pending", " my fell"]]
+    page.click("#stop")
+    shown(page, "problem", "planted")
+    assert page.text_content("#summary") == "" and page.is_enabled("#record") and not messages
+
+
+@pytest.mark.parametrize(
+    ("host", "is_enabled", "element", "words"),
+    [(NAMED, False, "record-hint", "over https, or at localhost"), ("127.0.0.1", True, "problem", "denied access")],
+)
+def test_a_page_without_a_microphone_says_why(
+    browser: Any, speech: Serving, host: str, is_enabled: bool, element: str, words: str
+) -> None:
+    page, _ = opened(browser, speech, speech.url.replace("127.0.0.1", host))
+    assert page.is_enabled("#record") == is_enabled
+    if is_enabled:
+        page.click("#record")
+    shown(page, element, words)
+    assert page.is_enabled("#record") == is_enabled and page.is_enabled("#transcribe")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from speculative_decoding.speech import voice
 from speculative_decoding.speech.audio_file import AudioBytes
 from speculative_decoding.speech.formats import srt
 from speculative_decoding.speech.transcription import Transcription
-from tests.support.serving import Serving, drain, held, require_no_traceback, serving
+from tests.support.serving import Serving, drain, events, held, require_no_traceback, serving
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.together import Letters as TextLetters
@@ -167,6 +167,27 @@ def test_a_stream_sends_each_segment(client: openai.OpenAI) -> None:
     deltas = [each.delta for each in found if each.type == "transcript.text.delta"]
     assert len(deltas) > 1 and "".join(deltas).strip() == found[-1].text == expected.text.strip()
     assert found[-1].type == "transcript.text.done"
+
+
+def test_rounds_say_which_text_was_drafted(server: Serving) -> None:
+    expected = session().transcribe(RECORDINGS[0], **FIRST)
+    sent = {"files": {"file": file(0)}, "data": form({"stream": "true", "rounds": "true"})}
+    with server.client() as client, client.stream("POST", PATH, **sent) as response:
+        *deltas, done = events(response)
+    pieces = [piece for each in deltas for piece in each["pieces"]]
+    letters = [(letter, piece["from_draft"]) for piece in pieces for letter in piece["text"]]
+    assert letters == [  # of this tokenizer, a token has one
+        (letter, drafted)
+        for segment in expected.segments
+        for token, drafted in zip(segment.tokens, segment.from_draft, strict=True)
+        for letter in Letters().decode([token])
+    ]
+    assert {drafted for _, drafted in letters} == {False, True}
+    assert "".join(each["delta"] for each in deltas).strip() == done["text"] == expected.text.strip()
+    stats, usage = expected.stats, done["usage"]
+    assert (usage["seconds"], usage["completion_tokens"]) == (expected.seconds, stats.generated_tokens)
+    counts = stats.drafted_tokens, stats.accepted_tokens, stats.target_calls
+    assert (usage["drafted_tokens"], usage["accepted_tokens"], usage["target_calls"]) == counts
 
 
 def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:

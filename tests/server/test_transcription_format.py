@@ -46,6 +46,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"response_format": "diarized_json"}, "response_format", "invalid_value", "one of json, verbose_json, text, srt"),
     ({"stream": "yes"}, "stream", "invalid_value", "true or false"),
     ({"stream": "true", "response_format": "srt"}, "stream", None, "use json"),
+    ({"rounds": "true"}, "rounds", None, "no effect without stream"),
     ({"timestamp_granularities[]": "word"}, "timestamp_granularities", None, "use verbose_json"),
     ({"timestamp_granularities[]": "line"}, "timestamp_granularities", "invalid_value", "one of"),
     ({"include[]": "logprobs"}, "include", "unsupported_value", UNSUPPORTED["include"]),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from speculative_decoding.decoding.request import Request
+from speculative_decoding.engine import Engine, Event
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.sampling import History, scores
@@ -177,6 +179,28 @@ def test_a_stream_yields_each_segment_once(baselines: list[Transcription]) -> No
     positions = [event.position for event in events]
     assert positions == sorted(positions) and positions[-1] == baselines[0].seconds
     assert [event.result is not None for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_segments_say_which_of_their_tokens_were_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds of the engine say the same of the output that the segment is a part of."""
+    outputs: dict[Request, list[tuple[int, bool]]] = {}
+    step = Engine.step
+
+    def recorded_step(engine: Engine) -> list[Event]:
+        events = step(engine)
+        for request, round, _ in events:
+            drafted = [True] * round.accepted + [False] * (len(round.tokens) - round.accepted)
+            outputs.setdefault(request, []).extend(zip(round.tokens, drafted, strict=True))
+        return events
+
+    monkeypatch.setattr(Engine, "step", recorded_step)
+    found = transcribe(own=session(draft_model=DRAFT), drafter="model", num_draft_tokens=3)
+    windows = dict(zip(dict.fromkeys(each.seek for each in found.segments), outputs.values(), strict=True))
+    for segment in found.segments:
+        pairs, output = [*zip(segment.tokens, segment.from_draft, strict=True)], windows[segment.seek]
+        assert any(pairs == output[i : i + len(pairs)] for i in range(len(output)))
+    assert {drafted for segment in found.segments for drafted in segment.from_draft} == {False, True}
+    assert "from_draft" not in found.segments[0].as_dict()
 
 
 def test_a_recording_that_cannot_be_read_does_not_stop_the_others() -> None:

@@ -119,6 +119,8 @@ def serving(
         settings: Fields of `ServerSettings`.
     """
     limits = limits or Limits()
+    is_speech = session is not None and session.model.audio is not None
+    settings = {"model": MODEL, "prefixes": PAIRS, "is_speech": is_speech} | settings
     connections = connections or ConnectionLimits(seconds=PATIENCE)
     ready = threading.Event()
     thread = DecodingThread(lambda: nullcontext(bundled() if session is None else session), limits)
@@ -126,7 +128,7 @@ def serving(
 
     async def run(listening: socket.socket) -> None:
         service = Service(thread, limits, Metrics())
-        app = make_app(service, ServerSettings(**{"model": MODEL, "prefixes": PAIRS} | settings))
+        app = make_app(service, ServerSettings(**settings))
         server = make_server(app, service, limits=connections)
         made.append(Serving(service, thread, server, listening.getsockname()[1]))
 
