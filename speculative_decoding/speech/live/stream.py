@@ -144,8 +144,8 @@ class LiveStream:
     def _cut_final(self, window: Window) -> None:
         """Cut a window after a final segment, if it is long, or if the hypothesis stops long before its end.
 
-        After a cut, the window has the usual length if possible, because speech is heard better in its context. But what
-        a hypothesis leaves out is heard only at the start of a window.
+        After a cut, the window has the usual length if possible, because speech is heard better in its context. But
+        what a hypothesis leaves out is heard only at the start of a window.
         """
         assert self.last is not None
         ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
