@@ -203,7 +203,11 @@ async def test_a_socket_that_fails_says_so(net: Net) -> None:
     await require_released(net)
 
 
-@pytest.mark.parametrize("sent", [b"", frame(struct.pack("!H", 1000), Opcode.CLOSE), b"\x81\x01a"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", frame(struct.pack("!H", 1000), Opcode.CLOSE), b"\x81\x01a"],
+    ids=["nothing", "a close frame", "an unmasked frame"],
+)
 def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Also those that are being closed, whose clients may read nothing."""
 
