@@ -405,3 +405,17 @@ async def test_a_missing_package_is_one_error_for_each_item(world: World) -> Non
         await world.loop.advance()
     assert socket.errors == ["not_installed"] * 2 and "PyAV" in socket.sent[1]["error"]["message"]
     assert not world.thread.submitted and not world.service._live_slots
+
+
+@in_world
+async def test_a_stopping_server_waits_until_its_events_are_read(world: World) -> None:
+    socket, _ = await world.connect()
+    socket.is_reading.clear()
+    socket.send("input_audio_buffer.clear")
+    await world.loop.advance()
+    stopping = asyncio.ensure_future(world.service.drain())
+    await world.loop.advance()
+    assert socket.code is None and not stopping.done()
+    socket.is_reading.set()
+    await world.loop.advance()
+    assert socket.code == 1001 and stopping.done() and socket.sent[-1]["type"] == "input_audio_buffer.cleared"

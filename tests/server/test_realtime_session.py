@@ -187,6 +187,8 @@ def test_an_item_is_the_speech_between_two_commits() -> None:
     last, completed = client.hear(" two", stream=0, last=True)
     assert completed["transcript"] == delta["delta"] + " one" + last["delta"] == "Hello one two"
     assert completed["usage"] == {"type": "duration", "seconds": 1.025}
+    client.session.fail(client.streams[0], SLOW)
+    assert client.events[-1] is completed  # an item ends once
     assert client.streams[0].options == {"initial_prompt": "Fritz"} and len(client.streams[0].pcm) == 49_200
     assert committed["previous_item_id"] is None and added["item"]["id"] == done["item"]["id"] == committed["item_id"]
     assert {event["item_id"] for event in (delta, last, completed)} == {committed["item_id"]}
