@@ -11,8 +11,8 @@ default draft length. Their final texts must be equal. The first table has, for 
   openai-whisper
 - calls: target calls of all hypotheses, divided by the calls without drafts
 - within: the share of hypotheses with at most ceil(A / 16) + B + 1 target calls, where A of its tokens agree in order
-  with the last hypothesis and B do not (a timestamp agrees if it is the same time of the recording); and the largest
-  number of calls beyond that
+  with the last hypothesis, without the text that has been cut since, and B do not; and the largest number of calls
+  beyond that. A timestamp agrees if it is the same time of the recording
 
 With `--time`, the clock advances while a hypothesis is decoded, and the next one hears all that has arrived. The second
 table has the decoding time of a second of speech, and the delay from the end of a word to the final text that has it.
@@ -31,7 +31,7 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import chain, cycle, pairwise, repeat
+from itertools import chain, cycle, repeat
 from math import ceil
 from pathlib import Path
 from time import perf_counter
@@ -47,7 +47,7 @@ from speculative_decoding.sampling.values import Number
 from speculative_decoding.speech.live.api import live_scheduler
 from speculative_decoding.speech.live.stream import LiveStream
 from speculative_decoding.speech.live.update import LiveUpdate
-from speculative_decoding.speech.segments import FRAMES_PER_POSITION
+from speculative_decoding.speech.segments import FRAMES_PER_POSITION, DecodedWindow, Window
 
 from .machine import described, environment, notes, used_by_others
 from .speech_texts import RATE, read_samples
@@ -62,19 +62,38 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+class Time(NamedTuple):
+    """A timestamp: a frame of the recording."""
+
+    frame: int
+
+
+class Hypothesis(NamedTuple):
+    """An output for a window. start: the first frame of the window. tokens: with the end token."""
+
+    start: int
+    tokens: Sequence[int | Time]
+
+    def after(self, frame: int) -> Sequence[int | Time]:
+        """Return the tokens that are left if the window is cut at a frame."""
+        if frame == self.start:
+            return self.tokens
+        before = [i for i, token in enumerate(self.tokens) if isinstance(token, Time) and token.frame <= frame]
+        return self.tokens[before[-1] :] if before else ()
+
+
 class Heard(NamedTuple):
-    """An update of the text, and the hypothesis that it follows from.
+    """An update of the text.
 
     Args:
         update: The update.
-        tokens: The hypothesis: text tokens, "end", and for each timestamp the frame of the recording as a string. Empty
-            if nothing was decoded.
+        hypothesis: What was decoded; None if nothing was.
         shown: When the update is shown, in seconds of the simulated clock.
         seconds: Wall-clock seconds until then since the audio was heard.
     """
 
     update: LiveUpdate
-    tokens: Sequence[Hashable]
+    hypothesis: Hypothesis | None
     shown: float
     seconds: float
 
@@ -100,10 +119,13 @@ class Replay:
     @property
     def excesses(self) -> list[int]:
         """For each hypothesis, the target calls beyond the bound."""
-        decoded = [each for each in self.heard if each.tokens]
-        pairs = pairwise([(), *(each.tokens for each in decoded)])
-        calls = (each.update.stats.target_calls for each in decoded)
-        return [own - bound(last, new) for own, (last, new) in zip(calls, pairs, strict=True)]
+        found = []
+        last = Hypothesis(0, ())
+        for each in self.heard:
+            if (new := each.hypothesis) is not None:
+                found.append(each.update.stats.target_calls - bound(last.after(new.start), new.tokens))
+                last = new
+        return found
 
     @property
     def words(self) -> Iterator[tuple[str, float]]:
@@ -163,21 +185,24 @@ def replay(
         while not scheduler.is_idle:
             for _, update in scheduler.step():
                 seconds = perf_counter() - started
-                heard.append(Heard(update, hypotheses.pop() if hypotheses else (), now + seconds * is_timed, seconds))
+                decoded = hypotheses.pop() if hypotheses else None
+                heard.append(Heard(update, decoded, now + seconds * is_timed, seconds))
         now += (perf_counter() - started) * is_timed
     return Replay(heard)
 
 
-def listen(session: Session, stream: LiveStream) -> list[Sequence[Hashable]]:
-    """Return a list to which each hypothesis of a stream will be added; see `Heard`."""
-    hypotheses: list[Sequence[Hashable]] = []
+def listen(session: Session, stream: LiveStream) -> list[Hypothesis]:
+    """Return a list to which each hypothesis of a stream will be added."""
+    hypotheses: list[Hypothesis] = []
     audio, add = session.model.audio, stream.add
     assert audio is not None
 
-    def added(window: Any, decoded: Any, *rest: Any) -> LiveUpdate:
-        frames = ((token - audio.timestamp_begin) * FRAMES_PER_POSITION + window.seek for token in decoded.tokens)
-        marked = zip(decoded.tokens, frames, strict=True)
-        hypotheses.append([*(f"{at}" if audio.is_timestamp(token) else token for token, at in marked), "end"])
+    def time(token: int, window: Window) -> Time:
+        return Time(window.seek + (token - audio.timestamp_begin) * FRAMES_PER_POSITION)
+
+    def added(window: Window, decoded: DecodedWindow, *rest: Any) -> LiveUpdate:
+        tokens = [time(token, window) if audio.is_timestamp(token) else token for token in decoded.tokens]
+        hypotheses.append(Hypothesis(window.seek, [*tokens, audio.end]))
         return add(window, decoded, *rest)
 
     stream.add = added  # type: ignore[method-assign]

@@ -17,11 +17,20 @@ live = pytest.importorskip("benchmarks.live")
 
 
 def test_a_hypothesis_may_take_a_call_for_each_new_token() -> None:
-    last = [*"abcdefghijklmnop", "0", "end"]
-    assert live.bound((), [*"abc", "end"]) == 0 + 4 + 1
+    last = [*range(17), 99]
+    assert live.bound((), [0, 1, 2, 99]) == 0 + 4 + 1
     assert live.bound(last, last) == 2 + 0 + 1  # 18 tokens that agree
-    assert live.bound(last, [*"abcXdefghijklmno", "0", "Y", "end"]) == 2 + 2 + 1
-    assert live.bound(last, [*"ba", "end"]) == 1 + 1 + 1  # only one of a and b is in order
+    assert live.bound(last, [0, 1, 50, *range(2, 17), 51, 99]) == 2 + 2 + 1
+    assert live.bound(last, [1, 0, 99]) == 1 + 1 + 1  # only one of 0 and 1 is in order
+
+
+def test_text_that_was_cut_is_left_out_of_the_last_hypothesis() -> None:
+    times = [live.Time(frame) for frame in (110, 200, 200, 250)]
+    last = live.Hypothesis(100, [times[0], 1, times[1], times[2], 2, times[3], 99])
+    assert last.after(100) == last.tokens
+    assert last.after(200) == [times[2], 2, times[3], 99]
+    assert last.after(250) == [times[3], 99]
+    assert last.after(105) == ()
 
 
 @lru_cache
@@ -81,8 +90,8 @@ def test_a_replay_writes_what_live_speech_writes(sounds: np.ndarray) -> None:
     assert found.text == "".join(each.final for each in expected) != ""
     assert found.calls == sum(each.stats.target_calls for each in expected)
     decoded = [each.stats.generated_tokens for each in expected if each.stats.target_calls]
-    assert [len(each.tokens) for each in found.heard] == decoded
-    assert len([*found.words]) == len(found.text.split())
+    assert [len(each.hypothesis.tokens) for each in found.heard if each.hypothesis] == decoded
+    assert max(found.excesses) <= 0
     timed = live.replay(Session(model, Letters()), sounds, every=0.1, is_timed=True, **options)
     assert all(each.shown > each.update.seconds for each in timed.heard)
     assert all(a.update.seconds <= b.update.seconds for a, b in pairwise(timed.heard))
