@@ -11,7 +11,7 @@ from itertools import groupby
 
 from ...decoding.results import GenerationStats
 from ...sampling import GenerationOptions
-from ..audio_file import SAMPLE_RATE
+from ..audio_file import SAMPLE_RATE, Samples
 from ..options import TranscriptionOptions
 from ..segments import FRAMES_PER_SECOND, DecodedWindow, Window
 from ..speech_text import SpeechText
@@ -65,8 +65,6 @@ class LiveStream:
         self._every = every
         self._longest = int(LONGEST * text.audio.window_frames)
         self._recording = LiveRecording(num_mel_bins)
-        self.append = self._recording.append
-        self.finish = self._recording.finish
         self._start = 0  # the first frame of the window
         self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
         self._is_loud = False
@@ -74,6 +72,14 @@ class LiveStream:
         prompt = options.initial_prompt
         self._initial = [] if prompt is None else text.encode(" " + prompt.strip(), "initial_prompt")
         self._context: list[HeardWord] = []  # final words before the window
+
+    def append(self, samples: Samples) -> None:
+        """Append samples, (N,) from -1 to 1, at 16 kHz."""
+        self._recording.append(samples)
+
+    def finish(self) -> None:
+        """End the speech. After what has arrived is decoded, all text is final."""
+        self._recording.finish()
 
     @property
     def waiting_seconds(self) -> float:
@@ -98,9 +104,11 @@ class LiveStream:
 
     def attempt(self, window: Window, max_previous: int) -> Attempt:
         """Return how to decode a window. max_previous: the maximum number of tokens of previous text."""
-        sentence = self._context if self.options.condition_on_previous_text else []
-        previous = [*self._initial, *(token for word in sentence for token in word.tokens)]
-        return Attempt(window, previous[-max_previous:], 0.0, self.transcript)
+        words = self._context if self.options.condition_on_previous_text else []
+        initial = self._initial[-max_previous:]
+        sentence = [token for word in words for token in word.tokens]
+        room = max_previous - len(initial)
+        return Attempt(window, [*initial, *sentence[max(0, len(sentence) - room) :]], 0.0, self.transcript)
 
     def add(
         self, window: Window, decoded: DecodedWindow, from_draft: Sequence[bool], stats: GenerationStats

@@ -44,12 +44,13 @@ def test_the_longest_common_prefix_of_two_hypotheses_is_final(hypotheses: list[l
 @given(st.lists(LETTERS, max_size=6))
 def test_every_word_is_final_or_pending_and_the_end_makes_all_final(hypotheses: list[list[str]]) -> None:
     agreement = Agreement()
+    last: list[str] = []
     for hypothesis in hypotheses:
         before = agreement.num_final
         new = agreement.add([HeardWord(word, [0]) for word in hypothesis])
         start = agreement.num_final - len(new)
         assert [word.text for word in new] == hypothesis[start : agreement.num_final]
-        assert start == before or start == most_similar_prefix([*last[:before]], hypothesis)
+        assert start == before or start == most_similar_prefix(last[:before], hypothesis)
         last = hypothesis
     pending = agreement.pending
     assert agreement.finish() == pending and not agreement.pending

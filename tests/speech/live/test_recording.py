@@ -50,7 +50,9 @@ def test_each_window_is_scaled_by_its_own_largest_value() -> None:
     alone.hear(ALL)
     found, expected = np.array(live.window(250, 100, 120).frames), np.array(alone.window(50, 100, 120).frames)
     assert np.allclose(found, expected, atol=1e-4) and not found[100:].any()
-    assert found[:100].max() == pytest.approx(normalized(live._frames[250:350], float(live._frames[250:350].max())).max())
+    assert found[:100].max() == pytest.approx(
+        normalized(live._frames[250:350], float(live._frames[250:350].max())).max()
+    )
 
 
 def test_only_the_frames_and_samples_of_the_window_are_kept() -> None:

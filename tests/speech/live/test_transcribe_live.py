@@ -1,0 +1,168 @@
+"""Drafts change nothing in live text, and several streams together write what each writes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding import InputError
+from speculative_decoding.session import Session
+from speculative_decoding.speech.live.api import live_scheduler
+from speculative_decoding.speech.live.update import LiveUpdate
+from tests.support.speech import Letters, noise, speech_model
+from tests.support.tiny import noisy_copy, tiny_model
+
+MODEL = speech_model(seed=12)
+STEP = 0.1  # seconds; the window of the tiny model has 0.6
+OPTIONS: dict[str, Any] = {"language": "en", "no_speech_threshold": None, "sample_len": 24}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "prompt": {"initial_prompt": "abc"},
+    "without previous text": {"condition_on_previous_text": False},
+    "language detected": {"language": None},
+    "translated": {"task": "translate", "language": "de"},
+}
+
+
+def chunks(seed: int, seconds: float = 1.5) -> list[NDArray[np.float32]]:
+    samples = noise(seed, seconds)
+    return [samples[start : start + 1600] for start in range(0, len(samples), 1600)]
+
+
+def live(seed: int = 2, session: Session | None = None, **options: Any) -> list[LiveUpdate]:
+    session = session or Session(MODEL, Letters())
+    found = session.transcribe_live(chunks(seed), every=STEP, reads_ahead=False, **OPTIONS | options)
+    return [*found]
+
+
+def seen(found: Sequence[LiveUpdate]) -> list[tuple[str, str, float, str | None, bool]]:
+    """What a user sees."""
+    return [(each.final, each.pending, each.seconds, each.language, each.is_last) for each in found]
+
+
+def calls(found: Sequence[LiveUpdate]) -> int:
+    return sum(each.stats.target_calls for each in found)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_drafts_change_nothing_and_save_calls(setting: str) -> None:
+    expected = live(drafter="none", **SETTINGS[setting])
+    assert sum(bool(each.final) for each in expected) > 2 and calls(expected) > 200
+    assert calls(expected) == sum(each.stats.generated_tokens for each in expected)
+    others: list[dict[str, Any]] = [{}, {"drafter": "ngram"}, {"draft_text": ["abc", "x" * 500]}]
+    for drafts in [{"num_draft_tokens": 15}, *(others if setting == "greedy" else [])]:
+        found = live(**SETTINGS[setting] | drafts)
+        assert seen(found) == seen(expected)
+        assert calls(found) < calls(expected)
+
+
+def test_a_draft_model_changes_nothing() -> None:
+    session = Session(MODEL, Letters(), draft_model=noisy_copy(MODEL))
+    assert seen(live(session=session)) == seen(live(drafter="none"))
+
+
+@pytest.mark.parametrize("num_streams", [2, 3])
+def test_streams_together_write_what_each_writes_alone(num_streams: int) -> None:
+    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, num_streams)
+    streams = [scheduler.open({"language": "de"} if i == 1 else {}, STEP) for i in range(num_streams)]
+    found: list[list[LiveUpdate]] = [[] for _ in streams]
+    for stream in streams:
+        scheduler.start(stream)
+    sounds = [chunks(i) for i in range(num_streams)]
+    for number, parts in enumerate(zip(*sounds, strict=True), 1):
+        for stream, samples in zip(streams, parts, strict=True):
+            stream.append(samples)
+            if number == len(sounds[0]):
+                stream.finish()
+        while not scheduler.is_idle:
+            for stream, update in scheduler.step():
+                found[streams.index(stream)].append(update)
+    alone = [live(i, **({"language": "de"} if i == 1 else {})) for i in range(num_streams)]
+    # `live` finishes after the last hypothesis, `found` with it
+    texts = [("".join(each.final for each in own), own[-1].is_last) for own in (*found, *alone)]
+    assert texts[:num_streams] == texts[num_streams:]
+    assert not scheduler.streams
+
+
+def test_a_cancelled_stream_frees_its_slot_and_does_not_disturb_others() -> None:
+    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, 2)
+    kept, dropped = scheduler.open(every=STEP), scheduler.open(every=STEP)
+    for stream in (kept, dropped):
+        scheduler.start(stream)
+        stream.append(noise(3, 0.3))
+    scheduler.step()
+    scheduler.cancel(dropped)
+    scheduler.cancel(dropped)
+    kept.finish()
+    updates = []
+    while not scheduler.is_idle:
+        updates += scheduler.step()
+    assert {stream for stream, _ in updates} == {kept} and updates[-1][1].is_last and not scheduler.streams
+
+
+def test_reading_ahead_writes_the_text_of_what_was_heard_together() -> None:
+    """A list of chunks arrives at once, or in parts, as the thread happens to be; all of it is heard."""
+    session = Session(MODEL, Letters())
+    found = [*session.transcribe_live(iter(chunks(2)), every=STEP, **OPTIONS)]
+    assert found[-1].is_last and found[-1].seconds == pytest.approx(1.5) and found[-1].pending == ""
+    assert sum(each.is_last for each in found) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1999, 3200, 10**6])
+def test_bytes_are_16_bit_samples_wherever_they_are_divided(cut: int) -> None:
+    data = (np.concatenate(chunks(2)) * 32768).astype("<i2").tobytes()
+    parts = [data[start : start + cut] for start in range(0, len(data), cut)] if cut > 3 else [data[:cut], data[cut:]]
+    session = Session(MODEL, Letters())
+    whole = [*session.transcribe_live([data], every=10, reads_ahead=False, **OPTIONS)]
+    found = [*session.transcribe_live(parts, every=10, reads_ahead=False, **OPTIONS)]
+    assert seen(found) == seen(whole)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.5}, "temperature: has no effect on live speech"),
+    ({"word_timestamps": True}, "word_timestamps: has no effect on live speech"),
+    ({"clip_timestamps": "1,2"}, "clip_timestamps: has no effect on live speech"),
+    ({"num_beams": 2}, "num_beams: must be 1 for live speech"),
+    ({"every": 0}, "every: must be"),
+    ({"language": "Klingon"}, "language: 'Klingon' is unknown"),
+    ({"delta": "x"}, "delta: must be"),
+    ({"wrong": 1}, "wrong: transcriptions have no such option"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_options_without_effect_are_refused_before_anything_is_heard(options: dict[str, Any], message: str) -> None:
+    def never() -> Any:
+        raise AssertionError("was read")
+        yield
+
+    with pytest.raises(InputError, match=message):
+        Session(MODEL, Letters()).transcribe_live(never(), **options)
+
+
+def test_a_text_model_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot transcribe"):
+        Session(tiny_model(), Letters()).transcribe_live([])
+
+
+@pytest.mark.parametrize("chunk", ["text", 3, np.zeros((2, 9)), np.array([9.5], np.float32)])
+def test_chunks_that_are_no_sound_are_refused(chunk: Any) -> None:
+    with pytest.raises(InputError, match="chunks|audio"):
+        live_updates: Callable[..., Any] = Session(MODEL, Letters()).transcribe_live
+        [*live_updates([noise(1, 0.2), chunk], every=STEP, **OPTIONS)]
+
+
+def test_no_sound_has_no_text() -> None:
+    assert seen([*Session(MODEL, Letters()).transcribe_live([], **OPTIONS)]) == [("", "", 0.0, "en", True)]
+
+
+def test_logits_that_are_not_finite_end_the_stream() -> None:
+    model = speech_model(seed=6)
+    model.decoder.positions.weight = model.decoder.positions.weight * mx.array(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        live(session=Session(model, Letters()))
