@@ -333,6 +333,30 @@ speech/transcription.py: words do not move segments | speech/test_transcription.
 speech/word_timestamps.py: a mark before a word is merged into its end | speech/test_transcription.py
 - following.word = word.word + following.word
 + following.word = following.word + word.word
+speech/live/arriving.py: half a sample is lost between two chunks | speech/live/test_arriving.py
+- odd = data[whole:]
++ odd = b""
+speech/live/arriving.py: sound of a fast pipe is dropped | speech/live/test_arriving.py
+- if self._can_wait:
++ if not self._can_wait:
+speech/live/arriving.py: sound that arrives later replaces what is kept | speech/live/test_arriving.py
+- self._size += len(samples)
++ self._size = len(samples)
+speech/live/display.py: pending text of several lines is not removed | speech/live/test_display.py
+- up = f"\x1b[{self._breaks}A" if self._breaks else ""
++ up = ""
+speech/live/display.py: pending text may be longer than the screen | speech/live/test_display.py
+- .split("\n")[:lines]
++ .split("\n")
+speech/live/display.py: text fills the last column | speech/live/test_display.py
+- width = max(columns - 1, 2)
++ width = columns
+speech/live/sources.py: a file plays at once | speech/live/test_sources.py
+- sleep(wait)
++ sleep(wait * 0)
+speech/live/command.py: the exit status is 0 after Ctrl-C | speech/live/test_command.py
+- return STOPPED if is_stopped() else 0
++ return 0
 speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 - language = event.language
 + pass

@@ -121,6 +121,24 @@ def one_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt."""
+    is_pressed = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal is_pressed
+        if is_pressed:
+            raise KeyboardInterrupt
+        is_pressed = True
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield lambda: is_pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def require_streams() -> None:
     """Replace closed standard streams by /dev/null, so that no other file reuses their descriptors.
 

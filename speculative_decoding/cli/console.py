@@ -7,16 +7,15 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..checkpoints.text import require_no_nul
 from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
-from .common import say, start
+from .common import interrupts, say, start
 from .compare import Comparison
 from .console_commands import NOT_IN_CONSOLE, ConsoleState, Quit, completions, find, name_of
 from .flags import add_decoding_flags, check_files
@@ -102,24 +101,6 @@ def decode_prompt(state: ConsoleState, text: str) -> None:
         notes = summary_notes(result.stats, state.options, 1, result.finish_reason == "length")
         speed = f"{len(result.tokens)} tokens at {tokens_per_second(result.stats):.1f} tokens/s"
         state.console.print("; ".join([speed, *notes]), style="dim" if has_color(state.console) else "")
-
-
-@contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt."""
-    is_pressed = False
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal is_pressed
-        if is_pressed:
-            raise KeyboardInterrupt
-        is_pressed = True
-
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield lambda: is_pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def read_line() -> str:

@@ -17,19 +17,22 @@ from ..cli.common import printing, require_one_process, say, start_alone, write_
 from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, check_files
 from ..cli.parser import Parser, add_flags, flags_from
 from ..cli.progress import ShowProgress, progress
-from ..cli.run_config import run_config_from
+from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
 from ..decoding.results import GenerationStats
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.names import model_name
+from ..loading.pair import ModelPair
 from ..rows import in_order
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Int, Text
 from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
 from .formats import FORMATS, NO_OPTIONS, STREAMED
 from .keywords import DECODING
+from .live.command import LiveFlags, require_live_flags, transcribe_live
+from .live.sources import open_live
 from .options import TranscriptionOptions, transcription_specs
 from .scheduler import TranscriptionEvent, language_code
 from .subtitle_options import SUBTITLES, SubtitleOptions
@@ -48,7 +51,7 @@ CHUNKED = (
 PYTHON_ONLY = ("prepend_punctuations", "append_punctuations")  # options without a flag
 BASIC = (
     *("audio", "output_format", "chunked", "task", "language", "word_timestamps", "initial_prompt"),
-    *("clip_timestamps", "model", "draft_model", "drafter", "num_draft_tokens"),
+    *("live", "clip_timestamps", "model", "draft_model", "drafter", "num_draft_tokens"),
 )
 
 
@@ -63,6 +66,8 @@ class TranscribeFlags(RunFlags):
 
     def __post_init__(self) -> None:
         count = len(self.audio)
+        if not count:
+            raise InputError("is missing", "audio", ("name a file, or transcribe live speech with ", Name("live")))
         if count > 1 and self.output_format in SUBTITLES:
             raise InputError(
                 f"{self.output_format} is for one file (got {count})", "output_format", "choose txt, tsv or json"
@@ -75,13 +80,14 @@ class TranscribeFlags(RunFlags):
 def transcribe_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
-        usage="%(prog)s FILE [FILE ...] --model NAME [options]",
+        usage="%(prog)s FILE [FILE ...] --model NAME [options]\n       %(prog)s --live SOURCE --model NAME [options]",
         description="Transcribe recordings with a speech model such as Whisper.",
         basic=BASIC,
     )
-    parser.add_argument("audio", nargs="+", metavar="FILE", help=FILES)
+    parser.add_argument("audio", nargs="*", metavar="FILE", help=FILES)
     add_flags(parser, "output", TranscribeFlags, without=("audio", "prefix"))
     add_flags(parser, "subtitles", SubtitleOptions)
+    add_flags(parser, "live speech", LiveFlags)
     add_flags(parser, "transcription", TranscriptionOptions, without=PYTHON_ONLY)
     add_decoding_flags(parser, without=all_but(GenerationOptions, *DECODING))
     return parser
@@ -95,6 +101,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     """Transcribe the files and return the exit status: 1 if some of several files could not be transcribed."""
     require_one_process()
     given = vars(chosen)
+    live = flags_from(LiveFlags, chosen)
+    if live.live is not None:
+        return start_live(live.live, live.live_speed, given)
     flags = flags_from(TranscribeFlags, chosen)
     files: list[NamedFile] = [((Name("audio"),), name) for name in flags.audio]
     check_files(given, files)
@@ -111,18 +120,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
     recordings = [open_recording(name) for name in flags.audio]
     begin_to_read(recordings)
 
-    decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
-    config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
-    pair = config.open()
-    audio = pair.target.model.audio
-    if audio is None:
-        raise InputError(
-            f"{model_name(pair.target.folder)} reads text and cannot transcribe",
-            "model",
-            ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
-        )
-    language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
-    say(config.describe(drafts_text=pair.drafts_text))
+    config, pair, language = open_models(given, options)
     output = Output(flags.audio, flags.output_format, language is None, subtitles)
     with config.session(pair) as session:
         note_exactness(session, slots)
@@ -142,6 +140,37 @@ def transcribe(chosen: argparse.Namespace) -> int:
         settings |= pair.folders | options | {name: drafts[name] for name in ("drafter", "draft_text_sha256")}
         write_stats(flags.stats_json, settings | stats.as_dict())
     return 1 if output.has_errors else 0
+
+
+def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
+    """Open a live source and the models, and transcribe until the source ends. speed: see `open_live`."""
+    require_live_flags(given)
+    check_files(given, [((Name("live"),), name)])
+    options = transcription_options(given)
+    source = open_live(name, speed)
+    config, pair, language = open_models(given, {**options, "temperature": 0.0})
+    shows_language, stats = language is None, given.get("stats_json")
+    return transcribe_live(source, config, pair, options, shows_language=shows_language, stats_json=stats)
+
+
+def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
+    """Open the models without weights, and describe them. Raises `InputError`.
+
+    Returns: their configuration, the models, and the language of the speech unless it has to be detected.
+    """
+    decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
+    config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
+    pair = config.open()
+    audio = pair.target.model.audio
+    if audio is None:
+        raise InputError(
+            f"{model_name(pair.target.folder)} reads text and cannot transcribe",
+            "model",
+            ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
+        )
+    language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
+    say(config.describe(drafts_text=pair.drafts_text))
+    return config, pair, language
 
 
 def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def test_standard_input_is_a_recording(
             "--max-line-count: has no effect without --max-line-width; give both",
         ),
         ("nowhere.wav speech/config.json", "FILE: none of the files can be read (speech/config.json: "),
-        ("", "the following arguments are required: FILE"),
+        ("", "FILE: is missing; name a file, or transcribe live speech with --live"),
         ("a.wav --slots 2", "--slots: has no effect without --chunked or several files"),
         ("a.wav --prompt x", "--prompt: unknown option"),
         ("a.wav b.wav --output-format vtt", "--output-format: vtt is for one file (got 2)"),

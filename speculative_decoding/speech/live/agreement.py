@@ -32,38 +32,49 @@ class HeardWord(NamedTuple):
 
 
 class Agreement:
-    """The words of the last hypothesis, of which the first `num_final` are final."""
+    """The final words of a window, and the rest of the last hypothesis.
+
+    Attributes:
+        final: The final words.
+        pending: The words of the last hypothesis that follow them.
+        num_final: How many words of the last hypothesis come before `pending`. They may differ from `final`.
+    """
 
     def __init__(self) -> None:
-        self.words: list[HeardWord] = []
+        self.final: list[HeardWord] = []
+        self.pending: list[HeardWord] = []
         self.num_final = 0
+        self._keys: list[str] = []  # of the last hypothesis
 
-    @property
-    def pending(self) -> list[HeardWord]:
-        return self.words[self.num_final :]
-
-    def add(self, words: Iterable[HeardWord]) -> list[HeardWord]:
+    def add(self, words: Sequence[HeardWord]) -> list[HeardWord]:
         """Replace the hypothesis by the next one, and return the words that become final."""
-        new = [*words]
-        keys, new_keys = [each.key for each in self.words], [each.key for each in new]
-        num_equal = len([*takewhile(lambda pair: pair[0] == pair[1], zip(keys, new_keys, strict=False))])
-        start = self.num_final
-        if num_equal < start:  # the hypothesis changed what is final: find where it continues
-            start = most_similar_prefix(keys[:start], new_keys)
-        self.words = new
-        self.num_final = max(start, num_equal)
-        return new[start : self.num_final]
+        self._keys = keys_of(words)
+        self.num_final = most_similar_prefix(keys_of(self.final), self._keys)
+        rest = [*words[self.num_final :]]
+        pairs = zip(keys_of(self.pending), keys_of(rest), strict=False)
+        num_equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        self.pending = rest
+        return self.finish(self.num_final + num_equal)
 
-    def finish(self, count: int | None = None) -> list[HeardWord]:
-        """Make the first `count` words final, by default all, and return those that were not."""
-        start, self.num_final = self.num_final, max(self.num_final, len(self.words) if count is None else count)
-        return self.words[start : self.num_final]
+    def finish(self, num_words: int | None = None) -> list[HeardWord]:
+        """Make the first words of the hypothesis final, by default all, and return those that were not."""
+        count = len(self.pending) if num_words is None else max(0, num_words - self.num_final)
+        new, self.pending = self.pending[:count], self.pending[count:]
+        self.final += new
+        self.num_final += count
+        return new
 
-    def cut(self, count: int) -> list[HeardWord]:
-        """Remove the first `count` words, which are final, and return them."""
-        cut, self.words = self.words[:count], self.words[count:]
-        self.num_final -= count
+    def cut(self, num_words: int | None = None) -> list[HeardWord]:
+        """Remove the final words that the first words of the hypothesis stand for, by default all, and return them."""
+        count = len(self.final)
+        if num_words is not None:
+            count = most_similar_prefix(self._keys[:num_words], keys_of(self.final))
+        cut, self.final = self.final[:count], self.final[count:]
         return cut
+
+
+def keys_of(words: Iterable[HeardWord]) -> list[str]:
+    return [word.key for word in words]
 
 
 def most_similar_prefix(wanted: Sequence[str], words: Sequence[str]) -> int:
@@ -71,6 +82,8 @@ def most_similar_prefix(wanted: Sequence[str], words: Sequence[str]) -> int:
 
     The longest, because a word is more often corrected than dropped, and must not be written twice.
     """
+    if wanted == words[: len(wanted)]:
+        return len(wanted)
     distances = [*range(len(words) + 1)]
     for word in wanted:
         diagonal, distances[0] = distances[0], distances[0] + 1

@@ -37,7 +37,7 @@ def transcribe_live(
     Args:
         session: A session whose target is a speech model.
         chunks: Samples of one channel at 16 kHz as they arrive: NumPy arrays of floats from -1 to 1 or of integers, or
-            bytes of signed 16-bit little-endian PCM.
+            bytes of signed 16-bit little-endian PCM. Or an `Arriving`, which reads them already.
         every: Decode after so many seconds of new audio, or as soon after that as the last hypothesis is complete.
         reads_ahead: Read chunks in a thread, so that each hypothesis hears all that has arrived. False reads the next
             chunk only after a hypothesis for the last one, however long that takes, as if time stood still.
@@ -49,6 +49,8 @@ def transcribe_live(
     scheduler = live_scheduler(session, options, 1)
     stream = scheduler.open(every=every)
     scheduler.start(stream)
+    if isinstance(chunks, Arriving):
+        return updates(scheduler, stream, chunks)
     return updates(scheduler, stream, Arriving(chunks) if reads_ahead else samples_of(chunks))
 
 

@@ -1,4 +1,4 @@
-"""Speech that arrives in chunks: its samples, and a thread that reads them ahead of whoever uses them."""
+"""Speech that arrives in chunks: its samples, and a thread that reads them ahead."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...errors import InputError
 from ...sampling.options import short_repr
 from ..audio_file import BLOCK_SAMPLES, SAMPLE_RATE, AudioArray, Samples, scaled
 
-MAX_KEPT = 28 * SAMPLE_RATE  # samples: as much as a window can hear
+MAX_KEPT = 28 * SAMPLE_RATE  # samples: as many as a window can hear
 
 Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 
 
 def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
-    """Yield the samples of chunks, in blocks of at most 10 seconds.
+    """Yield the samples of chunks, in blocks of at most 10 seconds. An empty chunk yields an empty block.
 
     chunks: Arrays of samples at 16 kHz, floats from -1 to 1 or integers; or bytes of signed 16-bit little-endian PCM,
         where a sample may begin in one chunk and end in the next.
@@ -33,11 +33,11 @@ def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
             whole = len(data) // 2 * 2
             odd = data[whole:]
             samples = np.frombuffer(data[:whole], "<i2")
-            yield from (scaled(samples[i : i + BLOCK_SAMPLES]) for i in range(0, len(samples), BLOCK_SAMPLES))
+            yield from (scaled(samples[i : i + BLOCK_SAMPLES]) for i in range(0, max(len(samples), 1), BLOCK_SAMPLES))
         elif isinstance(chunk, np.ndarray):
             yield from AudioArray(chunk).blocks()
         else:
-            raise InputError(f"must yield NumPy arrays or bytes, not {short_repr(chunk)}", "chunks")
+            raise InputError(f"must be NumPy arrays or bytes, not {short_repr(chunk)}", "chunks")
 
 
 class Arriving:
@@ -47,22 +47,23 @@ class Arriving:
 
     Args:
         chunks: See `samples_of`. They are read in the thread.
-        can_wait: Whether the source can wait while 28 seconds are kept, as a pipe or a file. A microphone cannot: what
-            it hears until there is room again is dropped, and counted.
+        can_wait: Whether the source can wait while 28 seconds are kept, as a pipe or a file. A microphone cannot: the
+            sound is dropped and counted until there is room again.
 
     Attributes:
-        dropped_samples: How many samples were dropped so far.
+        dropped_samples: How many samples have been dropped.
     """
 
     def __init__(self, chunks: Iterable[Chunk], *, can_wait: bool = True) -> None:
         self.dropped_samples = 0
         self._can_wait = can_wait
-        self._kept: list[Samples] = []
+        self._kept = np.empty(MAX_KEPT, np.float32)  # the first `_size` samples
+        self._size = 0
         self._error: Exception | None = None
         self._has_ended = False
         self._is_closed = False
         self._changed = Condition()
-        # A daemon, because it may wait for a pipe without end
+        # A daemon, because it may be waiting for a pipe that never ends
         Thread(target=self._read, args=(chunks,), name="live audio", daemon=True).start()
 
     def __iter__(self) -> Iterator[Samples]:
@@ -70,10 +71,10 @@ class Arriving:
 
     def __next__(self) -> Samples:
         with self._changed:
-            self._changed.wait_for(lambda: self._kept or self._has_ended)
-            if self._kept:
-                joined = np.concatenate(self._kept)
-                self._kept.clear()
+            self._changed.wait_for(lambda: self._size or self._has_ended)
+            if self._size:
+                joined = self._kept[: self._size].copy()
+                self._size = 0
                 self._changed.notify_all()
                 return joined
         if self._error is not None:
@@ -81,10 +82,10 @@ class Arriving:
         raise StopIteration
 
     def close(self) -> None:
-        """Let the thread end after its current chunk. Nothing more arrives."""
+        """Drop what has arrived, and let the thread end after its current chunk."""
         with self._changed:
             self._is_closed = self._has_ended = True
-            self._kept.clear()
+            self._size = 0
             self._changed.notify_all()
 
     def _read(self, chunks: Iterable[Chunk]) -> None:
@@ -105,12 +106,15 @@ class Arriving:
         with self._changed:
             if self._can_wait:
                 self._changed.wait_for(lambda: self._has_room(samples) or self._is_closed)
+            if self._is_closed:
+                return False
             if self._has_room(samples):
-                self._kept.append(samples)
+                self._kept[self._size : self._size + len(samples)] = samples
+                self._size += len(samples)
                 self._changed.notify_all()
             else:
                 self.dropped_samples += len(samples)
-            return not self._is_closed
+            return True
 
     def _has_room(self, samples: Samples) -> bool:
-        return sum(map(len, self._kept)) + len(samples) <= MAX_KEPT
+        return self._size + len(samples) <= len(self._kept)

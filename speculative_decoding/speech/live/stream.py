@@ -17,11 +17,11 @@ from ..segments import FRAMES_PER_SECOND, DecodedWindow, Window
 from ..speech_text import SpeechText
 from ..transcription import Attempt, has_no_speech
 from .agreement import Agreement, HeardWord
-from .hypothesis import Hypothesis, SegmentEnd
+from .hypothesis import Hypothesis
 from .recording import LiveRecording
 from .update import LiveUpdate, Piece
 
-LONGEST = 28 / 30  # of the model's window; a window of this length is cut, even if its text is not final
+LONGEST = 28 / 30  # of what the model hears; a window of this length is cut, even if its text is not final
 KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
@@ -64,6 +64,7 @@ class LiveStream:
         self._text = text
         self._every = every
         self._longest = int(LONGEST * text.audio.window_frames)
+        self._cut_size = text.audio.window_frames // 2
         self._recording = LiveRecording(num_mel_bins)
         self._start = 0  # the first frame of the window
         self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
@@ -99,7 +100,7 @@ class LiveStream:
             if size and (self._is_loud or not self._is_settled):
                 frames = self._recording.window(self._start, size, self._text.audio.window_frames)
                 return Window(self._start, size, frames)
-            self._cut(len(self._agreement.words), None, self._recording.num_frames - KEPT_FRAMES)
+            self._cut(None, None, self._recording.num_frames - KEPT_FRAMES)
         return None
 
     def attempt(self, window: Window, max_previous: int) -> Attempt:
@@ -114,21 +115,20 @@ class LiveStream:
         self, window: Window, decoded: DecodedWindow, from_draft: Sequence[bool], stats: GenerationStats
     ) -> LiveUpdate:
         """Add the output for a window. from_draft: for each of its tokens, whether it is an accepted draft token."""
-        tokens = [] if has_no_speech(decoded, self.options) else decoded.tokens
         assert self.language is not None
-        self.last = Hypothesis.of(window.seek, tokens, from_draft, self._text, self.language)
+        self.last = Hypothesis.of(window.seek, decoded.tokens, from_draft, self._text, self.language)
+        if has_no_speech(decoded, self.options):
+            self.last = self.last.without_text()
         final = self._agreement.add(self.last.words)
         self._is_settled = not (self._is_loud or self._agreement.pending)
         if self._recording.is_all_heard:
             return self._update([*final, *self._agreement.finish()], stats, is_last=True)
-        ends = [end for end in self.last.ends if end.frame > window.seek]
         if window.size == self._longest:
-            late = [end for end in ends if end.frame > window.seek + self._longest // 2]
-            ends = late[-1:] or [self._window_end(window)]
-            final += self._agreement.finish(ends[0].num_words)
-        ends = [end for end in ends if end.num_words <= self._agreement.num_final]
-        if ends:
-            self._cut(*ends[-1])
+            final += self._cut_by_force(window)
+        elif window.size > self._cut_size:
+            ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
+            if ends:
+                self._cut(*ends[-1])
         return self._update(final, stats)
 
     def end(self) -> LiveUpdate | None:
@@ -141,14 +141,23 @@ class LiveStream:
         """Return the last update of a stream that cannot be continued. The pending text is lost."""
         return self._update([], GenerationStats(), is_last=True)._replace(pending="", error=error)
 
-    def _window_end(self, window: Window) -> SegmentEnd:
-        """Treat the whole window as final. Speech may begin at the end of one without words."""
+    def _cut_by_force(self, window: Window) -> list[HeardWord]:
+        """Make the window final up to its last segment, or all of it, and cut it there. Returns what becomes final."""
         assert self.last is not None
-        size = window.size if self.last.words else window.size - KEPT_FRAMES
-        return SegmentEnd(len(self.last.words), len(self.last.tokens), window.seek + size)
+        ends = [end for end in self.last.ends if end.frame > window.seek + self._longest // 2]
+        final = self._agreement.finish(ends[-1].num_words if ends else None)
+        if ends:
+            self._cut(*ends[-1])
+        else:
+            size = window.size if self.last.words else window.size - KEPT_FRAMES  # speech may begin at the end
+            self._cut(None, None, window.seek + size)
+        return final
 
-    def _cut(self, num_words: int, num_tokens: int | None, frame: int) -> None:
-        """Start the window at a frame. The words and tokens before it, which are final, leave the last hypothesis."""
+    def _cut(self, num_words: int | None, num_tokens: int | None, frame: int) -> None:
+        """Start the window at a frame. The words and tokens before it, which are final, leave the last hypothesis.
+
+        num_words, num_tokens: of the last hypothesis; None means all.
+        """
         words = self._agreement.cut(num_words)
         self.last = None if self.last is None or num_tokens is None else self.last.after(num_tokens)
         self._context = [*last_sentence([*self._context, *words])][-MAX_CONTEXT_WORDS:]

@@ -127,7 +127,7 @@ def test_a_window_starts_where_the_last_final_segment_ends() -> None:
     words = spoken(30, 8)
     starts = [window.seek for _, window in updates(Recogniser(words), 30) if window is not None]
     ends = {0, *(word.end for word in words if word.ends_segment)}
-    assert set(starts) <= ends and starts == sorted(starts) and len(set(starts)) > 4
+    assert set(starts) <= ends and starts == sorted(starts) and len(set(starts)) > 2
 
 
 def test_silence_is_not_decoded() -> None:
@@ -170,7 +170,7 @@ def test_the_prompt_is_the_last_final_sentence() -> None:
         assert len(stream.attempt(window, 5).previous) <= 5
         stream.add(window, recognise(window), [], GenerationStats())
     sentences = {"".join(word.text for word in words[i : i + 8]) for i in range(0, 72, 8)}
-    assert len(prompts) > 5 and prompts <= {"", *sentences}
+    assert len(prompts) > 3 and prompts <= {"", *sentences}
 
 
 def test_memory_does_not_grow_with_the_speech() -> None:
@@ -182,5 +182,5 @@ def test_memory_does_not_grow_with_the_speech() -> None:
         window = stream.next_window()
         assert window is not None
         stream.add(window, recognise(window), [True] * 1000, GenerationStats())
-        sizes.append((stream._recording._frames.nbytes, len(stream._context), len(stream._agreement.words)))
+        sizes.append((stream._recording._frames.nbytes, len(stream._context), len(stream._agreement.final)))
     assert max(sizes[300:]) <= max(sizes[:300]) and not stream.transcript

@@ -1,0 +1,165 @@
+"""Where live speech comes from: PCM from standard input, an audio file that plays, or a microphone."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import InputError, Name
+from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason
+from .arriving import Chunk
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+    from av.container import InputContainer
+
+STANDARD_INPUT = "-"
+MICROPHONE = "microphone"  # or microphone:DEVICE
+PLAYED_SAMPLES = SAMPLE_RATE // 10
+POLL_SECONDS = 0.1  # how long a pipe without sound delays the end that Ctrl-C asks for
+READ_BYTES = 1 << 16
+ALSA_FOLDER = "/usr/share/alsa"
+MACOS_PERMISSION = "allow this terminal in System Settings > Privacy & Security > Microphone, and start it again"
+IDLE_SECONDS = 0.01  # between two attempts to read a device that has no sound yet
+
+
+class LiveSource(NamedTuple):
+    """Sound that begins when it is read. Each chunk is sound of at most a few seconds, or nothing while a pipe waits.
+
+    can_wait: See `Arriving`.
+    """
+
+    name: str
+    chunks: Iterable[Chunk]
+    can_wait: bool = True
+
+
+def open_live(source: str, speed: float | None = None) -> LiveSource:
+    """Open standard input (-), a microphone (microphone or microphone:DEVICE), or an audio file.
+
+    speed: How fast a file plays, as a multiple of real time (default: 1).
+
+    Raises:
+        InputError: The source cannot be opened, or has no speed.
+    """
+    kind, _, device = source.partition(":")
+    if speed is not None and (source == STANDARD_INPUT or kind == MICROPHONE):
+        raise InputError(("has no effect with ", Name("live"), f" {source}"), "live_speed", "leave it out")
+    if source == STANDARD_INPUT:
+        return LiveSource("standard input", standard_input())
+    if kind == MICROPHONE:
+        return LiveSource(source, microphone(device), can_wait=False)
+    file = BegunSource(open_source(source))
+    return LiveSource(source, played(file.blocks(), speed or 1.0))
+
+
+def standard_input() -> Iterator[bytes]:
+    """Return the bytes of standard input as they arrive; see `pipe`. Raises `InputError` for a terminal."""
+    if sys.stdin.isatty():
+        raise InputError(
+            "- reads PCM from standard input, which is a terminal",
+            "live",
+            (f"pipe sound to it, or use {MICROPHONE} or a file",),
+        )
+    return pipe(sys.stdin.fileno())
+
+
+def pipe(descriptor: int) -> Iterator[bytes]:
+    """Yield the bytes of standard input as they arrive, and b"" while none do. Raises `InputError`."""
+    begin = b""
+    while True:
+        chunk = b""
+        if select.select([descriptor], [], [], POLL_SECONDS)[0]:
+            try:
+                chunk = os.read(descriptor, READ_BYTES)
+            except OSError as error:
+                raise InputError(f"standard input cannot be read ({error.strerror})", "live") from error
+            if not chunk:
+                break
+            begin = (begin + chunk)[:4]
+            if begin == b"RIFF":
+                problem = "standard input is a WAV file, not PCM (signed 16-bit little-endian, 16 kHz, mono)"
+                raise InputError(problem, "live", "leave out its header, or name the file")
+        yield chunk
+    if not begin:
+        raise InputError("standard input contains no sound", "live", "check the command that writes it")
+
+
+def played(
+    blocks: Iterable[Samples],
+    speed: float,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Samples]:
+    """Yield a tenth of a second at a time, each when it has been played. now, sleep: replaced in tests."""
+    start = now()
+    position = 0
+    for block in blocks:
+        for first in range(0, len(block), PLAYED_SAMPLES):
+            piece = block[first : first + PLAYED_SAMPLES]
+            position += len(piece)
+            if (wait := start + position / (SAMPLE_RATE * speed) - now()) > 0:
+                sleep(wait)
+            yield piece
+
+
+def microphone(device: str = "") -> Iterator[Chunk]:
+    """Open a microphone; see `recorded`.
+
+    device: Its name or number on a Mac, its ALSA name on Linux (default: the system's default).
+
+    Raises:
+        InputError: It cannot be opened, or PyAV is not installed.
+    """
+    if not find_spec("av"):
+        raise InputError(f"{MICROPHONE} needs the package av", "live", f"run {INSTALL}")
+    if sys.platform == "darwin":
+        return recorded(f":{device or 'default'}", "avfoundation", MACOS_PERMISSION)
+    if not {"ALSA_CONFIG_DIR", "ALSA_CONFIG_PATH"} & os.environ.keys() and os.path.isdir(ALSA_FOLDER):
+        os.environ["ALSA_CONFIG_DIR"] = ALSA_FOLDER  # PyAV's wheels have an ALSA of their own, without configuration
+    return recorded(device or "default", "alsa", f"name one that `arecord -L` lists as {MICROPHONE}:DEVICE")
+
+
+def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
+    """Open a device, and return its sound as mono samples at 16 kHz. format: FFmpeg's name. Raises `InputError`."""
+    import av
+
+    try:
+        container = av.open(device, format=format)
+    except (OSError, ValueError, av.FFmpegError) as error:
+        problem = f"{device!r} cannot be opened with {format} ({reason(error)})"
+        raise InputError(problem, "live", (f"{way_out}, or pipe PCM to ", Name("live"), " -")) from error
+    return resampled(container, f"{format} device {device!r}")
+
+
+def resampled(container: InputContainer, name: str) -> Iterator[Chunk]:
+    """Yield the sound of a device, and b"" while there is none. Raises `InputError` if the device fails."""
+    import av
+
+    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+    try:
+        with container:
+            for frame in frames(container):
+                if frame is None:
+                    yield b""
+                else:
+                    yield from (each.to_ndarray()[0] for each in resampler.resample(frame))
+            yield from (each.to_ndarray()[0] for each in resampler.resample(None))
+    except (OSError, ValueError, av.FFmpegError) as error:
+        raise InputError(f"{name}: stopped ({reason(error)})", way_out="connect it, and start again") from error
+
+
+def frames(container: InputContainer) -> Iterator[AudioFrame | None]:
+    """Yield the frames of a device, and None where avfoundation reports that there is no sound yet."""
+    while True:
+        try:
+            yield from container.decode(audio=0)
+            return
+        except BlockingIOError:
+            time.sleep(IDLE_SECONDS)
+            yield None
