@@ -22,6 +22,7 @@ from .recording import LiveRecording
 from .update import LiveUpdate, Piece
 
 LONGEST = 28 / 30  # of what the model hears; a window of this length is cut, even if its text is not final
+USUAL = 15 / 30  # of it; a shorter window is not cut, because a model hears better what it hears in context
 KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
@@ -64,7 +65,7 @@ class LiveStream:
         self._text = text
         self._every = every
         self._longest = int(LONGEST * text.audio.window_frames)
-        self._cut_size = text.audio.window_frames // 2
+        self._usual = int(USUAL * text.audio.window_frames)
         self._recording = LiveRecording(num_mel_bins)
         self._start = 0  # the first frame of the window
         self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
@@ -125,10 +126,8 @@ class LiveStream:
             return self._update([*final, *self._agreement.finish()], stats, is_last=True)
         if window.size == self._longest:
             final += self._cut_by_force(window)
-        elif window.size > self._cut_size:
-            ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
-            if ends:
-                self._cut(*ends[-1])
+        elif window.size > self._usual:
+            self._cut_final(window)
         return self._update(final, stats)
 
     def end(self) -> LiveUpdate | None:
@@ -140,6 +139,14 @@ class LiveStream:
     def failed(self, error: Exception) -> LiveUpdate:
         """Return the last update of a stream that cannot be continued. The pending text is lost."""
         return self._update([], GenerationStats(), is_last=True)._replace(pending="", error=error)
+
+    def _cut_final(self, window: Window) -> None:
+        """Cut a window after a final segment: if possible so that it has the usual length, or else after the last."""
+        assert self.last is not None
+        ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
+        latest = window.seek + window.size - self._usual
+        if ends:
+            self._cut(*next((end for end in ends if end.frame >= latest), ends[-1]))
 
     def _cut_by_force(self, window: Window) -> list[HeardWord]:
         """Make the window final up to its last segment, or all of it, and cut it there. Returns what becomes final."""
