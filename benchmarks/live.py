@@ -205,7 +205,7 @@ def listen(session: Session, stream: LiveStream) -> list[Hypothesis]:
         hypotheses.append(Hypothesis(window.seek, [*tokens, audio.end]))
         return add(window, decoded, *rest)
 
-    stream.add = added  # type: ignore[method-assign]
+    stream.add = added  # type: ignore[method-assign, assignment]
     return hypotheses
 
 
@@ -246,7 +246,7 @@ def measure(session: Session, path: Path, normalize: Any, *, has_times: bool) ->
 def word_delays(shown: Sequence[tuple[str, float]], spoken: Sequence[tuple[str, float]]) -> list[float]:
     """Return the time from the end of each word to when it was shown, for the words that both have."""
     keys = [["".join(filter(str.isalnum, word)).casefold() for word, _ in words] for words in (shown, spoken)]
-    blocks = SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
     return [shown[a + i][1] - spoken[b + i][1] for a, b, size in blocks for i in range(size)]
 
 
@@ -318,7 +318,7 @@ def normalizer(file: Path | None) -> Any:
         raise InputError(f"--normalizer {file}: cannot be read ({error}); name another file") from error
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-    return EnglishTextNormalizer(spellings)
+    return EnglishTextNormalizer(spellings)  # type: ignore[no-untyped-call]
 
 
 def compare(chosen: argparse.Namespace) -> int:
