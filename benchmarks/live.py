@@ -44,6 +44,7 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, argument_type
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.values import Number
+from speculative_decoding.speech.audio_file import scaled
 from speculative_decoding.speech.live.api import live_scheduler
 from speculative_decoding.speech.live.stream import LiveStream
 from speculative_decoding.speech.live.update import LiveUpdate
@@ -177,7 +178,7 @@ def replay(
     while not heard or not heard[-1].update.is_last:
         now = max(now, min(arrived / RATE + every, len(samples) / RATE))
         end = min(round(now * RATE), len(samples))
-        stream.append(np.asarray(samples[arrived:end], np.float32) / 32768)
+        stream.append(scaled(samples[arrived:end]))
         arrived = end
         if arrived == len(samples):
             stream.finish()

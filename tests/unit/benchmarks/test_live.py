@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -69,10 +68,6 @@ def sounds() -> np.ndarray:
     from tests.support.speech import noise
 
     return np.round(noise(2, 1.5) * 32767).astype(np.int16)
-
-
-def texts(heard: Sequence[live.Heard]) -> list[tuple[str, str, float]]:
-    return [(each.update.final, each.update.pending, each.update.seconds) for each in heard]
 
 
 @needs_room("speech")
