@@ -10,6 +10,7 @@ python -m benchmarks      which flags are the fastest on this machine, for these
 .serve                    how fast are many clients of a server, compared with one client and with a job?
 .speech                   how fast is transcription with drafts, compared with openai-whisper and faster-whisper?
 .voice                    which text does voice detection save from hum, noise and tones, beside faster-whisper's?
+.live                     how good is live text, and what does the last hypothesis save as a draft?
 .simulated_devices        how good are adaptive draft lengths on devices that we do not have? Measures no time
 .record                   records the acceptance that `--replay` and simulated_devices read
 """

@@ -22,8 +22,11 @@ def word_errors(found: Sequence[str], expected: Sequence[str]) -> int:
     return errors[-1]
 
 
-def normalizer(file: Path) -> Any:
+def normalizer(file: Path | None) -> Any:
     """Return openai-whisper's normalizer of English. file: its table of spellings. Raises `InputError`."""
+    if file is None:
+        way_out = "give whisper/normalizers/english.json of openai-whisper, or normalizer.json of a Whisper's folder"
+        raise InputError("--normalizer: is missing", way_out=way_out)
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     try:
