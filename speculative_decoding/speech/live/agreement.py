@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-
 LEFT_OUT = 4  # final words, none of which a hypothesis has
 
 
