@@ -48,6 +48,11 @@ class Agreement:
         self.num_final = 0
         self._keys: list[str] = []  # of the last hypothesis
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the last hypothesis has fewer words than are final."""
+        return not self.pending and self.num_final < len(self.final)
+
     def add(self, words: Sequence[HeardWord]) -> list[HeardWord]:
         """Replace the hypothesis by the next one, and return the words that become final."""
         final, self._keys = keys_of(self.final), keys_of(words)

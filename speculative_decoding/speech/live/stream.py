@@ -72,6 +72,8 @@ class LiveStream:
         self._is_settled = True  # whether a hypothesis has heard the silence after all speech so far
         self._is_loud = False
         self._agreement = Agreement()
+        self._heard = 0  # the last frame that the last hypothesis heard
+        self._written = 0  # the last frame that was heard when a hypothesis first wrote the last final word
         prompt = options.initial_prompt
         self._initial = [] if prompt is None else text.encode(" " + prompt.strip(), "initial_prompt")
         self._context: list[HeardWord] = []  # final words before the window
@@ -122,6 +124,8 @@ class LiveStream:
         if has_no_speech(decoded, self.options):
             self.last = self.last.without_text()
         final = self._agreement.add(self.last.words)
+        self._written = self._heard if final else self._written
+        self._heard = window.seek + window.size
         self._is_settled = not (self._is_loud or self._agreement.pending)
         if self._recording.is_all_heard:
             return self._update([*final, *self._agreement.finish()], stats, is_last=True)
@@ -145,18 +149,25 @@ class LiveStream:
         """Cut a window after a final segment, if it is long, or if the hypothesis stops long before its end.
 
         After a cut, the window has the usual length if possible, because speech is heard better in its context. But
-        what a hypothesis leaves out is heard only at the start of a window.
+        what a hypothesis leaves out is heard only at the start of a window, and without a prompt: otherwise the model
+        would rather repeat the prompt. Often it writes the end of the window as the end of the last segment; so a cut
+        is never after what a hypothesis had heard when it first wrote the last final word.
         """
         assert self.last is not None
         ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
-        if not ends:
-            return
-        end = window.seek + window.size
-        stops_early = ends[-1].num_words == len(self.last.words) and end - ends[-1].frame >= LEFT_OUT_FRAMES
-        if stops_early:
-            self._cut(*ends[-1])
-        elif window.size > self._usual:
-            self._cut(*next((each for each in ends if end - each.frame <= self._usual), ends[-1]))
+        is_closed = bool(ends) and ends[-1].num_words == len(self.last.words)
+        if is_closed and self._agreement.leaves_out:
+            ends.pop()
+            is_closed = False
+        written = min(self._written, ends[-1].frame) if is_closed else self._written
+        if self.last.words and not self._agreement.pending and self._heard - written >= LEFT_OUT_FRAMES:
+            num_words, num_tokens = ends[-1][:2] if is_closed else (None, None)
+            self._cut(num_words, num_tokens, written)
+            self._context = []
+        elif ends and window.size > self._usual:
+            usual = (each for each in ends if self._heard - each.frame <= self._usual)
+            num_words, num_tokens, frame = next(usual, ends[-1])
+            self._cut(num_words, num_tokens, min(frame, self._written))
 
     def _cut_by_force(self, window: Window) -> list[HeardWord]:
         """Make the window final up to its last segment, or all of it, and cut it there. Returns what becomes final."""
@@ -167,7 +178,9 @@ class LiveStream:
             self._cut(*ends[-1])
         else:
             size = window.size if self.last.words else window.size - KEPT_FRAMES  # speech may begin at the end
-            self._cut(None, None, window.seek + size)
+            is_unheard = not final and self._written > window.seek + self._longest // 2
+            self._cut(None, None, self._written if is_unheard else window.seek + size)
+            self._context = []
         return final
 
     def _cut(self, num_words: int | None, num_tokens: int | None, frame: int) -> None:

@@ -130,6 +130,31 @@ def test_a_window_starts_where_the_last_final_segment_ends() -> None:
     assert set(starts) <= ends and starts == sorted(starts) and len(set(starts)) > 2
 
 
+@pytest.mark.parametrize("num_words", [20, 4])
+def test_what_a_hypothesis_leaves_out_is_heard_again_without_a_prompt(num_words: int) -> None:
+    """Also if it writes that its last segment ends where the window ends."""
+
+    class LeavingOut(Recogniser):
+        def __call__(self, window: Window) -> DecodedWindow:
+            if window.seek or window.size <= 1000:
+                return super().__call__(window)
+            return Recogniser(
+                [*words[: num_words - 1], words[num_words - 1]._replace(end=window.size, ends_segment=True)]
+            )(window)
+
+    words = spoken(30, 1000)
+    stream = LiveStream(TEXT, TranscriptionOptions(), GenerationOptions(), [6], 1.0, "en")
+    found = ""
+    for second in range(30):
+        stream.append(noise(1, 1.0))
+        if second == 29:
+            stream.finish()
+        window = stream.next_window()
+        assert window is not None and not stream.attempt(window, 223).previous
+        found += stream.add(window, LeavingOut(words)(window), [True] * 1000, GenerationStats()).final
+    assert found == "".join(word.text for word in words)
+
+
 def test_silence_is_not_decoded() -> None:
     """After speech, two hypotheses hear silence at most: the last words become final, and nothing more is decoded."""
     sound = np.zeros(16_000 * 40, np.float32)
