@@ -11,7 +11,7 @@ from operator import attrgetter
 from ..cli.common import printing, say
 from ..cli.progress import ShowProgress, progress
 from ..decoding.results import GenerationStats
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..rows import in_order
 from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
@@ -102,7 +102,7 @@ class Output:
                     content = {"error": str(last.error)} if last.result is None else last.result.as_dict()
                     write(self._separator(index, "[", ", ") + json.dumps(content) + "\n")
                 else:
-                    write(self._separator(index, "", "\n", f"==> {self.report.names[index]} <==\n"))
+                    write(self._separator(index, "", "\n", f"==> {one_line(self.report.names[index])} <==\n"))
                     segments = chain.from_iterable(event.segments for event in own)
                     for text in STREAMED[self.format](segments, self.subtitles):
                         write(text)

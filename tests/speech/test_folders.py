@@ -133,6 +133,7 @@ def test_damage_of_a_ledger_costs_only_its_lines(tmp_path: Path) -> None:
         first + second[:30] + b"\n" + third: "02",
         first + b"[" * 100_000 + b"\n" + third: "02",
         first + second.replace(b'"version": 1', b'"version": 9') + third: "02",
+        first + second.replace(b'"size": 5', b'"size": 1e999') + third: "02",
         first + b"\xff\n{}\nnull\n" + second + bytes(50): "01",
         first[:5]: "",
         bytes(9): "",
