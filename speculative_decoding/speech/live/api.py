@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...errors import InputError
 from ..api import mel_bins
-from ..audio_file import Samples
 from ..keywords import TranscriptionKeywords, shows_transcription_options, split_names, split_options
 from ..scheduler import language_code
 from .arriving import Arriving, Chunk, samples_of
