@@ -118,11 +118,13 @@ class OpenFolder:
         self._place = place
         self._ledger = ledger
         self._settings = settings  # by format
-        self._paths = {self._source(each).path for each in place.recordings}
+        self._folder = os.path.realpath(place.folder)
+        self._sources = {each: self._source(each) for each in place.recordings}
+        self._paths = {source.path for source in self._sources.values()}
 
     def add(self, recording: str, outputs: Mapping[str, str], force: bool) -> None:
         """Find out what is missing of a recording. Raises `InputError` if a missing output must not be written."""
-        source = self._source(recording)
+        source = self._sources[recording]
         missing = {
             format: name
             for format, name in outputs.items()
@@ -154,8 +156,7 @@ class OpenFolder:
         self._ledger.finish(one.source, written)
 
     def _source(self, recording: str) -> Source:
-        folder = os.path.realpath(self._place.folder)
-        path = os.path.relpath(place(recording), folder)
+        path = os.path.relpath(place(recording), self._folder)
         try:
             status = os.stat(recording)
         except OSError:  # reading it fails too, and says why
