@@ -161,7 +161,7 @@ def parse_record(line: bytes) -> tuple[int, str, DecodedPiece] | None:
     fields = parse_line(line)
     try:
         return int(fields["piece"]), str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

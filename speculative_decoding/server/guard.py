@@ -101,7 +101,7 @@ class Guard:
             name = one_line(hosts[0])[:80] if hosts else ""
             raise ServerError(403, f"host {name!r} is not allowed; add --allow-host", code="wrong_host")
         for origin in headers.getlist("origin"):
-            if urlsplit(origin).netloc.lower() != hosts[0].lower():
+            if host_of(origin) != hosts[0].lower():
                 raise ServerError(403, "pages of other origins may not use this server", code="wrong_origin")
         is_token_in_body = scope["path"] in TOKEN_IN_BODY and "authorization" not in headers
         if scope["path"] not in PUBLIC and not (is_token_in_body and scope["type"] == "http"):
@@ -116,6 +116,14 @@ class Guard:
             return name in self._hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
+
+
+def host_of(origin: str) -> str:
+    """Return the host of an origin, perhaps with a port, in lower case; an empty string for anything else."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # such as brackets without an IPv6 address
+        return ""
 
 
 def token_in_subprotocols(scope: Scope) -> str:

@@ -136,7 +136,7 @@ def parse_record(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
             name: Written(str(each["settings"]), str(each["sha256"])) for name, each in fields["outputs"].items()
         }
         return (source, outputs, str(fields["status"])) if fields["version"] == VERSION else None
-    except (AttributeError, KeyError, TypeError, ValueError):  # of all kinds of damage; `InputError` is a ValueError
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):  # `InputError` is a ValueError
         return None
 
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from ..cli.common import printing, say
 from ..cli.progress import ShowProgress, progress
 from ..decoding.results import GenerationStats
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..rows import in_order
 from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
@@ -42,13 +42,15 @@ class Report:
     def watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
         """Show the progress of all recordings. The total is known when all have been opened."""
         positions: dict[int, float] = {}
-        complete = 0
+        complete, done, seconds = 0, 0.0, 0.0  # sums would take long, because there may be many recordings
         for event in events:
+            done += event.position - positions.get(event.number, 0.0)
+            seconds += event.seconds - self.durations.get(event.number, 0.0)
             positions[event.number], self.durations[event.number] = event.position, event.seconds
             complete += event.is_last
-            done, count = sum(positions.values()), len(self.names)
-            total = self.seconds if len(positions) == count else None
-            text = f"{duration(done)} of {duration(self.seconds)}"
+            count = len(self.names)
+            total = seconds if len(positions) == count else None
+            text = f"{duration(done)} of {duration(seconds)}"
             show(done, total, text if count == 1 else f"{text}, {complete} of {count} recordings")
             yield event
 
@@ -102,7 +104,7 @@ class Output:
                     content = {"error": str(last.error)} if last.result is None else last.result.as_dict()
                     write(self._separator(index, "[", ", ") + json.dumps(content) + "\n")
                 else:
-                    write(self._separator(index, "", "\n", f"==> {self.report.names[index]} <==\n"))
+                    write(self._separator(index, "", "\n", f"==> {one_line(self.report.names[index])} <==\n"))
                     segments = chain.from_iterable(event.segments for event in own)
                     for text in STREAMED[self.format](segments, self.subtitles):
                         write(text)

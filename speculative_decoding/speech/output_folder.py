@@ -69,7 +69,8 @@ class OutputFolder:
             raise InputError(f"{existing} is not writable", "output_dir", "name another folder")
         used = {folded(str(place(each))) for each in (*self.recordings, *others)}
         folder = place(self.folder / "any").parent
-        for path in (folder / name for outputs in self.outputs for name in outputs.values()):
+        names = [LEDGER, *(name for outputs in self.outputs for name in outputs.values())]
+        for path in (folder / name for name in names):
             if folded(str(path)) in used:
                 raise InputError(f"{path} is already used", "output_dir", "name another folder")
             if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
@@ -117,11 +118,13 @@ class OpenFolder:
         self._place = place
         self._ledger = ledger
         self._settings = settings  # by format
-        self._paths = {self._source(each).path for each in place.recordings}
+        self._folder = os.path.realpath(place.folder)
+        self._sources = {each: self._source(each) for each in place.recordings}
+        self._paths = {source.path for source in self._sources.values()}
 
     def add(self, recording: str, outputs: Mapping[str, str], force: bool) -> None:
         """Find out what is missing of a recording. Raises `InputError` if a missing output must not be written."""
-        source = self._source(recording)
+        source = self._sources[recording]
         missing = {
             format: name
             for format, name in outputs.items()
@@ -153,8 +156,7 @@ class OpenFolder:
         self._ledger.finish(one.source, written)
 
     def _source(self, recording: str) -> Source:
-        folder = os.path.realpath(self._place.folder)
-        path = os.path.relpath(place(recording), folder)
+        path = os.path.relpath(place(recording), self._folder)
         try:
             status = os.stat(recording)
         except OSError:  # reading it fails too, and says why
@@ -168,9 +170,9 @@ class OpenFolder:
             raise InputError(f"{path.parent} is not a folder", "output_dir", "move it")
         if not os.path.lexists(path):
             return
-        way_out = ("move it, name another ", Name("output_dir"))
         if not path.is_file():
-            raise InputError(f"{path} is not a regular file", "output_dir", way_out[0])
+            problem = f"{path} is not a regular file"
+            raise InputError(problem, "output_dir", ("move it, or name another ", Name("output_dir")))
         if force:
             return
         with path.open("rb") as file:
@@ -182,7 +184,8 @@ class OpenFolder:
             problem = f"{path} is the transcript of {os.path.normpath(self._place.folder / other)}"
         else:
             return
-        raise InputError(problem, "output_dir", (*way_out, ", or replace it with ", Name("force")))
+        way_out = ("move it, name another ", Name("output_dir"), ", or replace it with ", Name("force"))
+        raise InputError(problem, "output_dir", way_out)
 
 
 def remove_leftovers(folder: Path) -> None:

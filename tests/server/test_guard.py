@@ -82,6 +82,7 @@ def test_other_hosts_are_refused(hosts: Sequence[str]) -> None:
         (["http://Texts.Example"], 200),
         (["null"], 403),
         (["https://texts.example.evil.example"], 403),
+        (["http://["], 403),
         (["https://texts.example:8443"], 403),
         (["https://texts.example", "https://evil.example"], 403),
     ],

@@ -52,8 +52,8 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    report, out, err = printed("abc", events, "txt", capsys)
-    assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
+    report, out, err = printed(["a", "b", "c\x1b[2J"], events, "txt", capsys)
+    assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c\\x1b[2J <==\n2a\n2b\n"  # no control characters
     assert "a: detected language: de" in err and "b: detected language: en" in err
     assert (report.seconds, report.stats.target_calls, report.has_errors) == (6, 30, False)
     assert [each["text"] for each in json.loads(printed("abc", events, "json", capsys)[1])] == [

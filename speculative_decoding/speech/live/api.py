@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...errors import InputError
 from ..api import mel_bins
-from ..audio_file import Samples
 from ..keywords import TranscriptionKeywords, shows_transcription_options, split_names, split_options
 from ..scheduler import language_code
 from .arriving import Arriving, Chunk, samples_of
@@ -49,16 +48,16 @@ def transcribe_live(
     scheduler = live_scheduler(session, options, 1)
     stream = scheduler.open(every=every)
     scheduler.start(stream)
-    if isinstance(chunks, Arriving):
-        return updates(scheduler, stream, chunks)
-    return updates(scheduler, stream, Arriving(chunks) if reads_ahead else samples_of(chunks))
+    return updates(scheduler, stream, chunks, reads_ahead)
 
 
 def updates(
-    scheduler: LiveScheduler, stream: LiveStream, samples: Arriving | Generator[Samples]
+    scheduler: LiveScheduler, stream: LiveStream, chunks: Iterable[Chunk] | Arriving, reads_ahead: bool
 ) -> Iterator[LiveUpdate]:
-    """Yield the updates of a single stream."""
-    with closing(samples):
+    """Yield the updates of a single stream. Nothing is read before the first one is wanted."""
+    if reads_ahead and not isinstance(chunks, Arriving):
+        chunks = Arriving(chunks)
+    with closing(chunks if isinstance(chunks, Arriving) else samples_of(chunks)) as samples:
         for some in samples:
             stream.append(some)
             yield from decoded(scheduler)
@@ -92,7 +91,7 @@ def live_scheduler(session: Session, options: Mapping[str, Any], slots: int) -> 
     language_code(session.model.audio, own_options)
     decoding = session.options_with(given)
     if decoding.num_beams > 1:
-        raise InputError("must be 1 for live speech", "num_beams", "leave it out")
+        raise InputError("must be 1 for live speech", "num_beams", "set it to 1")
     assert session.model.audio is not None
     return LiveScheduler(
         session.model,

@@ -59,7 +59,7 @@ class Arriving:
         self._can_wait = can_wait
         self._kept = np.empty(MAX_KEPT, np.float32)  # the first `_size` samples
         self._size = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._has_ended = False
         self._is_closed = False
         self._changed = Condition()
@@ -94,7 +94,7 @@ class Arriving:
             for samples in samples_of(chunks):
                 if not self._keep(samples):
                     break
-        except Exception as found:
+        except BaseException as found:  # such as SystemExit, which would end only this thread
             error = found
         with self._changed:
             self._error = error

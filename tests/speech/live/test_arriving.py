@@ -26,9 +26,9 @@ class Source:
     def __init__(self) -> None:
         self.asked: SimpleQueue[None] = SimpleQueue()
         self.has_stopped = Event()
-        self._sent: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
+        self._sent: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
 
-    def send(self, *chunks: Chunk | Exception | None) -> None:
+    def send(self, *chunks: Chunk | BaseException | None) -> None:
         """Send chunks, each after the last one has been read. None ends the source."""
         for chunk in chunks:
             self.asked.get(timeout=60)
@@ -46,7 +46,7 @@ class Source:
                 chunk = self._sent.get(timeout=60)
                 if chunk is None:
                     return
-                if isinstance(chunk, Exception):
+                if isinstance(chunk, BaseException):
                     raise chunk
                 yield chunk
         finally:
@@ -103,8 +103,8 @@ def test_what_arrives_meanwhile_is_joined() -> None:
     assert [*arriving] == []
 
 
-@pytest.mark.parametrize("error", [InputError("broken"), KeyError("planted")])
-def test_an_error_of_the_source_is_raised_after_the_sound_before_it(error: Exception) -> None:
+@pytest.mark.parametrize("error", [InputError("broken"), KeyError("planted"), SystemExit(3)])
+def test_an_error_of_the_source_is_raised_after_the_sound_before_it(error: BaseException) -> None:
     source = Source()
     arriving = Arriving(source)
     source.send(block(0.1), error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -143,6 +144,21 @@ def test_options_without_effect_are_refused_before_anything_is_heard(options: di
 
     with pytest.raises(InputError, match=message):
         Session(MODEL, Letters()).transcribe_live(never(), **options)
+
+
+def test_nothing_is_read_before_the_first_update_is_wanted() -> None:
+    """So that no thread reads on for updates that are never used."""
+    wanted = threading.Event()
+
+    def source() -> Iterator[NDArray[np.float32]]:
+        assert wanted.wait(60)
+        yield from chunks(2)
+
+    threads = threading.active_count()
+    updates = Session(MODEL, Letters()).transcribe_live(source(), every=STEP, **OPTIONS)
+    assert threading.active_count() == threads
+    wanted.set()
+    assert next(updates).seconds > 0
 
 
 def test_a_text_model_is_refused() -> None:
