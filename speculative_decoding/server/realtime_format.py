@@ -25,7 +25,7 @@ BYTES_PER_SAMPLE = 2
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 INPUT = "session.audio.input"
 TRANSCRIPTION = f"{INPUT}.transcription"
-FIELDS = {  # of the events that a client may send, beside `type` and `event_id`
+FIELDS = {  # of each event that a client may send, in addition to `type` and `event_id`
     "session.update": ("session",),
     "input_audio_buffer.append": ("audio",),
     "input_audio_buffer.commit": (),

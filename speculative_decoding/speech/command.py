@@ -219,7 +219,7 @@ class Run:
     shows_language: bool
 
     def text_settings(self) -> dict[str, Any]:
-        """Return everything that a transcript depends on, besides its recording.
+        """Return everything that a transcript depends on except its recording.
 
         Defaults are left out, so that options of later versions change no settings; and so are drafts, unless the
         acceptance rule lets them change the text.
