@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -148,11 +148,7 @@ def updated(settings: Settings, session: Any, names: ModelNames, audio: AudioCon
     require_value(f"{INPUT}.format.rate", form.get("rate", RATE), RATE, "resample the audio")
     known = ("model", "language", "prompt", "delay", "keywords", "languages")
     chosen = object_fields(TRANSCRIPTION, own.get("transcription"), known)
-    for path, given in ((INPUT, own), (TRANSCRIPTION, chosen)):
-        for name in given:
-            if (reason := UNSUPPORTED.get(f"{path}.{name}")) is not None:
-                message = f"{path}.{name}: is not supported: {reason}"
-                raise ServerError(400, message, f"{path}.{name}", "unsupported_value")
+    require_supported([f"{INPUT}.{name}" for name in own] + [f"{TRANSCRIPTION}.{name}" for name in chosen])
     names.require(chosen.get("model", names.id), f"{TRANSCRIPTION}.model")
     try:
         language, prompt = (
@@ -175,6 +171,13 @@ def object_fields(path: str, value: Any, known: Sequence[str]) -> dict[str, Any]
         raise ServerError(400, f"{path}: must be an object, not {short_repr(value)}", path, "invalid_value")
     require_known(value, known, f"{path}.")
     return {name: each for name, each in value.items() if each is not None}
+
+
+def require_supported(paths: Iterable[str]) -> None:
+    """Raise `ServerError` for a field of the API that this server does not have."""
+    for path in paths:
+        if (reason := UNSUPPORTED.get(path)) is not None:
+            raise ServerError(400, f"{path}: is not supported: {reason}", path, "unsupported_value")
 
 
 def require_value(path: str, value: Any, expected: Any, way_out: str) -> None:

@@ -100,15 +100,15 @@ def text_of(found: Sequence[tuple[LiveUpdate, Window | None]]) -> str:
 @pytest.mark.parametrize("per_segment", [1, 7, 30, 1000])
 def test_the_final_text_is_what_is_said(per_segment: int, step: float, misheard: bool) -> None:
     """Also if segments are longer than a window, and if more arrives at once than a window can hear."""
-    words = spoken(75, per_segment)
-    found = [*updates(Recogniser(words, misheard), 75, step=step)]
+    words = spoken(60, per_segment)
+    found = [*updates(Recogniser(words, misheard), 60, step=step)]
     expected = "".join(word.text for word in words)
     if per_segment == 1000:  # a window that is cut by force ends within a word, which is heard in two parts
         assert len(text_of(found).split()) == pytest.approx(len(words), abs=2)
     else:
         assert text_of(found) == expected
     assert [update.is_last for update, _ in found] == [False] * (len(found) - 1) + [True]
-    assert found[-1][0].pending == "" and found[-1][0].seconds == 75
+    assert found[-1][0].pending == "" and found[-1][0].seconds == 60
     assert max(window.size for _, window in found if window is not None) <= 2800
 
 
