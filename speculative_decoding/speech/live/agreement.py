@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+LEFT_OUT = 4  # final words, none of which a hypothesis has
+
 
 class HeardWord(NamedTuple):
     """A word of a hypothesis.
@@ -48,8 +50,10 @@ class Agreement:
 
     def add(self, words: Sequence[HeardWord]) -> list[HeardWord]:
         """Replace the hypothesis by the next one, and return the words that become final."""
-        self._keys = keys_of(words)
-        self.num_final = most_similar_prefix(keys_of(self.final), self._keys)
+        final, self._keys = keys_of(self.final), keys_of(words)
+        self.num_final = most_similar_prefix(final, self._keys)
+        if len(final) >= LEFT_OUT and not {*final} & {*self._keys[: self.num_final]}:
+            self.num_final = 0  # the hypothesis has left out what is final, rather than corrected every word
         rest = [*words[self.num_final :]]
         pairs = zip(keys_of(self.pending), keys_of(rest), strict=False)
         num_equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])

@@ -78,6 +78,12 @@ def test_the_most_similar_prefix_has_the_smallest_edit_distance(wanted: list[str
         (["straße", "STRASSE it"], " STRASSE", " it"),
         (["a b", "", "a b c"], "", " a b c"),
         (["a b. c d.", "a b. c d. e", "a b.", "a b. c d. e f", "a b. c d. e f"], " a b. c d. e f", ""),  # it forgot
+        (
+            ["a b c d", "a b c d", "e f g h i", "e f g h i j"],
+            " a b c d e f g h i",
+            " j",
+        ),  # it left out all that is final
+        (["a b", "a b", "x y c", "x y c"], " a b c", ""),  # it corrected both words
     ],
 )
 def test_final_text_is_neither_changed_nor_repeated(hypotheses: list[str], final: str, pending: str) -> None:
