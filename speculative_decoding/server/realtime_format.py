@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import short_repr, validate
@@ -67,17 +66,6 @@ class Settings:
             "turn_detection": None,
         }
         return {"type": "transcription", "audio": {"input": own}, "include": [], "hypotheses": self.hypotheses}
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Parse an event. Raises `ServerError`."""
-    try:
-        fields = parse_json_object(text)
-    except InputError as error:
-        raise ServerError(400, f"invalid event: {error}", code="invalid_json") from None
-    if not is_json_value(fields):
-        raise ServerError(400, "invalid event: a lone surrogate, NaN or Infinity is not JSON", code="invalid_json")
-    return fields
 
 
 def parse_event_id(fields: Mapping[str, Any]) -> str | None:
