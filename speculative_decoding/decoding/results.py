@@ -45,6 +45,11 @@ class Round:
         return len(self.proposed)
 
     @property
+    def from_draft(self) -> list[bool]:
+        """Whether each token is an accepted draft token."""
+        return [i < self.accepted for i in range(len(self.tokens))]
+
+    @property
     def rejected(self) -> list[int]:
         """The draft tokens that were not accepted."""
         return self.proposed[self.accepted :]

@@ -53,14 +53,22 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
             form = parse_qs(text, errors="strict")
             fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
         else:
-            fields = parse_json_object(text) if text.strip() else {}
-    except InputError as error:
-        raise ServerError(400, f"invalid body: {error}", code="invalid_json") from None
+            fields = parse_object(text, "body") if text.strip() else {}
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
-    if not is_json_value(fields):
-        raise ServerError(400, "invalid body: a lone surrogate, NaN or Infinity is not JSON", code="invalid_json")
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def parse_object(text: str, subject: str) -> dict[str, Any]:
+    """Parse a JSON object from a client. Raises `ServerError`. subject: what it is, for messages."""
+    try:
+        fields = parse_json_object(text)
+    except InputError as error:
+        raise ServerError(400, f"invalid {subject}: {error}", code="invalid_json") from None
+    if not is_json_value(fields):
+        message = f"invalid {subject}: a lone surrogate, NaN or Infinity is not JSON"
+        raise ServerError(400, message, code="invalid_json")
+    return fields
 
 
 async def read_body(

@@ -1,4 +1,4 @@
-"""Live speech of clients: how the decoding thread transcribes it, beside recordings."""
+"""Live speech of clients: how the decoding thread transcribes it alongside recordings."""
 
 from __future__ import annotations
 

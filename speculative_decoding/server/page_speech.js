@@ -124,7 +124,7 @@ function dropFile(event) {
   byId("form").requestSubmit();
 }
 
-// Everywhere, because a browser leaves the page to open a file that is dropped beside the form.
+// Everywhere, because a browser leaves the page to open a file that is dropped outside the form.
 function hasFiles(event) {
   const isFile = event.dataTransfer.types.includes("Files");
   if (isFile) event.preventDefault();

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import short_repr, validate
@@ -25,7 +24,7 @@ BYTES_PER_SAMPLE = 2
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 INPUT = "session.audio.input"
 TRANSCRIPTION = f"{INPUT}.transcription"
-FIELDS = {  # of the events that a client may send, beside `type` and `event_id`
+FIELDS = {  # of each event that a client may send, in addition to `type` and `event_id`
     "session.update": ("session",),
     "input_audio_buffer.append": ("audio",),
     "input_audio_buffer.commit": (),
@@ -67,17 +66,6 @@ class Settings:
             "turn_detection": None,
         }
         return {"type": "transcription", "audio": {"input": own}, "include": [], "hypotheses": self.hypotheses}
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Parse an event. Raises `ServerError`."""
-    try:
-        fields = parse_json_object(text)
-    except InputError as error:
-        raise ServerError(400, f"invalid event: {error}", code="invalid_json") from None
-    if not is_json_value(fields):
-        raise ServerError(400, "invalid event: a lone surrogate, NaN or Infinity is not JSON", code="invalid_json")
-    return fields
 
 
 def parse_event_id(fields: Mapping[str, Any]) -> str | None:
@@ -148,11 +136,7 @@ def updated(settings: Settings, session: Any, names: ModelNames, audio: AudioCon
     require_value(f"{INPUT}.format.rate", form.get("rate", RATE), RATE, "resample the audio")
     known = ("model", "language", "prompt", "delay", "keywords", "languages")
     chosen = object_fields(TRANSCRIPTION, own.get("transcription"), known)
-    for path, given in ((INPUT, own), (TRANSCRIPTION, chosen)):
-        for name in given:
-            if (reason := UNSUPPORTED.get(f"{path}.{name}")) is not None:
-                message = f"{path}.{name}: is not supported: {reason}"
-                raise ServerError(400, message, f"{path}.{name}", "unsupported_value")
+    require_supported([f"{INPUT}.{name}" for name in own] + [f"{TRANSCRIPTION}.{name}" for name in chosen])
     names.require(chosen.get("model", names.id), f"{TRANSCRIPTION}.model")
     try:
         language, prompt = (
@@ -175,6 +159,13 @@ def object_fields(path: str, value: Any, known: Sequence[str]) -> dict[str, Any]
         raise ServerError(400, f"{path}: must be an object, not {short_repr(value)}", path, "invalid_value")
     require_known(value, known, f"{path}.")
     return {name: each for name, each in value.items() if each is not None}
+
+
+def require_supported(paths: Iterable[str]) -> None:
+    """Raise `ServerError` for a field of the API that this server does not have."""
+    for path in paths:
+        if (reason := UNSUPPORTED.get(path)) is not None:
+            raise ServerError(400, f"{path}: is not supported: {reason}", path, "unsupported_value")
 
 
 def require_value(path: str, value: Any, expected: Any, way_out: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..models.whisper_tokens import AudioConfig
 from ..speech.live.update import LiveUpdate, Piece
+from .bodies import parse_object
 from .errors import ServerError
 from .limits import Limits
 from .model_names import ModelNames
@@ -18,7 +19,6 @@ from .realtime_format import (
     Settings,
     parse_audio,
     parse_event_id,
-    parse_json,
     parse_type,
     updated,
 )
@@ -95,7 +95,7 @@ class RealtimeSession:
         """Handle an event of the client. It is answered with an error event if it cannot be used."""
         event_id = None
         try:
-            fields = parse_json(text)
+            fields = parse_object(text, "event")
             event_id = parse_event_id(fields)
             match parse_type(fields):
                 case "session.update":

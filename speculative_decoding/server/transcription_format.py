@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -21,7 +20,7 @@ from ..sampling.options import option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Value
 from ..speech.formats import write
 from ..speech.keywords import split_options
-from ..speech.live.update import Piece
+from ..speech.live.update import Piece, merge_pieces
 from ..speech.options import TranscriptionOptions, transcription_specs
 from ..speech.scheduler import TranscriptionEvent, language_code
 from ..speech.segments import Segment
@@ -218,7 +217,7 @@ def delta_event(
 
 
 def pieces_of(segments: Sequence[Segment], text_tokens: SpeechText) -> list[Piece]:
-    """Return the longest parts of the text of segments that are drafted, or not. Joined, they are the text."""
+    """Return the text of segments, divided where it changes between accepted drafts and other text."""
     parts: list[Piece] = []
     for segment in segments:
         pairs = zip(segment.tokens, segment.from_draft, strict=True)
@@ -226,7 +225,7 @@ def pieces_of(segments: Sequence[Segment], text_tokens: SpeechText) -> list[Piec
         drafts = (drafted for _, drafted in shown)
         for text, own in text_tokens.characters([token for token, _ in shown]):
             parts.append(Piece(text, all([*islice(drafts, len(own))])))
-    return [Piece("".join(part.text for part in run), drafted) for drafted, run in groupby(parts, itemgetter(1))]
+    return merge_pieces(parts)
 
 
 def done_events(item: ClientRecording, rounds: bool) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..errors import InputError, note
 from ..sampling.options import short_repr
 
 if TYPE_CHECKING:
-    from av import AudioFrame
+    from av import AudioFrame, AudioResampler
     from av.container import InputContainer
 
 SAMPLE_RATE = 16000
@@ -263,14 +263,19 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
             for frame in chain(decoded_frames(container, name), [None]):
                 before, setup = setup, frame and setup_of(frame)
                 if before not in (None, setup):  # the format changes, or the stream ends
-                    yield from (each.to_ndarray()[0] for each in resampler.resample(None) if each is not None)
+                    yield from resampled(resampler, None)
                     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
                 if frame is not None:
-                    yield from (each.to_ndarray()[0] for each in resampler.resample(frame))
+                    yield from resampled(resampler, frame)
     except InputError:
         raise
     except (OSError, ValueError, av.FFmpegError) as error:
         raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
+
+
+def resampled(resampler: AudioResampler, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
+    """Yield the samples that are complete, (N,). frame: the next one; None yields the rest."""
+    yield from (each.to_ndarray()[0] for each in resampler.resample(frame) if each is not None)
 
 
 @cache

@@ -148,13 +148,14 @@ def transcribe(chosen: argparse.Namespace) -> int:
     if subtitles.first_given is not None:
         options["word_timestamps"] = True
     slots = slots_for(flags, names, "slots" in given)
-    recordings, folder = [], None
+    recordings: list[AudioSource] = []
+    folder = None
     if flags.output_dir is None:
-        recordings = [open_recording(name) for name in names]
-        if errors := begin_to_read(recordings):
-            raise (
-                errors[0] if len(errors) == 1 else InputError(f"none of the files can be read ({errors[-1]})", "audio")
-            )
+        recordings, errors = open_recordings(names)
+        if len(errors) > 1:
+            raise InputError(f"none of the files can be read ({errors[-1]})", "audio")
+        if errors:
+            raise errors[0]
     else:
         folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
         folder.check(files_of(given))
@@ -219,7 +220,7 @@ class Run:
     shows_language: bool
 
     def text_settings(self) -> dict[str, Any]:
-        """Return everything that a transcript depends on, besides its recording.
+        """Return everything that a transcript depends on except its recording.
 
         Defaults are left out, so that options of later versions change no settings; and so are drafts, unless the
         acceptance rule lets them change the text.
@@ -243,8 +244,8 @@ class Run:
                 say(f"{finished} of {count} recordings are finished in {folder.folder}")
             names = [one.recording for one in unfinished]
             report = Report(names, self.shows_language)
-            recordings = [open_recording(name) for name in names]
-            if errors := begin_to_read(recordings):
+            recordings, errors = open_recordings(names)
+            if errors:
                 say("\n".join(f"error: {error}" for error in errors))
                 report.has_errors = True
             if not unfinished or errors:
@@ -339,8 +340,12 @@ def open_recording(name: str) -> AudioSource:
     return AudioBytes(sys.stdin.buffer.read(), "standard input")
 
 
-def begin_to_read(recordings: list[AudioSource]) -> list[InputError]:
-    """Read the first block of the first readable recording before models load. Returns the errors if all fail."""
+def open_recordings(names: Sequence[str]) -> tuple[list[AudioSource], list[InputError]]:
+    """Open recordings, and read the first block of the first readable one, so that errors come before models load.
+
+    Returns: the recordings, and if none is readable, the error of each.
+    """
+    recordings = [open_recording(name) for name in names]
     errors = []
     for number, recording in enumerate(recordings):
         try:
@@ -348,5 +353,5 @@ def begin_to_read(recordings: list[AudioSource]) -> list[InputError]:
         except InputError as error:
             errors.append(error)
         else:
-            return []
-    return errors
+            return recordings, []
+    return recordings, errors

@@ -73,8 +73,8 @@ def write(name: str, result: Transcription, options: SubtitleOptions = NO_OPTION
 def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]:
     """Yield the cues of subtitles: from the words if they were requested, else one for each segment.
 
-    Segments without text have an empty list of words in both cases, so the first other segment decides. If the first
-    segment is such a one and words were not requested, openai-whisper fails.
+    Segments without text have an empty list of words in both cases, so the first other segment decides. openai-whisper
+    fails if the first segment has no text and words were not requested.
     """
     waiting: Iterator[Segment] = dropwhile(lambda segment: segment.words == [], segments)
     first = next(waiting, None)

@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """An output of a run. settings: a hash of everything that its content depends on, besides the recording."""
+    """An output of a run. settings: a hash of everything that its content depends on except the recording."""
 
     settings: str
     sha256: str

@@ -161,6 +161,10 @@ class TranscriptionOptions:
         values = {each.name: getattr(self, f"vad_{each.name}") for each in fields(VoiceOptions)}
         return {name: value for name, value in values.items() if value is not None}
 
+    def output_language(self, language: str) -> str:
+        """Return the language of the text. language: of the speech."""
+        return "en" if self.task == "translate" else language
+
     @property
     def temperatures(self) -> Sequence[float]:
         return [self.temperature] if isinstance(self.temperature, float) else self.temperature

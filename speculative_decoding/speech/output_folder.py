@@ -81,7 +81,7 @@ class OutputFolder:
         """Create and lock the folder, and remove what a killed run has left.
 
         Args:
-            settings: Everything that a transcript depends on, besides its recording.
+            settings: Everything that a transcript depends on except its recording.
             force: Whether to write all outputs again, and to replace other files.
 
         Raises:
@@ -98,7 +98,7 @@ class OutputFolder:
             yield opened
 
     def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
-        """Return a hash of everything that an output of this format depends on, besides its recording."""
+        """Return a hash of everything that an output of this format depends on except its recording."""
         options = {}
         if format in SUBTITLES:  # defaults are left out, so that options of later versions change no hash
             changed = (each.name for each in fields(self.options) if getattr(self.options, each.name) != each.default)

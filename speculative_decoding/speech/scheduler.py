@@ -29,7 +29,7 @@ from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
 from .transcription import Attempt, Transcriber, Transcription, WindowSource
 from .voice import SpeechTimes
-from .window_requests import WindowRequests, language_probabilities
+from .window_requests import WindowRequests, detected_language
 
 KEPT_DRAFT_TEXTS = 4  # prepared draft texts that are kept for other recordings
 
@@ -214,7 +214,7 @@ class Scheduler:
         language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
-        output_language = "en" if options.task == "translate" else language
+        output_language = options.output_language(language)
         given = [self._transcript(text, output_language, task.speech) for text in task.decoding.draft_text]
         drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
         requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame, drafts)
@@ -233,7 +233,7 @@ class Scheduler:
             for event in engine.step():
                 request = event.request
                 one = self._decoding[request]
-                one.from_draft += [i < event.round.accepted for i in range(len(event.round.tokens))]
+                one.from_draft += event.round.from_draft
                 if request.finish_reason:
                     del self._decoding[request]
                     one.transcriber.stats.add(request.stats)
@@ -269,8 +269,7 @@ class Scheduler:
         """Return the language of the first 30 seconds, and their frames."""
         length = self.audio.window_frames
         opening = recording.window(0, length, length)
-        found = language_probabilities(self.model, self.audio, opening)
-        return max(found, key=found.__getitem__), opening
+        return detected_language(self.model, self.audio, opening), opening
 
     def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
         """Pass an output to a recording, and pause the recording before its next attempt."""

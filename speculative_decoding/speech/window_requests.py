@@ -144,6 +144,12 @@ class WindowRequests:
 
 
 @turn()
+def detected_language(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> str:
+    """Return the code of the most probable language of a window."""
+    found = language_probabilities(model, audio, frames)
+    return max(found, key=found.__getitem__)
+
+
 def language_probabilities(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> dict[str, float]:
     """Return the probability of each language as the token after startoftranscript. Runs one forward pass."""
     cache = model.make_cache(model.encode_rows([frames])[0])

@@ -31,13 +31,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="pip install play
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "translate English to German: This function removes the last element of an array."
 TOKEN = "correct-horse=battery/(100%)"  # with characters that a subprotocol of a socket must not have
-RECORDING = noise(0, 1.5)
+RECORDING = noise(0, 0.9)
 PITCH = 1000.0  # Hz
 NAMED = "speech.example"  # a name of the server that browsers do not trust
-VIEWS: list[dict[str, Any]] = [
-    {"viewport": {"width": 400, "height": 700}, "color_scheme": "dark"},
-    {"viewport": {"width": 1200, "height": 700}, "color_scheme": "light"},
-]
+PHONE: dict[str, Any] = {"viewport": {"width": 400, "height": 700}, "color_scheme": "dark"}
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
 
@@ -130,6 +127,7 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         shown(page, "problem", "server cannot be reached")
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_a_token(browser: Any) -> None:
     with serving(token=TOKEN) as server:
         page, _ = opened(browser, server, color_scheme="dark")
@@ -147,7 +145,9 @@ def wait(page: Any, condition: Callable[[], bool]) -> None:
 
 
 def require_fit(page: Any) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for width in (1200, 400):
+        page.set_viewport_size({"width": width, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def press(page: Any, *keys: str) -> str:
@@ -173,11 +173,10 @@ def drafted_letters() -> list[tuple[str, bool]]:
     ]
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=["narrow and dark", "wide"])
-def test_a_file_is_transcribed_by_keyboard_alone(browser: Any, speech: Serving, view: Any, tmp_path: Path) -> None:
+def test_a_file_is_transcribed_by_keyboard_alone(browser: Any, speech: Serving, tmp_path: Path) -> None:
     file = tmp_path / "talk.wav"
     file.write_bytes(wav(RECORDING))
-    page, messages = opened(browser, speech, **view)
+    page, messages = opened(browser, speech, **PHONE)
     choosers = list[Any]()
     page.on("filechooser", lambda chooser: choosers.append(chooser))
     assert press(page, "Tab") == "file"
@@ -186,7 +185,7 @@ def test_a_file_is_transcribed_by_keyboard_alone(browser: Any, speech: Serving, 
     wait(page, lambda: len(choosers) == 1)
     choosers[0].set_files(file)
     assert press(page, "Tab", "Enter") == "stop"
-    shown(page, "summary", "1.5 s of audio:")
+    shown(page, "summary", "0.9 s of audio:")
     assert press(page) == "transcribe"
     assert colors(page) == drafted_letters() and {drafted for _, drafted in colors(page)} == {False, True}
     assert press(page, "Tab") == "record"
@@ -207,16 +206,18 @@ def drop(page: Any, content: bytes) -> None:
         page.dispatch_event("h1", event, {"dataTransfer": transfer})
 
 
+@pytest.mark.slow
 def test_a_dropped_file_is_transcribed_or_refused_in_one_line(browser: Any, speech: Serving) -> None:
     page, _ = opened(browser, speech)
     drop(page, b"not audio at all")
     shown(page, "problem", "file: ")
     assert page.text_content("#summary") == page.text_content("#output") == ""
     drop(page, wav(RECORDING))
-    shown(page, "summary", "1.5 s of audio:")
+    shown(page, "summary", "0.9 s of audio:")
     assert colors(page) == drafted_letters() and page.text_content("#problem") == ""
 
 
+@pytest.mark.slow
 def test_escape_stops_a_transcription(browser: Any) -> None:
     with held(speech_session(), Limits(slots=1)) as (server, gated):
         page, _ = opened(browser, server)
@@ -245,10 +246,9 @@ def of_type(events: list[Any], end: str) -> list[Any]:
     return [event for event in events if event["type"].endswith(end)]
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=["narrow and dark", "wide"])
-def test_speech_is_recorded_by_keyboard_alone(browser: Any, view: Any) -> None:
+def test_speech_is_recorded_by_keyboard_alone(browser: Any) -> None:
     with serving(speech_session(), token=TOKEN) as server:
-        page, messages = opened(browser, server, permissions=["microphone"], **view)
+        page, messages = opened(browser, server, permissions=["microphone"], **PHONE)
         sent, received = realtime_events(page)
         assert press(page, "Tab", "Tab", "Tab") == "record"
         page.keyboard.press("Enter")
@@ -307,6 +307,7 @@ def test_text_that_may_change_is_replaced_and_errors_of_a_socket_are_shown(brows
     assert page.text_content("#summary") == "" and page.is_enabled("#record") and not messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "is_enabled", "element", "words"),
     [(NAMED, False, "record-hint", "over https, or at localhost"), ("127.0.0.1", True, "problem", "denied access")],

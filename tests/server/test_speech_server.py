@@ -51,7 +51,7 @@ FIRST: dict[str, Any] = {  # keep the first text of each window
     "no_speech_threshold": None,
     "logprob_threshold": None,
     "compression_ratio_threshold": None,
-    "sample_len": 16,
+    "sample_len": 12,
 }
 
 
@@ -388,16 +388,16 @@ def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> 
         gc.enable()
 
 
-@pytest.mark.parametrize(("too_many", "status"), [(0, 400), (1, 429)])
-def test_bodies_and_frames_in_memory_are_limited(server: Serving, too_many: int, status: int) -> None:
+def test_bodies_and_frames_in_memory_are_limited() -> None:
     """A form that fits the limit exactly is refused for its prompt. One byte more, and its frames do not fit."""
     small = Limits(max_audio=1 << 14, max_audio_seconds=0.2, max_body=1 << 20)
     frames = 22 * 6 * 4  # of 0.2 seconds
     room = MAX_UPLOADS * (small.max_audio + 20 * 6 * 4) - frames
     with serving(session(), small, model=MODEL) as other, other.client() as client:
         request = httpx.Request("POST", other.url, files={"file": file(3)}, data=form({"prompt": ""}))
-        padding = "a" * (room + too_many - len(request.read()))
-        refused = client.post(PATH, files={"file": file(3)}, data=form({"prompt": padding}))
-        assert refused.status_code == status, refused.text
-        eventually(lambda: uploaded(other) == other.service.admitted == 0)
+        for too_many, status in ((0, 400), (1, 429)):
+            padding = "a" * (room + too_many - len(request.read()))
+            refused = client.post(PATH, files={"file": file(3)}, data=form({"prompt": padding}))
+            assert refused.status_code == status, refused.text
+            eventually(lambda: uploaded(other) == other.service.admitted == 0)
         assert post(other, 3).status_code == 200

@@ -33,7 +33,7 @@ DRAFT = noisy_copy(MODEL)
 DRAFT.audio = MODEL.audio
 RECORDINGS = [
     0.1 * np.random.default_rng(i).normal(size=size).astype(np.float32)
-    for i, size in enumerate((48_000, 9_000, 30_000))
+    for i, size in enumerate((33_600, 9_000, 24_000))
 ]
 GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None}
 
@@ -134,11 +134,11 @@ def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int, temperatur
     """Chunks of 0.6 s, the window of this model."""
     options = GREEDY | {"drafter": "none", "word_timestamps": True, "condition_on_previous_text": False}
     options |= {"temperature": temperature, "logprob_threshold": -0.5}
-    clips = [each / 10 for start in range(0, 30, 6) for each in (start, start + 6)]
+    clips = [each / 10 for start in range(0, 24, 6) for each in (start, start + 6)]
     expected = session().transcribe(RECORDINGS[0], clip_timestamps=clips, **options)
     events = [*session().transcribe_chunks(RECORDINGS[0], slots=slots, **options)]
     result = events[-1].result
-    assert result is not None and len(expected.segments) >= 5
+    assert result is not None and len(expected.segments) >= 4
     assert [segment for event in events for segment in event.segments] == result.segments
     positions = [event.position for event in events]
     assert positions == sorted(positions) and positions[-1] == result.seconds == expected.seconds

@@ -157,7 +157,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with three recordings in the folder `in`."""
     for number, name in enumerate(("in/a.wav", "in/x/b.wav", "in/x/y/a.wav")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(wav(noise(number, 0.7)))
+        (tmp_path / name).write_bytes(wav(noise(number, 0.5)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -192,7 +192,7 @@ def test_the_files_are_those_of_openai_whisper_for_each_recording(
     talks: Path, transcribe: Command, model: Path
 ) -> None:
     status, out, said = transcribe(f"{ALL} --stats-json stats.json")
-    assert (status, out) == (0, "") and "0:02 of audio in " in said, said
+    assert (status, out) == (0, "") and "0:01 of audio in " in said, said
     session = load(model, dtype="float32", drafter="none")
     options = {"temperature": 0.0, "sample_len": 8, "no_speech_threshold": None, "language": "en"}
     results = {name: session.transcribe(f"in/{name}.wav", **options) for name in ("a", "x/b", "x/y/a")}
@@ -239,10 +239,10 @@ def test_only_what_is_missing_or_changed_is_transcribed(
     assert done(run) == ["a.txt"]
     Path("out/a.txt").write_text("edited")
     assert done("in -o out -f txt,srt") == ["a.srt", "b.srt", "x/y/a.srt"] and content("out")["a.txt"] == b"edited"
-    Path("in/x/b.wav").write_bytes(wav(noise(9, 1.7)))
+    Path("in/x/b.wav").write_bytes(wav(noise(9, 1.1)))
     before = content("out")["b.txt"]
     assert done("in -o out -f txt,srt") == ["b.srt", "b.txt"] and content("out")["b.txt"] != before
-    Path("in/x/c.wav").write_bytes(wav(noise(8, 0.7)))
+    Path("in/x/c.wav").write_bytes(wav(noise(8, 0.5)))
     assert done("in -o out -f txt -f srt") == ["c.srt", "c.txt"]
     wide = "in -o out -f txt,srt --word-timestamps"
     status, _, said = transcribe(wide)
@@ -250,7 +250,7 @@ def test_only_what_is_missing_or_changed_is_transcribed(
     Path("out/a.txt").unlink()
     assert len(done(wide)) == 8 and done(wide) == []
     assert len(done(f"{wide} --max-words-per-line 2")) == 4  # subtitles only
-    assert len(done(f"{wide} --force")) == 8
+    assert len(done(f"{run} --force")) == 4
 
 
 def test_bad_files_are_a_line_each_and_are_tried_again(talks: Path, transcribe: Command) -> None:
@@ -348,7 +348,7 @@ def test_every_state_of_a_killed_run_is_continued_with_the_same_bytes(
     expected = content("out")
     assert len(states.paths) >= 24 and any(".partial-" in name for path in states.paths for name in content(path))
     random.Random(5).shuffle(states.paths)
-    for path in states.paths[:6]:
+    for path in states.paths[:4]:
         status, _, said = transcribe(f"in -o {path} -f srt,json")
         assert status == 0 and content(path) == expected, said
 

@@ -33,9 +33,9 @@ CASES = json.loads(gzip.decompress(Path(os.environ.get("SPEECH_PARTS", GOLDENS /
 MODEL = speech_model()
 GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None, "language": "en", "drafter": "ngram"}
 SILENCE = np.zeros(76_800, np.float32)  # lengths are whole numbers of chunks and of frames, so that times are exact
-SPOKEN = [noise(0, 1.6), noise(1, 0.96)]
+SPOKEN = [noise(0, 0.96), noise(1, 0.64)]
 RECORDING = np.concatenate([SILENCE, SPOKEN[0], SILENCE, SPOKEN[1], SILENCE])
-PARTS = [(76_800 - 6400, 102_400 + 6400), (179_200 - 6400, 194_560 + 6400)]  # sound, and 0.4 seconds on both sides
+PARTS = [(76_800 - 6400, 92_160 + 6400), (168_960 - 6400, 179_200 + 6400)]  # sound, and 0.4 seconds on both sides
 KEPT = np.concatenate([RECORDING[start:end] for start, end in PARTS])
 TIMES = SpeechTimes([border for part in PARTS for border in part], len(RECORDING))
 
@@ -136,9 +136,13 @@ def chunked(samples: Samples, **options: Any) -> Transcription:
 
 
 @pytest.mark.usefixtures("loud")
-@pytest.mark.parametrize("run", [transcribe, chunked])
 @pytest.mark.parametrize(
-    "options", [{}, {"word_timestamps": True}, {"word_timestamps": True, "hallucination_silence_threshold": 0.1}]
+    ("run", "options"),
+    [
+        (transcribe, {}),
+        (transcribe, {"word_timestamps": True, "hallucination_silence_threshold": 0.1}),
+        (chunked, {"word_timestamps": True}),
+    ],
 )
 def test_a_transcript_is_that_of_the_kept_audio_with_the_times_of_the_recording(
     run: Callable[..., Transcription], options: dict[str, Any]
@@ -153,7 +157,7 @@ def test_a_transcript_is_that_of_the_kept_audio_with_the_times_of_the_recording(
         assert [word.start for word in own.words or ()] == pytest.approx(
             [word.start for word in placed.words or ()], abs=0.006
         )
-    assert found.segments[0].start >= 4.4 and found.segments[-1].start >= 10.8
+    assert found.segments[0].start >= 4.4 and found.segments[-1].start > 9.9
 
 
 @pytest.mark.usefixtures("loud")

@@ -93,6 +93,13 @@ def most_similar_prefix(wanted: Sequence[str], words: Sequence[str]) -> int:
     """
     if wanted == words[: len(wanted)]:
         return len(wanted)
+    distances = edit_distances(wanted, words)
+    smallest = min(distances)
+    return max(i for i, distance in enumerate(distances) if distance == smallest)
+
+
+def edit_distances(wanted: Sequence[str], words: Sequence[str]) -> list[int]:
+    """Return the edit distance from `wanted` to each prefix of `words`, beginning with the empty one."""
     distances = [*range(len(words) + 1)]
     for word in wanted:
         diagonal, distances[0] = distances[0], distances[0] + 1
@@ -100,5 +107,4 @@ def most_similar_prefix(wanted: Sequence[str], words: Sequence[str]) -> int:
             substituted = diagonal + (word != other)
             diagonal = distances[i]
             distances[i] = min(substituted, diagonal + 1, distances[i - 1] + 1)
-    smallest = min(distances)
-    return max(i for i, distance in enumerate(distances) if distance == smallest)
+    return distances

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..audio_file import INSTALL, SAMPLE_RATE, Samples, scaled
+from ..audio_file import INSTALL, SAMPLE_RATE, Samples, resampled, scaled
+
+if TYPE_CHECKING:
+    from av import AudioFrame
 
 BLOCK_SAMPLES = SAMPLE_RATE // 10  # as many are returned at a time, because arrays of a few samples take more memory
 
@@ -35,13 +37,11 @@ class Resampler:
 
         frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")
         frame.sample_rate = self._rate
-        return joined(self._resampler.resample(frame))
+        return self._resampled(frame)
 
     def finish(self) -> Samples:
         """Return the rest. Nothing may be appended after it."""
-        return joined(self._resampler.resample(None))
+        return self._resampled(None)
 
-
-def joined(frames: Iterable[Any]) -> Samples:
-    blocks = [np.empty(0, np.int16), *(frame.to_ndarray()[0] for frame in frames if frame is not None)]
-    return scaled(np.concatenate(blocks))
+    def _resampled(self, frame: AudioFrame | None) -> Samples:
+        return scaled(np.concatenate([np.empty(0, np.int16), *resampled(self._resampler, frame)]))

@@ -22,7 +22,7 @@ from ..options import TranscriptionOptions
 from ..scheduler import language_code
 from ..segments import Window
 from ..speech_text import SpeechText
-from ..window_requests import WindowRequests, language_probabilities
+from ..window_requests import WindowRequests, detected_language
 from .hypothesis import LastHypothesis
 from .stream import LiveStream
 from .update import LiveUpdate
@@ -99,7 +99,7 @@ class LiveScheduler:
     def start(self, stream: LiveStream) -> None:
         """Give a stream a slot. The caller sees to it that there is one."""
         language = stream.language or ""
-        output_language = "en" if stream.options.task == "translate" else language
+        output_language = stream.options.output_language(language)
         given = [
             RecordingDraft(GivenTranscript(text, self._text, output_language, self._model.pieces or {}))
             for text in stream.decoding.draft_text
@@ -142,8 +142,7 @@ class LiveScheduler:
         if window is None:
             return stream.end()
         if not stream.has_language:
-            found = language_probabilities(self._model, self._audio, window.audio)
-            stream.language = max(found, key=found.__getitem__)
+            stream.language = detected_language(self._model, self._audio, window.audio)
         assert stream.language is not None
         requests = replace(hearing.requests, language=stream.language, drafts=[*self._last(stream), *hearing.given])
         start = requests.decoder_prompt(stream.attempt(window, requests.max_positions // 2 - 1))
@@ -163,7 +162,7 @@ class LiveScheduler:
         updates = []
         for event in self._engine.step():
             stream, hearing = streams[event.request]
-            hearing.from_draft += [i < event.round.accepted for i in range(len(event.round.tokens))]
+            hearing.from_draft += event.round.from_draft
             if event.is_last:
                 updates.append((stream, self._update(stream, hearing, event.request)))
         return updates

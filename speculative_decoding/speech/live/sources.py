@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import InputError, Name
-from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason
+from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason, resampled
 from .arriving import Chunk
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
     except (OSError, ValueError, av.FFmpegError) as error:
         problem = f"{device!r} cannot be opened with {format} ({reason(error)})"
         raise InputError(problem, "live", (f"{way_out}, or pipe PCM to ", Name("live"), " -")) from error
-    return resampled(container, f"{format} device {device!r}")
+    return device_samples(container, f"{format} device {device!r}")
 
 
-def resampled(container: InputContainer, name: str) -> Iterator[Chunk]:
+def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
     """Yield the sound of a device, and b"" while there is none. Raises `InputError` if the device fails."""
     import av
 
@@ -148,8 +148,8 @@ def resampled(container: InputContainer, name: str) -> Iterator[Chunk]:
                 if frame is None:
                     yield b""
                 else:
-                    yield from (each.to_ndarray()[0] for each in resampler.resample(frame))
-            yield from (each.to_ndarray()[0] for each in resampler.resample(None))
+                    yield from resampled(resampler, frame)
+            yield from resampled(resampler, None)
     except (OSError, ValueError, av.FFmpegError) as error:
         raise InputError(f"{name}: stopped ({reason(error)})", way_out="connect it, and start again") from error
 

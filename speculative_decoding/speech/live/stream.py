@@ -7,7 +7,6 @@ decoded again and again. This module knows neither the engine nor the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from ...decoding.results import GenerationStats
 from ...sampling import GenerationOptions
@@ -19,7 +18,7 @@ from ..transcription import Attempt, has_no_speech
 from .agreement import Agreement, HeardWord
 from .hypothesis import Hypothesis
 from .recording import LiveRecording
-from .update import LiveUpdate, Piece
+from .update import LiveUpdate, Piece, merge_pieces
 
 LONGEST = 28 / 30  # of what the model hears; a window of this length is cut, even if its text is not final
 USUAL = 15 / 30  # of what the model hears
@@ -42,7 +41,7 @@ class LiveStream:
 
     Attributes:
         last: The last hypothesis, from the start of the window; None if there is none.
-        has_language: Whether the language is known. It is detected anew for each window until some text is final.
+        has_language: Whether the language is known. It is detected for each window again until some text is final.
         transcript: The text tokens before the window, for given texts; empty without them.
         is_done: Whether the last update has been made.
     """
@@ -199,19 +198,18 @@ class LiveStream:
     def _update(self, final: Sequence[HeardWord], stats: GenerationStats, *, is_last: bool = False) -> LiveUpdate:
         self.is_done = is_last
         self.has_language = self.has_language or bool(final)
-        pieces = [Piece(joined(run), is_draft) for is_draft, run in groupby(final, lambda word: word.from_draft)]
         return LiveUpdate(
-            final=joined(final),
-            pending=joined(self._agreement.pending),
+            final=text_of(final),
+            pending=text_of(self._agreement.pending),
             seconds=self._recording.num_heard / SAMPLE_RATE,
             stats=stats,
             language=self.language,
             is_last=is_last,
-            pieces=tuple(pieces),
+            pieces=tuple(merge_pieces(Piece(word.text, word.from_draft) for word in final)),
         )
 
 
-def joined(words: Iterable[HeardWord]) -> str:
+def text_of(words: Iterable[HeardWord]) -> str:
     return "".join(word.text for word in words)
 
 

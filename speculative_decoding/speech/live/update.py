@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...decoding.results import GenerationStats
@@ -12,6 +15,12 @@ class Piece(NamedTuple):
 
     text: str
     from_draft: bool
+
+
+def merge_pieces(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbors with the same `from_draft`."""
+    runs = groupby(pieces, attrgetter("from_draft"))
+    return [Piece("".join(piece.text for piece in run), from_draft) for from_draft, run in runs]
 
 
 class LiveUpdate(NamedTuple):

@@ -18,7 +18,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.speech.audio_file import SAMPLE_RATE, AudioFile
 from speculative_decoding.speech.live import sources
 from speculative_decoding.speech.live.arriving import samples_of
-from speculative_decoding.speech.live.sources import microphone, open_live, pipe, played, recorded, resampled
+from speculative_decoding.speech.live.sources import device_samples, microphone, open_live, pipe, played, recorded
 from tests.support.paths import ROOT
 
 needs_av = pytest.mark.skipif(find_spec("av") is None, reason="PyAV, the extra `speech`, is not installed")
@@ -158,7 +158,7 @@ def frame(value: int) -> Any:
 def test_a_device_without_sound_yet_is_read_again() -> None:
     """avfoundation raises an error while it has no sound."""
     device = Device([BlockingIOError(), frame(5), BlockingIOError(), BlockingIOError(), frame(6)])
-    chunks = [*resampled(device, "device")]  # type: ignore[arg-type]
+    chunks = [*device_samples(device, "device")]  # type: ignore[arg-type]
     assert [each == b"" if isinstance(each, bytes) else each[0] for each in chunks] == [True, 5, True, True, 6]
     assert not device.is_open
 
@@ -166,7 +166,7 @@ def test_a_device_without_sound_yet_is_read_again() -> None:
 @needs_av
 def test_a_device_that_fails_keeps_the_sound_before_it() -> None:
     device = Device([frame(5), OSError(5, "Input/output error")])
-    chunks = resampled(device, "alsa device 'hw:1'")  # type: ignore[arg-type]
+    chunks = device_samples(device, "alsa device 'hw:1'")  # type: ignore[arg-type]
     assert next(chunks)[0] == 5
     with pytest.raises(InputError, match="^alsa device 'hw:1': stopped .Input/output error.; connect it"):
         next(chunks)

@@ -96,19 +96,19 @@ def text_of(found: Sequence[tuple[LiveUpdate, Window | None]]) -> str:
 
 
 @pytest.mark.parametrize("misheard", [False, True])
-@pytest.mark.parametrize("step", [0.13, 1.0, 7.5, 40.0])
+@pytest.mark.parametrize("step", [0.13, 1.0, 40.0])
 @pytest.mark.parametrize("per_segment", [1, 7, 30, 1000])
 def test_the_final_text_is_what_is_said(per_segment: int, step: float, misheard: bool) -> None:
     """Also if segments are longer than a window, and if more arrives at once than a window can hear."""
-    words = spoken(75, per_segment)
-    found = [*updates(Recogniser(words, misheard), 75, step=step)]
+    words = spoken(60, per_segment)
+    found = [*updates(Recogniser(words, misheard), 60, step=step)]
     expected = "".join(word.text for word in words)
     if per_segment == 1000:  # a window that is cut by force ends within a word, which is heard in two parts
         assert len(text_of(found).split()) == pytest.approx(len(words), abs=2)
     else:
         assert text_of(found) == expected
     assert [update.is_last for update, _ in found] == [False] * (len(found) - 1) + [True]
-    assert found[-1][0].pending == "" and found[-1][0].seconds == 75
+    assert found[-1][0].pending == "" and found[-1][0].seconds == 60
     assert max(window.size for _, window in found if window is not None) <= 2800
 
 
@@ -200,12 +200,12 @@ def test_the_prompt_is_the_last_final_sentence() -> None:
 
 def test_memory_does_not_grow_with_the_speech() -> None:
     stream = LiveStream(TEXT, TranscriptionOptions(), GenerationOptions(), [6], 1.0, "en")
-    recognise = Recogniser(spoken(600, 9))
+    recognise = Recogniser(spoken(200, 9))
     sizes = []
-    for _ in range(600):
+    for _ in range(200):
         stream.append(noise(1, 1.0))
         window = stream.next_window()
         assert window is not None
         stream.add(window, recognise(window), [True] * 1000, GenerationStats())
         sizes.append((stream._recording._frames.nbytes, len(stream._context), len(stream._agreement.final)))
-    assert max(sizes[300:]) <= max(sizes[:300]) and not stream.transcript
+    assert max(sizes[100:]) <= max(sizes[:100]) and not stream.transcript

@@ -20,17 +20,16 @@ from tests.support.tiny import noisy_copy, tiny_model
 
 MODEL = speech_model(seed=12)
 STEP = 0.1  # seconds; the window of the tiny model has 0.6
-OPTIONS: dict[str, Any] = {"language": "en", "no_speech_threshold": None, "sample_len": 24}
+OPTIONS: dict[str, Any] = {"language": "en", "no_speech_threshold": None, "sample_len": 16}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "prompt": {"initial_prompt": "abc"},
-    "without previous text": {"condition_on_previous_text": False},
-    "language detected": {"language": None},
-    "translated": {"task": "translate", "language": "de"},
+    "default": {},
+    "prompt, translated": {"initial_prompt": "abc", "task": "translate", "language": "de"},
+    "without previous text, language detected": {"condition_on_previous_text": False, "language": None},
 }
+SECONDS = 1.2  # of speech; the window is cut twice
 
 
-def chunks(seed: int, seconds: float = 1.5) -> list[NDArray[np.float32]]:
+def chunks(seed: int, seconds: float = SECONDS) -> list[NDArray[np.float32]]:
     samples = noise(seed, seconds)
     return [samples[start : start + 1600] for start in range(0, len(samples), 1600)]
 
@@ -53,10 +52,10 @@ def calls(found: Sequence[LiveUpdate]) -> int:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_drafts_change_nothing_and_save_calls(setting: str) -> None:
     expected = live(drafter="none", **SETTINGS[setting])
-    assert sum(bool(each.final) for each in expected) > 2 and calls(expected) > 200
+    assert sum(bool(each.final) for each in expected) > 2 and calls(expected) > 100
     assert calls(expected) == sum(each.stats.generated_tokens for each in expected)
     others: list[dict[str, Any]] = [{}, {"drafter": "ngram"}, {"draft_text": ["abc", "x" * 500]}]
-    for drafts in [{"num_draft_tokens": 15}, *(others if setting == "greedy" else [])]:
+    for drafts in [{"num_draft_tokens": 15}, *(others if setting == "default" else [])]:
         found = live(**SETTINGS[setting] | drafts)
         assert seen(found) == seen(expected)
         assert calls(found) < calls(expected)
@@ -64,17 +63,17 @@ def test_drafts_change_nothing_and_save_calls(setting: str) -> None:
 
 def test_a_draft_model_changes_nothing() -> None:
     session = Session(MODEL, Letters(), draft_model=noisy_copy(MODEL))
-    assert seen(live(session=session)) == seen(live(drafter="none"))
+    assert seen(live(session=session)) == seen(live())
 
 
-@pytest.mark.parametrize("num_streams", [2, 3])
-def test_streams_together_write_what_each_writes_alone(num_streams: int) -> None:
-    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, num_streams)
-    streams = [scheduler.open({"language": "de"} if i == 1 else {}, STEP) for i in range(num_streams)]
+def test_streams_together_write_what_each_writes_alone() -> None:
+    own: list[dict[str, Any]] = [{}, {"language": "de"}, {}]
+    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, len(own))
+    streams = [scheduler.open(options, STEP) for options in own]
     found: list[list[LiveUpdate]] = [[] for _ in streams]
     for stream in streams:
         scheduler.start(stream)
-    sounds = [chunks(i) for i in range(num_streams)]
+    sounds = [chunks(i) for i in range(len(own))]
     for number, parts in enumerate(zip(*sounds, strict=True), 1):
         for stream, samples in zip(streams, parts, strict=True):
             stream.append(samples)
@@ -83,10 +82,12 @@ def test_streams_together_write_what_each_writes_alone(num_streams: int) -> None
         while not scheduler.is_idle:
             for stream, update in scheduler.step():
                 found[streams.index(stream)].append(update)
-    alone = [live(i, **({"language": "de"} if i == 1 else {})) for i in range(num_streams)]
+    alone = [live(i, **options) for i, options in enumerate(own)]
     # `live` finishes after the last hypothesis, `found` with it
-    texts = [("".join(each.final for each in own), own[-1].is_last) for own in (*found, *alone)]
-    assert texts[:num_streams] == texts[num_streams:]
+    texts, expected = (
+        [("".join(each.final for each in updates), updates[-1].is_last) for updates in all] for all in (found, alone)
+    )
+    assert texts == expected and all(is_last and text for text, is_last in texts)
     assert not scheduler.streams
 
 
@@ -110,18 +111,18 @@ def test_reading_ahead_writes_the_text_of_what_was_heard_together() -> None:
     """A list of chunks arrives at once, or in parts, as the thread happens to be; all of it is heard."""
     session = Session(MODEL, Letters())
     found = [*session.transcribe_live(iter(chunks(2)), every=STEP, **OPTIONS)]
-    assert found[-1].is_last and found[-1].seconds == pytest.approx(1.5) and found[-1].pending == ""
+    assert found[-1].is_last and found[-1].seconds == pytest.approx(SECONDS) and found[-1].pending == ""
     assert sum(each.is_last for each in found) == 1
 
 
-@pytest.mark.parametrize("cut", [1, 3, 1999, 3200, 10**6])
-def test_bytes_are_16_bit_samples_wherever_they_are_divided(cut: int) -> None:
+def test_bytes_are_16_bit_samples_wherever_they_are_divided() -> None:
     data = (np.concatenate(chunks(2)) * 32768).astype("<i2").tobytes()
-    parts = [data[start : start + cut] for start in range(0, len(data), cut)] if cut > 3 else [data[:cut], data[cut:]]
     session = Session(MODEL, Letters())
-    whole = [*session.transcribe_live([data], every=10, reads_ahead=False, **OPTIONS)]
-    found = [*session.transcribe_live(parts, every=10, reads_ahead=False, **OPTIONS)]
-    assert seen(found) == seen(whole)
+    whole, parts = (
+        [*session.transcribe_live(each, every=10, reads_ahead=False, **OPTIONS)]
+        for each in ([data], [data[start : start + 1999] for start in range(0, len(data), 1999)])
+    )
+    assert seen(parts) == seen(whole) and whole[-1].seconds == SECONDS
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -191,7 +191,7 @@ def test_the_command_counts_tokens_per_call_of_recordings(tmp_path: Path, capsys
         save_whisper(tiny_whisper(), tmp_path / name, WHISPER)
     files = [tmp_path / f"{name}.wav" for name in "ab"]
     for seed, file in enumerate(files):
-        file.write_bytes(wav(noise(seed, 1.3)))
+        file.write_bytes(wav(noise(seed, 1.1)))
 
     def rows(*recordings: Path) -> list[dict[str, Any]]:
         models = ["--whisper", str(tmp_path / "target"), "--transcriber", str(tmp_path / "other")]
