@@ -145,28 +145,28 @@ class LiveStream:
         return self._update([], GenerationStats(), is_last=True)._replace(pending="", error=error)
 
     def _cut_final(self, window: Window) -> None:
-        """Cut a window after a final segment, if it is long, or if the hypothesis stops long before its end.
+        """Cut a window after a final segment if it is long, or after all final text if nothing follows it for a while.
 
         After a cut, the window has the usual length if possible, because speech is heard better in its context. But
-        what a hypothesis leaves out is heard only at the start of a window, and without a prompt: otherwise the model
-        would rather repeat the prompt. Often it writes the end of the window as the end of the last segment; so a cut
-        is never after what a hypothesis had heard when it first wrote the last final word.
+        what a hypothesis leaves out is heard only at the start of a window, and without a prompt: with one, the model
+        would rather repeat it. A cut is never after what had been heard when the last final word was first written,
+        because a model often gives the end of the window as the end of the last segment.
         """
         assert self.last is not None
-        ends = [end for end in self.last.ends if end.num_words <= self._agreement.num_final]
-        is_closed = bool(ends) and ends[-1].num_words == len(self.last.words)
-        if is_closed and self._agreement.leaves_out:
-            ends.pop()
-            is_closed = False
-        written = min(self._written, ends[-1].frame) if is_closed else self._written
-        if self.last.words and not self._agreement.pending and self._heard - written >= LEFT_OUT_FRAMES:
-            num_words, num_tokens = ends[-1][:2] if is_closed else (None, None)
-            self._cut(num_words, num_tokens, written)
-            self._context = []
-        elif ends and window.size > self._usual:
-            usual = (each for each in ends if self._heard - each.frame <= self._usual)
-            num_words, num_tokens, frame = next(usual, ends[-1])
-            self._cut(num_words, num_tokens, min(frame, self._written))
+        num_words, num_final = len(self.last.words), self._agreement.num_final
+        if self._agreement.leaves_out:
+            num_final = min(num_final, num_words - 1)  # the end of the last segment is not that of the final text
+        ends = [
+            end._replace(frame=min(end.frame, self._written)) for end in self.last.ends if end.num_words <= num_final
+        ]
+        if num_words and not self._agreement.pending:
+            end = ends[-1] if ends and ends[-1].num_words == num_words else (None, None, self._written)
+            if self._heard - end[2] >= LEFT_OUT_FRAMES:
+                self._cut(*end)
+                self._context = []
+                return
+        if ends and window.size > self._usual:
+            self._cut(*next((end for end in ends if self._heard - end.frame <= self._usual), ends[-1]))
 
     def _cut_by_force(self, window: Window) -> list[HeardWord]:
         """Make the window final up to its last segment, or all of it, and cut it there. Returns what becomes final."""
@@ -177,8 +177,8 @@ class LiveStream:
             self._cut(*ends[-1])
         else:
             size = window.size if self.last.words else window.size - KEPT_FRAMES  # speech may begin at the end
-            is_unheard = not final and self._written > window.seek + self._longest // 2
-            self._cut(None, None, self._written if is_unheard else window.seek + size)
+            is_left_out = not final and self._written > window.seek + self._longest // 2
+            self._cut(None, None, self._written if is_left_out else window.seek + size)
             self._context = []
         return final
 
