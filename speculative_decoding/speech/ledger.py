@@ -66,7 +66,7 @@ class Ledger:
         if os.path.lexists(path) and not path.is_file():
             raise another_file(path)
         busy = InputError(f"{path.parent}: another run is writing to it", "output_dir", "wait, or name another folder")
-        with writing(Name("output_dir"), path):
+        with writing(Name("output_dir"), path, "name another folder"):
             file = open_locked(path, busy)
         with file:
             try:

@@ -175,8 +175,11 @@ class OpenFolder:
             raise InputError(problem, "output_dir", ("move it, or name another ", Name("output_dir")))
         if force:
             return
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            content = ""  # unknown
         other = self._ledger.source_of(name)
         if not self._ledger.has_written(name, content):
             problem = f"{path} exists, and is not what an earlier run has written"

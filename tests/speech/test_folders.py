@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -307,6 +308,20 @@ def test_bad_arguments_are_one_line_before_weights_load(
     (line,) = [line for line in said.splitlines() if not line.startswith("target ")]
     assert (status, out) == (2, "") and REFUSED[arguments] in line, line
     assert content(".") == before
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(
+    talks: Path, transcribe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise PermissionError
+
+    Path("out").mkdir()
+    Path("out/b.txt").write_text("mine")
+    monkeypatch.setattr(hashlib, "file_digest", unreadable)
+    status, _, said = transcribe("in/x/b.wav -o out")
+    assert status == 2 and "--output-dir: out/b.txt exists, and is not what an earlier run has written" in said
+    assert content("out") == {"b.txt": b"mine"}
 
 
 def test_a_transcript_of_another_recording_is_replaced_only_by_force(talks: Path, transcribe: Command) -> None:
