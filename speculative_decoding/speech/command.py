@@ -55,7 +55,7 @@ CHUNKED = (
 PYTHON_ONLY = ("prepend_punctuations", "append_punctuations")  # options without a flag
 BASIC = (
     *("audio", "output_dir", "output_format", "force", "task", "language", "word_timestamps"),
-    *("initial_prompt", "live", "model", "draft_model", "drafter", "num_draft_tokens"),
+    *("initial_prompt", "vad", "live", "model", "draft_model", "drafter", "num_draft_tokens"),
 )
 DRAFTS = ("drafter", "draft_text", "num_draft_tokens", "max_ngram_size", "timed")  # decoding options of drafts only
 

@@ -37,7 +37,8 @@ def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
         elif isinstance(chunk, np.ndarray):
             yield from AudioArray(chunk).blocks()
         else:
-            raise InputError(f"must be NumPy arrays or bytes, not {short_repr(chunk)}", "chunks")
+            problem = f"must be NumPy arrays or bytes, not {short_repr(chunk)}"
+            raise InputError(problem, "chunks", "read them from your source, or use transcribe for a file")
 
 
 class Arriving:

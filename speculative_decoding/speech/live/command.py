@@ -30,8 +30,8 @@ from .update import LiveUpdate
 
 STOPPED = 130  # exit status, as after Ctrl-C in other commands
 LIVE = (
-    "transcribe speech while it arrives: - reads PCM (signed 16-bit little-endian, 16 kHz, mono) from standard input, "
-    f"{MICROPHONE} or {MICROPHONE}:DEVICE listens, and a file is played"
+    f"transcribe speech while it arrives: from {MICROPHONE} or {MICROPHONE}:DEVICE; from a file, at the speed of its "
+    "sound; or from standard input (-), as PCM (signed 16-bit little-endian, 16 kHz, mono)"
 )
 LIVE_SPEED = "how fast the file plays, as a multiple of real time (default: 1)"
 

@@ -54,6 +54,8 @@ def open_live(source: str, speed: float | None = None) -> LiveSource:
         return LiveSource("standard input", standard_input())
     if kind == MICROPHONE:
         return LiveSource(source, microphone(device), can_wait=False)
+    if not os.path.exists(source):
+        raise InputError(f"{source}: no such file", "live", f"name an audio file, {MICROPHONE} or {STANDARD_INPUT}")
     file = BegunSource(open_source(source))
     return LiveSource(source, played(file.blocks(), speed or 1.0))
 

@@ -1,7 +1,9 @@
 """A stream of live speech: which window is decoded next, and which text is final.
 
 A window starts where the last final segment ends, and has everything that has been heard since. While it grows, it is
-decoded again and again. This module knows neither the engine nor the model.
+decoded again and again: `next_window` hears what has arrived, `attempt` says how to decode it, and `add` takes the
+output. It makes words final (agreement.py), keeps the output as the draft of the next one (hypothesis.py), and cuts the
+window after a final segment. This module knows neither the engine nor the model.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_a_long_chunk_becomes_blocks() -> None:
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
-        ("text", "chunks: must be NumPy arrays or bytes, not 'text'"),
+        ("text", "chunks: must be NumPy arrays or bytes, not 'text'; read them"),
         (np.zeros((2, 9), np.float32), "must be samples of one channel"),
         (np.full(3, np.nan, np.float32), "must be from -1 to 1"),
         (np.full(3, 1000.0, np.float32), "divide 16-bit integers by 32768"),

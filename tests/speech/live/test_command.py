@@ -175,7 +175,7 @@ def test_what_is_dropped_is_said_once_and_counted(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--live nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
+        ("--live nowhere.wav", "--live: nowhere.wav: no such file; name an audio file, microphone or -"),
         ("--live speech/config.json", "error: speech/config.json: "),
         ("--live a.wav a.wav", "FILE: has no effect with --live; leave it out"),
         ("--live - --output-format json", "--output-format: has no effect with --live; leave it out"),
