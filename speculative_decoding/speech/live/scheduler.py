@@ -36,7 +36,7 @@ EVERY = Number(0.1, 10)  # seconds
 
 
 @dataclass
-class Hearing:
+class StreamState:
     """How to decode the windows of a stream, and the request for its current window if it is being decoded.
 
     from_draft: for each token of the request so far, whether it is an accepted draft token.
@@ -85,7 +85,7 @@ class LiveScheduler:
         self._engine = engine
         self._draft_length = draft_length
         self._num_mel_bins = num_mel_bins
-        self._streams: dict[LiveStream, Hearing] = {}
+        self._streams: dict[LiveStream, StreamState] = {}
 
     def open(self, overrides: Mapping[str, Any] | None = None, every: float = 1.0) -> LiveStream:
         """Return a new stream with its own options, which does not have a slot yet. Raises `InputError`."""
@@ -105,13 +105,13 @@ class LiveScheduler:
             for text in stream.decoding.draft_text
         ]
         requests = WindowRequests(self._model, self._text, language, stream.options, stream.decoding)
-        self._streams[stream] = Hearing(requests, given)
+        self._streams[stream] = StreamState(requests, given)
 
     def cancel(self, stream: LiveStream) -> None:
         """Drop a stream and free its slot. Does nothing if it has ended."""
-        hearing = self._streams.pop(stream, None)
-        if hearing is not None and hearing.request is not None:
-            self._engine.cancel(hearing.request)
+        state = self._streams.pop(stream, None)
+        if state is not None and state.request is not None:
+            self._engine.cancel(state.request)
 
     @property
     def streams(self) -> list[LiveStream]:
@@ -121,14 +121,14 @@ class LiveScheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no window is being decoded, and none is due."""
-        return not any(hearing.request or stream.is_due for stream, hearing in self._streams.items())
+        return not any(state.request or stream.is_due for stream, state in self._streams.items())
 
     def step(self) -> list[tuple[LiveStream, LiveUpdate]]:
         """Submit the windows that are due, and run one round of all."""
         use_mlx()
         updates = []
-        for stream, hearing in [*self._streams.items()]:
-            if hearing.request is None and stream.is_due and (ended := self._submit(stream, hearing)):
+        for stream, state in [*self._streams.items()]:
+            if state.request is None and stream.is_due and (ended := self._submit(stream, state)):
                 updates.append((stream, ended))
         updates += self._decode_round()
         for stream, update in updates:
@@ -136,7 +136,7 @@ class LiveScheduler:
                 self.cancel(stream)
         return updates
 
-    def _submit(self, stream: LiveStream, hearing: Hearing) -> LiveUpdate | None:
+    def _submit(self, stream: LiveStream, state: StreamState) -> LiveUpdate | None:
         """Submit the next window of a stream. Returns its last update if there is nothing more to decode."""
         window = stream.next_window()
         if window is None:
@@ -144,11 +144,11 @@ class LiveScheduler:
         if not stream.has_language:
             stream.language = detected_language(self._model, self._audio, window.audio)
         assert stream.language is not None
-        requests = replace(hearing.requests, language=stream.language, drafts=[*self._last(stream), *hearing.given])
+        requests = replace(state.requests, language=stream.language, drafts=[*self._last(stream), *state.given])
         start = requests.decoder_prompt(stream.attempt(window, requests.max_positions // 2 - 1))
         length = self._draft_length(start.options, self.slots)
-        hearing.window, hearing.from_draft = window, []
-        hearing.request = self._engine.submit(window.audio, start.options, length, start)
+        state.window, state.from_draft = window, []
+        state.request = self._engine.submit(window.audio, start.options, length, start)
         return None
 
     def _last(self, stream: LiveStream) -> list[WindowDrafts]:
@@ -158,21 +158,21 @@ class LiveScheduler:
     def _decode_round(self) -> list[tuple[LiveStream, LiveUpdate]]:
         if self._engine.is_idle:
             return []
-        streams = {hearing.request: (stream, hearing) for stream, hearing in self._streams.items()}
+        streams = {state.request: (stream, state) for stream, state in self._streams.items()}
         updates = []
         for event in self._engine.step():
-            stream, hearing = streams[event.request]
-            hearing.from_draft += event.round.from_draft
+            stream, state = streams[event.request]
+            state.from_draft += event.round.from_draft
             if event.is_last:
-                updates.append((stream, self._update(stream, hearing, event.request)))
+                updates.append((stream, self._update(stream, state, event.request)))
         return updates
 
-    def _update(self, stream: LiveStream, hearing: Hearing, request: Request) -> LiveUpdate:
-        assert hearing.window is not None
-        hearing.request = None
+    def _update(self, stream: LiveStream, state: StreamState, request: Request) -> LiveUpdate:
+        assert state.window is not None
+        state.request = None
         if request.error:
             return stream.failed(ArithmeticError(request.error))
-        return stream.add(hearing.window, hearing.requests.decoded(request), hearing.from_draft, request.stats)
+        return stream.add(state.window, state.requests.decoded(request), state.from_draft, request.stats)
 
 
 def require_live(options: Iterable[str]) -> None:
