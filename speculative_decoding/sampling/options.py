@@ -80,7 +80,6 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # name in other libraries or earli
     "min_length": ("min_tokens",),
     "forced_bos_token_id": ("tgt_lang",),
     "src_lang": ("language",),
-    "language": ("src_lang",),
     "source_language": ("src_lang", "language"),
     "target_language": ("tgt_lang",),
     "temp": ("temperature",),
