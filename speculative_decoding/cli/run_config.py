@@ -224,6 +224,11 @@ class RunConfig:
     prompt_prefixes: Sequence[str] = ()
     memory: TranslationMemory | None = None
 
+    def draft_settings(self) -> dict[str, Any]:
+        """Return which drafts were made, for the statistics of a transcription."""
+        settings = self.settings()
+        return {name: settings[name] for name in ("drafter", "draft_text_sha256")}
+
     def settings(self) -> dict[str, Any]:
         """Return the options for JSON, with a hash instead of the draft texts, which may be long."""
         settings = asdict(self.options) | {"acceptance": self.options.rule}

@@ -283,9 +283,7 @@ class Run:
         if self.flags.stats_json is not None:
             names = list(report.names)
             settings = {"audio": names, "audio_seconds": report.seconds, "seconds": seconds, "slots": self.slots}
-            drafts = self.config.settings()
-            settings |= {**self.pair.folders, **self.options}
-            settings |= {name: drafts[name] for name in ("drafter", "draft_text_sha256")}
+            settings |= self.pair.folders | dict(self.options) | self.config.draft_settings()
             write_stats(self.flags.stats_json, settings | report.stats.as_dict())
         return 1 if report.has_errors else 0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-LEFT_OUT = 4  # final words, none of which a hypothesis has
+MIN_REPLACED = 4  # if a hypothesis has none of so many final words, it skips them
 
 
 class HeardWord(NamedTuple):
@@ -57,8 +57,8 @@ class Agreement:
         """Replace the hypothesis by the next one, and return the words that become final."""
         final, self._keys = keys_of(self.final), keys_of(words)
         self.num_final = most_similar_prefix(final, self._keys)
-        if len(final) >= LEFT_OUT and not {*final} & {*self._keys[: self.num_final]}:
-            self.num_final = 0  # the hypothesis has left out what is final, rather than corrected every word
+        if len(final) >= MIN_REPLACED and not {*final} & {*self._keys[: self.num_final]}:
+            self.num_final = 0  # it skips the final words, rather than corrects each of them
         rest = [*words[self.num_final :]]
         pairs = zip(keys_of(self.pending), keys_of(rest), strict=False)
         num_equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])

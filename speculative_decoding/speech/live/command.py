@@ -85,8 +85,8 @@ def transcribe_live(
     elif output.seconds:
         say(f"{output.seconds:.1f} s of audio, all of it below -60 dBFS, which counts as silence; check the source")
     if stats_json is not None:
-        drafts = {name: config.settings()[name] for name in ("drafter", "draft_text_sha256")}
-        write_stats(stats_json, {"live": source.name} | pair.folders | options | drafts | output.as_dict())
+        settings = {"live": source.name} | pair.folders | options | config.draft_settings()
+        write_stats(stats_json, settings | output.as_dict())
     if speech.error is not None:
         raise speech.error
     return STOPPED if is_stopped() else 0

@@ -60,10 +60,6 @@ class Hypothesis:
             position += len(own)
         return cls(start, tokens, words, ends)
 
-    def without_text(self) -> Hypothesis:
-        """Return the tokens, as a draft. If a window has no speech, the model writes the same again."""
-        return Hypothesis(self.start, self.tokens, (), ())
-
     def after(self, num_tokens: int) -> Hypothesis:
         """Return the rest of the tokens, as a draft. `Agreement` keeps the rest of the words."""
         return Hypothesis(self.start, self.tokens[num_tokens:], (), ())

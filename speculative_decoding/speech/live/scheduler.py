@@ -36,26 +36,26 @@ EVERY = Number(0.1, 10)  # seconds
 
 
 @dataclass
-class StreamState:
-    """How to decode the windows of a stream, and the request for its current window if it is being decoded.
+class Decoding:
+    """A window that is being decoded.
 
-    from_draft: for each token of the request so far, whether it is an accepted draft token.
+    from_draft: for each token so far, whether it is an accepted draft token.
     """
 
+    stream: LiveStream
+    window: Window
     requests: WindowRequests
-    given: Sequence[RecordingDraft]
-    window: Window | None = None
-    request: Request | None = None
     from_draft: list[bool] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class LiveScheduler:
     """Decodes the hypotheses of several streams together. Each stream has at most one at a time.
 
     Args:
         model: A speech model.
         tokenizer: The tokenizer of the model.
-        options: How to transcribe streams that have no options of their own.
+        options: How to transcribe; a stream may override some of these options.
         decoding: How to decode: drafts.
         slots: The maximum number of streams.
         engine: Decodes the hypotheses; nothing else uses it.
@@ -63,55 +63,45 @@ class LiveScheduler:
         num_mel_bins: See `Recording`.
     """
 
-    def __init__(
-        self,
-        model: EncoderDecoder,
-        tokenizer: Tokenizer,
-        options: TranscriptionOptions,
-        decoding: GenerationOptions,
-        *,
-        slots: int,
-        engine: Engine,
-        draft_length: Callable[[GenerationOptions, int], DraftLength],
-        num_mel_bins: Sequence[int],
-    ) -> None:
-        assert model.audio is not None
-        self.slots = slots
-        self._model = model
-        self._audio = model.audio
-        self._text = SpeechText(tokenizer, model.audio)
-        self._options = options
-        self._decoding = decoding
-        self._engine = engine
-        self._draft_length = draft_length
-        self._num_mel_bins = num_mel_bins
-        self._streams: dict[LiveStream, StreamState] = {}
+    model: EncoderDecoder
+    tokenizer: Tokenizer
+    options: TranscriptionOptions
+    decoding: GenerationOptions
+    slots: int
+    engine: Engine
+    draft_length: Callable[[GenerationOptions, int], DraftLength]
+    num_mel_bins: Sequence[int]
+    _streams: dict[LiveStream, Sequence[RecordingDraft]] = field(init=False, default_factory=dict)  # with given texts
+    _decoding: dict[Request, Decoding] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.model.audio is not None
+        self._audio = self.model.audio
+        self._text = SpeechText(self.tokenizer, self._audio)
 
     def open(self, overrides: Mapping[str, Any] | None = None, every: float = 1.0) -> LiveStream:
         """Return a new stream with its own options, which does not have a slot yet. Raises `InputError`."""
         own, decoding = split_names(overrides or {})
         require_live(own)
-        options = replace(self._options, **own)
-        chosen = self._decoding.override_for_row(decoding)
+        options = replace(self.options, **own)
+        chosen = self.decoding.override_for_row(decoding)
         language = language_code(self._audio, options)
-        return LiveStream(self._text, options, chosen, self._num_mel_bins, validate("every", EVERY, every), language)
+        return LiveStream(self._text, options, chosen, self.num_mel_bins, validate("every", EVERY, every), language)
 
     def start(self, stream: LiveStream) -> None:
         """Give a stream a slot. The caller sees to it that there is one."""
-        language = stream.language or ""
-        output_language = stream.options.output_language(language)
-        given = [
-            RecordingDraft(GivenTranscript(text, self._text, output_language, self._model.pieces or {}))
-            for text in stream.decoding.draft_text
-        ]
-        requests = WindowRequests(self._model, self._text, language, stream.options, stream.decoding)
-        self._streams[stream] = StreamState(requests, given)
+        language = stream.options.output_language(stream.language or "")
+        pieces = self.model.pieces or {}
+        given = [GivenTranscript(text, self._text, language, pieces) for text in stream.decoding.draft_text]
+        self._streams[stream] = [*map(RecordingDraft, given)]
 
     def cancel(self, stream: LiveStream) -> None:
         """Drop a stream and free its slot. Does nothing if it has ended."""
-        state = self._streams.pop(stream, None)
-        if state is not None and state.request is not None:
-            self._engine.cancel(state.request)
+        self._streams.pop(stream, None)
+        for request, one in [*self._decoding.items()]:
+            if one.stream is stream:
+                self.engine.cancel(request)
+                del self._decoding[request]
 
     @property
     def streams(self) -> list[LiveStream]:
@@ -121,58 +111,54 @@ class LiveScheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no window is being decoded, and none is due."""
-        return not any(state.request or stream.is_due for stream, state in self._streams.items())
+        return not (self._decoding or any(stream.is_due for stream in self._streams))
 
     def step(self) -> list[tuple[LiveStream, LiveUpdate]]:
         """Submit the windows that are due, and run one round of all."""
         use_mlx()
-        updates = []
-        for stream, state in [*self._streams.items()]:
-            if state.request is None and stream.is_due and (ended := self._submit(stream, state)):
-                updates.append((stream, ended))
+        busy = {one.stream for one in self._decoding.values()}
+        due = [stream for stream in self._streams if stream not in busy and stream.is_due]
+        updates = [(stream, ended) for stream in due if (ended := self._submit(stream)) is not None]
         updates += self._decode_round()
         for stream, update in updates:
             if update.is_last:
                 self.cancel(stream)
         return updates
 
-    def _submit(self, stream: LiveStream, state: StreamState) -> LiveUpdate | None:
+    def _submit(self, stream: LiveStream) -> LiveUpdate | None:
         """Submit the next window of a stream. Returns its last update if there is nothing more to decode."""
         window = stream.next_window()
         if window is None:
             return stream.end()
         if not stream.has_language:
-            stream.language = detected_language(self._model, self._audio, window.audio)
+            stream.language = detected_language(self.model, self._audio, window.audio)
         assert stream.language is not None
-        requests = replace(state.requests, language=stream.language, drafts=[*self._last(stream), *state.given])
+        drafts: list[WindowDrafts] = [*self._streams[stream]]
+        if stream.last is not None:
+            drafts.insert(0, LastHypothesis(stream.last, self._text, self.model.pieces or {}))
+        requests = WindowRequests(
+            self.model, self._text, stream.language, stream.options, stream.decoding, drafts=drafts
+        )
         start = requests.decoder_prompt(stream.attempt(window, requests.max_positions // 2 - 1))
-        length = self._draft_length(start.options, self.slots)
-        state.window, state.from_draft = window, []
-        state.request = self._engine.submit(window.audio, start.options, length, start)
+        length = self.draft_length(start.options, self.slots)
+        request = self.engine.submit(window.audio, start.options, length, start)
+        self._decoding[request] = Decoding(stream, window, requests)
         return None
 
-    def _last(self, stream: LiveStream) -> list[WindowDrafts]:
-        """Return the last hypothesis of a stream as a draft text, if there is one."""
-        return [] if stream.last is None else [LastHypothesis(stream.last, self._text, self._model.pieces or {})]
-
     def _decode_round(self) -> list[tuple[LiveStream, LiveUpdate]]:
-        if self._engine.is_idle:
-            return []
-        streams = {state.request: (stream, state) for stream, state in self._streams.items()}
         updates = []
-        for event in self._engine.step():
-            stream, state = streams[event.request]
-            state.from_draft += event.round.from_draft
+        for event in self.engine.step() if self._decoding else ():
+            one = self._decoding[event.request]
+            one.from_draft += event.round.from_draft
             if event.is_last:
-                updates.append((stream, self._update(stream, state, event.request)))
+                del self._decoding[event.request]
+                updates.append((one.stream, self._update(one, event.request)))
         return updates
 
-    def _update(self, stream: LiveStream, state: StreamState, request: Request) -> LiveUpdate:
-        assert state.window is not None
-        state.request = None
+    def _update(self, one: Decoding, request: Request) -> LiveUpdate:
         if request.error:
-            return stream.failed(ArithmeticError(request.error))
-        return stream.add(state.window, state.requests.decoded(request), state.from_draft, request.stats)
+            return one.stream.failed(ArithmeticError(request.error))
+        return one.stream.add(one.window, one.requests.decoded(request), one.from_draft, request.stats)
 
 
 def require_live(options: Iterable[str]) -> None:

@@ -25,7 +25,7 @@ from .update import LiveUpdate, Piece, merge_pieces
 LONGEST = 28 / 30  # of what the model hears; a window of this length is cut, even if its text is not final
 USUAL = 15 / 30  # of what the model hears
 KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because speech may begin in it
-LEFT_OUT_FRAMES = 3 * FRAMES_PER_SECOND  # at the end of a window, of which a hypothesis writes nothing
+SKIPPED_FRAMES = 3 * FRAMES_PER_SECOND  # without text at the end of a window, after which it is cut
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
 
@@ -122,8 +122,8 @@ class LiveStream:
         """Add the output for a window. from_draft: for each of its tokens, whether it is an accepted draft token."""
         assert self.language is not None
         self.last = Hypothesis.of(window.seek, decoded.tokens, from_draft, self._text, self.language)
-        if has_no_speech(decoded, self.options):
-            self.last = self.last.without_text()
+        if has_no_speech(decoded, self.options):  # the text is dropped, but the model may well write it again
+            self.last = self.last.after(0)
         final = self._agreement.add(self.last.words)
         self._written = self._heard if final else self._written
         self._heard = window.seek + window.size
@@ -163,7 +163,7 @@ class LiveStream:
         ]
         if num_words and not self._agreement.pending:
             end = ends[-1] if ends and ends[-1].num_words == num_words else (None, None, self._written)
-            if self._heard - end[2] >= LEFT_OUT_FRAMES:
+            if self._heard - end[2] >= SKIPPED_FRAMES:
                 self._cut(*end)
                 self._context = []
                 return
