@@ -24,7 +24,7 @@ from .bodies import DOWNLOADS, error_response
 from .completions import completions
 from .errors import ServerError
 from .files import download_file, translate_file
-from .guard import Guard
+from .guard import PAGE, Guard
 from .kept_files import KEPT, KeptFiles
 from .languages import Prefixes
 from .model_names import served_names
@@ -33,13 +33,6 @@ from .translation import detect, frontend_settings, languages, translate
 from .translator import Translator
 
 LOG = logging.getLogger("speculative_decoding.server")
-PAGE = {
-    "/page.css": "text/css",
-    "/page.js": "text/javascript",
-    "/page_text.js": "text/javascript",
-    "/page_speech.js": "text/javascript",
-    "/page_capture.js": "text/javascript",
-}
 NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
 NO_PATH_SPEECH = (
     f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
