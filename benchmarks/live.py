@@ -14,7 +14,7 @@ default draft length. Their final texts must be equal. The first table has, for 
   with the last hypothesis, without the text that has been cut since, and B do not; and the largest number of calls
   beyond that. A timestamp agrees if it is the same time of the recording
 
-With `--time`, the clock advances while a hypothesis is decoded, and the next one hears all that has arrived. The second
+With `--time`, the clock advances while a hypothesis is decoded, and the next one includes all audio since. The second
 table has the decoding time of a second of speech, and the delay from the end of a word to the final text that has it.
 
 With `--loop SECONDS`, the recordings are instead repeated as one long stream, and the peak memory of this process is
@@ -87,7 +87,7 @@ class Heard(NamedTuple):
 
     Args:
         update: The update.
-        hypothesis: What was decoded; None if nothing was.
+        hypothesis: The decoded hypothesis, or None.
         shown: When the update is shown, in seconds of the simulated clock.
         seconds: Wall-clock seconds until then since the audio was heard.
     """
@@ -274,7 +274,7 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def loop(session: Session, paths: Sequence[Path], seconds: float) -> None:
-    """Transcribe recordings, repeated for so many seconds, and print the peak memory."""
+    """Transcribe recordings, repeated for a number of seconds, and print the peak memory."""
     chunks = (
         samples[at : at + RATE] for samples in cycle(map(read_samples, paths)) for at in range(0, len(samples), RATE)
     )

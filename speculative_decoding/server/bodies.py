@@ -60,7 +60,7 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
 
 
 def parse_object(text: str, subject: str) -> dict[str, Any]:
-    """Parse a JSON object from a client. Raises `ServerError`. subject: what it is, for messages."""
+    """Parse a JSON object from a client. Raises `ServerError`. subject: its name in messages."""
     try:
         fields = parse_json_object(text)
     except InputError as error:

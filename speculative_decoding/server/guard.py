@@ -21,7 +21,6 @@ from .errors import ServerError
 
 HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # a name or address, perhaps a port
 
-# LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
 PAGE = {  # the files of the web page, and their media types
     "/page.css": "text/css",
     "/page.js": "text/javascript",
@@ -29,6 +28,7 @@ PAGE = {  # the files of the web page, and their media types
     "/page_speech.js": "text/javascript",
     "/page_capture.js": "text/javascript",
 }
+# LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
 PUBLIC = ("/", *PAGE, "/health", "/languages", "/frontend/settings")
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's browser client; pages cannot set a socket's headers
 TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there

@@ -78,7 +78,7 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
 
 
 def parse_type(fields: Mapping[str, Any]) -> str:
-    """Return the type of an event that has all its fields, and no others. Raises `ServerError`."""
+    """Return the type of an event, after checking which fields it has. Raises `ServerError`."""
     kind = fields.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
         similar = get_close_matches(kind, FIELDS, 1) if isinstance(kind, str) else []

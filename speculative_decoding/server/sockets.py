@@ -25,7 +25,7 @@ class SocketLimits:
     """Limits of each WebSocket."""
 
     idle: float = 60.0  # seconds without a message in either direction
-    seconds: float = 10.0  # for a client to read what it was sent, or to answer the end of the socket
+    seconds: float = 10.0  # for a client to read pending data, or to answer a close frame
     message: int = 1 << 20  # bytes
 
 

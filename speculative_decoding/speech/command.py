@@ -182,7 +182,7 @@ def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
 def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
     """Open the models without weights, and describe them. Raises `InputError`.
 
-    Returns: their configuration, the models, and the language of the speech unless it has to be detected.
+    Returns: their configuration, the models, and the language of the speech, or None to detect it.
     """
     decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
     config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
@@ -207,7 +207,7 @@ class Run:
         flags: What to do.
         config: The models, and how to decode.
         pair: The models, opened.
-        options: The given transcription options, and those that others imply.
+        options: The given transcription options, and options that they imply.
         slots: How many recordings, or windows, are transcribed together.
         shows_language: Whether the language is detected, and printed.
     """

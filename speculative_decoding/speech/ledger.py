@@ -1,4 +1,4 @@
-"""The record of a folder of transcripts: what each output was written from, so that a run does only what is missing.
+"""The record of a folder of transcripts: the source of each output, so that a run writes only missing ones.
 
 Each line is a recording: its path, size and time of change, the names of outputs with their hashes and those of the
 settings, and a status. A line "writing" is on disk before the first of its outputs, and a line "done" follows the last.
@@ -89,7 +89,7 @@ class Ledger:
         return (folded(output), sha256) in self._written
 
     def begin(self, source: Source, outputs: Mapping[str, Written]) -> None:
-        """Record what is about to be written, so that a later run may replace it."""
+        """Record the outputs before they are written, so that a later run may replace them."""
         self._append(source, outputs, WRITING)
 
     def finish(self, source: Source, outputs: Mapping[str, Written]) -> None:

@@ -75,7 +75,7 @@ def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
 
 
 def without_repeats(recordings: Sequence[str]) -> list[str]:
-    """Leave out recordings that were named before, even in other ways. A link to a recording is one of its own."""
+    """Leave out repeated recordings, even if they are named differently. A link to a recording is another recording."""
     first: dict[object, str] = {}
     for each in recordings:
         path = place(each)

@@ -91,9 +91,9 @@ class TranscriptionOptions:
         Union((Text(may_be_empty=True), ListOf(Number(0)))),
         "transcribe only START,END,START,END,... in seconds; the last end may be missing",
     ] = "0"
-    vad: Annotated[
-        bool, Bool(), "leave out what is not speech, such as noise, hum and silence, before the speech is transcribed"
-    ] = False
+    vad: Annotated[bool, Bool(), "remove noise, hum, silence and other sound without speech before transcribing"] = (
+        False
+    )
     vad_threshold: Annotated[
         float | None,
         OrNone(Number(0.01, 1)),

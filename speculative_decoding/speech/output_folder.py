@@ -123,7 +123,7 @@ class OpenFolder:
         self._paths = {source.path for source in self._sources.values()}
 
     def add(self, recording: str, outputs: Mapping[str, str], force: bool) -> None:
-        """Find out what is missing of a recording. Raises `InputError` if a missing output must not be written."""
+        """Find the missing outputs of a recording. Raises `InputError` if one of them must not be written."""
         source = self._sources[recording]
         missing = {
             format: name

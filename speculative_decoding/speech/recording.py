@@ -36,7 +36,7 @@ class Recording:
         voice: What counts as speech; everything else is left out. None: keep everything.
 
     Attributes:
-        num_samples: The length of the recording, including what is left out.
+        num_samples: The length of the recording before voice detection.
         speech: Where the frames come from, if something may have been left out. Set by `finish`.
     """
 
@@ -117,7 +117,7 @@ class Recording:
 
 
 def each_model(frames: Frames, largest: Frames, num_mel_bins: Sequence[int]) -> list[Frames]:
-    """Return the scaled frames for each model. largest: the largest value of each bin, over what is scaled together."""
+    """Return the scaled frames for each model. largest: the largest value of each bin, for the scale."""
     borders = np.cumsum(num_mel_bins)[:-1]
     parts = zip(np.split(frames, borders, axis=1), np.split(largest, borders), strict=True)
     return [normalized(own, float(own_largest.max())) for own, own_largest in parts]

@@ -239,7 +239,7 @@ class Transcriber:
 
 
 def has_no_speech(decoded: DecodedWindow, options: TranscriptionOptions) -> bool:
-    """Whether the text of a window is to be dropped, because the window probably has no speech."""
+    """Whether to drop the text of a window, because the window probably contains no speech."""
     if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
         return False
     return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold

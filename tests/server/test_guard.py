@@ -44,7 +44,7 @@ def answer(
 
 
 def refusal(*headers: tuple[str, str], **options: Any) -> tuple[int, str | None]:
-    """Return the status and the code of the error, which is None for a request that is not refused.
+    """Return the status and the error code, or None for an accepted request.
 
     A WebSocket must get the same response.
     """

@@ -109,7 +109,7 @@ def expected(pieces: list[bytes]) -> str:
 
 
 def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
-    """Until then, another client is told that there is none, and its connection stays usable."""
+    """Until then, other clients get an error, and their connections stay usable."""
     with client_of(server) as client, client.realtime.connect() as other:
         with client.realtime.connect() as vanishing:
             say(vanishing, speech(0, 0.5))
@@ -289,7 +289,7 @@ def in_world(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[],
 
 @in_world
 async def test_a_connection_takes_one_slot_and_decodes_its_items_in_turn(world: World) -> None:
-    """A server with one slot therefore accepts what is said right after a commit."""
+    """A server with one slot therefore accepts speech right after a commit."""
     (socket, _), (other, _) = await world.connect(), await world.connect()
     for _ in range(2):
         socket.say(0.2)

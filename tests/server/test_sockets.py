@@ -93,7 +93,9 @@ async def test_sockets_count_among_all_connections(net: Net) -> None:
     clients = [await opened(net, f"10.0.0.{number}") for number in range(LIMITS.connections - 1)]
     waiting = net.connect()
     newest = net.connect()
-    assert waiting.is_closed and not newest.is_closed  # sockets are in use, so a connection without a request gives way
+    assert (
+        waiting.is_closed and not newest.is_closed
+    )  # sockets are in use, so a connection without a request is closed instead
     clients.append(newest)
     assert "101" in await newest.upgrade()
     assert net.connect().is_closed and not any(client.is_closed for client in clients)
@@ -209,7 +211,7 @@ async def test_a_socket_that_fails_says_so(net: Net) -> None:
     ids=["nothing", "a close frame", "an unmasked frame"],
 )
 def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Also those that are being closed, whose clients may read nothing."""
+    """This includes sockets that are closing while their clients read nothing."""
 
     @law
     async def test(net: Net) -> None:

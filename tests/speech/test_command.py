@@ -41,7 +41,7 @@ def progress_of(index: int, texts: Sequence[str], language: str = "de") -> list[
 def printed(
     names: Sequence[str], events: Sequence[TranscriptionEvent], format: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[Report, str, str]:
-    """Print recordings; return what is known about them, standard output and standard error."""
+    """Print recordings. Returns the report, standard output and standard error."""
     report = Report(names, shows_language=True)
     Output(report, format).print(events)
     return report, *capsys.readouterr()

@@ -85,7 +85,7 @@ def test_a_folder_is_its_recordings_in_order(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_folder_that_cannot_be_read_is_found_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its error is printed like that of a recording."""
+    """Its error is then printed like any recording's."""
 
     def scandir(path: str) -> Any:
         raise PermissionError

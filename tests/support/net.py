@@ -163,7 +163,7 @@ class Net:
 
 
 async def echo(socket: WebSocket) -> None:
-    """Send each message back. "fail" and "send N" do what they say."""
+    """Echo each message; "fail" raises an error, and "send N" sends N bytes."""
     await socket.accept("realtime" if "realtime" in socket.scope["subprotocols"] else None)
     while True:
         text = await socket.receive_text()

@@ -20,7 +20,7 @@ def read_terminal(master: int) -> bytes:
 
 
 class Screen:
-    """A terminal that interprets what is written to it, and keeps the lines that scroll off its top.
+    """A terminal that interprets escape sequences and keeps the lines that scroll off its top.
 
     cells: The characters by line and column, and whether they are dim.
     rewritten: Whether a cell that was not dim has been erased or written again.

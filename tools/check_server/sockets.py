@@ -238,7 +238,7 @@ class Clients:
 
 
 async def attack(server: ServerProcess, count: int, seconds: float, seed: int) -> list[str]:
-    """Let `count` clients send what they like for some time. Returns what happened. Raises AssertionError."""
+    """Run `count` random clients for some time. Returns counts of what happened. Raises AssertionError."""
     clients = Clients(server.port, min(seconds, 30.0))
     delays = clients.delays()
     before = [await anext(delays) for _ in range(10)]

@@ -35,7 +35,7 @@ def random_probabilities(rng: random.Random, count: int) -> list[int]:
 
 
 def random_segments(rng: random.Random, seconds: float) -> list[dict[str, Any]]:
-    """Segments of what is kept, some of which end after it. Half of them have words."""
+    """Segments of the kept audio; some end after it. Half of them have words."""
     found = []
     for _ in range(6):
         start = round(rng.uniform(0, seconds), 2)

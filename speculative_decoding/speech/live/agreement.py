@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-MIN_REPLACED = 4  # if a hypothesis has none of so many final words, it skips them
+MIN_REPLACED = 4  # a hypothesis without any of this many final words skips them
 
 
 class HeardWord(NamedTuple):
@@ -66,7 +66,7 @@ class Agreement:
         return self.finish(self.num_final + num_equal)
 
     def finish(self, num_words: int | None = None) -> list[HeardWord]:
-        """Make the first words of the hypothesis final, by default all, and return those that were not."""
+        """Make the first words of the hypothesis final, by default all, and return the newly final ones."""
         count = len(self.pending) if num_words is None else max(0, num_words - self.num_final)
         new, self.pending = self.pending[:count], self.pending[count:]
         self.final += new
@@ -74,7 +74,7 @@ class Agreement:
         return new
 
     def cut(self, num_words: int | None = None) -> list[HeardWord]:
-        """Remove the final words that the first words of the hypothesis stand for, by default all, and return them."""
+        """Remove and return the final words that match the first words of the hypothesis, by default all."""
         count = len(self.final)
         if num_words is not None:
             count = most_similar_prefix(self._keys[:num_words], keys_of(self.final))

@@ -37,9 +37,9 @@ def transcribe_live(
         session: A session whose target is a speech model.
         chunks: Samples of one channel at 16 kHz as they arrive: NumPy arrays of floats from -1 to 1 or of integers, or
             bytes of signed 16-bit little-endian PCM. Or an `Arriving`, which reads them already.
-        every: Decode after so many seconds of new audio, or as soon after that as the last hypothesis is complete.
-        reads_ahead: Read chunks in a thread, so that each hypothesis hears all that has arrived. False reads the next
-            chunk only after a hypothesis for the last one, however long that takes, as if time stood still.
+        every: Decode after this many seconds of new audio, or later if the last hypothesis is not complete yet.
+        reads_ahead: Read chunks in a thread, so that each hypothesis includes all audio so far. False reads the next
+            chunk only after the hypothesis for the last one, which makes replays reproducible.
         options: Those of `scheduler.OPTIONS`, and `GenerationOptions` for drafts.
 
     Raises:
@@ -66,7 +66,7 @@ def updates(
 
 
 def decoded(scheduler: LiveScheduler) -> Iterator[LiveUpdate]:
-    """Decode what is due. Raises `InputError` if it fails."""
+    """Decode all windows that are due. Raises `InputError` if decoding fails."""
     while not scheduler.is_idle:
         for _, update in scheduler.step():
             if update.error is not None:

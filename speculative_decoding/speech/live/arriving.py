@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...sampling.options import short_repr
 from ..audio_file import BLOCK_SAMPLES, SAMPLE_RATE, AudioArray, Samples, scaled
 
-MAX_KEPT = 28 * SAMPLE_RATE  # samples: as many as a window can hear
+MAX_KEPT = 28 * SAMPLE_RATE  # samples: the longest window
 
 Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 

@@ -71,7 +71,7 @@ class LiveRecording:
         return is_loud(samples)
 
     def _take(self, count: int) -> Samples:
-        """Remove up to `count` samples from those that wait."""
+        """Take up to `count` of the waiting samples."""
         taken = [np.empty(0, np.float32)]
         while count > 0 and self._waiting:
             samples = self._waiting.popleft()

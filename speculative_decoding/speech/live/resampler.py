@@ -14,7 +14,7 @@ from ..audio_file import INSTALL, SAMPLE_RATE, Samples, resampled, scaled
 if TYPE_CHECKING:
     from av import AudioFrame
 
-BLOCK_SAMPLES = SAMPLE_RATE // 10  # as many are returned at a time, because arrays of a few samples take more memory
+BLOCK_SAMPLES = SAMPLE_RATE // 10  # returned at a time, because tiny arrays would take more memory
 
 
 class Resampler:
@@ -32,7 +32,7 @@ class Resampler:
         self._resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE, BLOCK_SAMPLES)
 
     def append(self, samples: NDArray[np.int16]) -> Samples:
-        """Return what is complete, (N,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
+        """Return the completed samples, (N,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
         import av
 
         frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")

@@ -1,4 +1,4 @@
-"""Decodes the hypotheses of several live streams together, with an engine of their own."""
+"""Decodes the hypotheses of several live streams together, with a separate engine."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def microphone(device: str = "") -> Iterator[Chunk]:
     if sys.platform == "darwin":
         return recorded(f":{device or 'default'}", "avfoundation", MACOS_PERMISSION)
     if not {"ALSA_CONFIG_DIR", "ALSA_CONFIG_PATH"} & os.environ.keys() and os.path.isdir(ALSA_FOLDER):
-        os.environ["ALSA_CONFIG_DIR"] = ALSA_FOLDER  # PyAV's wheels have an ALSA of their own, without configuration
+        os.environ["ALSA_CONFIG_DIR"] = ALSA_FOLDER  # PyAV's wheels contain ALSA without its configuration
     return recorded(device or "default", "alsa", f"name one that `arecord -L` lists as {MICROPHONE}:DEVICE")
 
 
@@ -140,7 +140,7 @@ def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
 
 
 def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
-    """Yield the sound of a device, and b"" while there is none. Raises `InputError` if the device fails."""
+    """Yield the sound of a device, and b"" while none is available. Raises `InputError` if the device fails."""
     import av
 
     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)

@@ -42,7 +42,7 @@ class LiveStream:
         language: The language of the speech; None if it must be detected.
 
     Attributes:
-        last: The last hypothesis, from the start of the window; None if there is none.
+        last: The last hypothesis, from the start of the window, or None.
         has_language: Whether the language is known. It is detected for each window again until some text is final.
         transcript: The text tokens before the window, for given texts; empty without them.
         is_done: Whether the last update has been made.
@@ -157,7 +157,7 @@ class LiveStream:
         assert self.last is not None
         num_words, num_final = len(self.last.words), self._agreement.num_final
         if self._agreement.leaves_out:
-            num_final = min(num_final, num_words - 1)  # the end of the last segment is not that of the final text
+            num_final = min(num_final, num_words - 1)  # the last segment does not end where the final text does
         ends = [
             end._replace(frame=min(end.frame, self._written)) for end in self.last.ends if end.num_words <= num_final
         ]

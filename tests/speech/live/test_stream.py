@@ -1,4 +1,4 @@
-"""A stream with a perfect recogniser writes what is said, once, however the speech arrives and the windows are cut."""
+"""A stream with a perfect recogniser writes each word once, however the audio arrives and the windows are cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts change nothing in live text, and several streams together write what each writes alone."""
+"""Drafts change nothing in live text, and several streams together write the same text as separately."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from speculative_decoding.rooms import has_room
 from speculative_decoding.version import __version__
 
 PRESENT = [name for name, (_, room, _) in programs.COMMANDS.items() if room is None or has_room(room)]
-LONGEST = {"generate": 60, "transcribe": 80}  # lines of --help; that of transcribe has live speech, too
+LONGEST = {"generate": 60, "transcribe": 80}  # lines of --help; transcribe also describes live speech
 
 
 @pytest.mark.parametrize("program", [main, convert, programs])
