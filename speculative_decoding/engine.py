@@ -371,7 +371,7 @@ class Engine:
         prefix = request.decoder_tokens[: max(cached, 0 if observer is None else observer.position)]
         for start, count, width in self._widths.chunks(1, len(prefix)):
             ids = prefix[start : start + count] + [self._model.config.pad_token_id] * (width - count)
-            states = self._model.states(mx.array([ids] * cache.rows), cache)
+            states = self._model.states(mx.array([ids] * cache.rows, mx.uint32), cache)
             cache.trim_to([start + count] * cache.rows)
             if observer is not None and start < observer.position <= start + count:
                 observer.prefilled(self._model.logits(states[0, observer.position - 1 - start]))

@@ -232,8 +232,6 @@ def kernel_lines(found: Diagnosis) -> list[str]:
             lines += [part for shape in kernel["failed"] for part in wrap(f"  {shape}: FAIL")]
     if len(lines) == 1:
         return ["no model was loaded"]
-    if found["device"]["kind"] == "CPU":
-        lines += wrap("On a CPU, decoding does not use scaled_dot_product_attention.")
     return lines
 
 

@@ -1,4 +1,7 @@
-"""Checks MLX's fused kernels at a model's shapes against basic operations in float32 on the CPU."""
+"""Checks kernels at a model's shapes against basic operations in float32 on the CPU.
+
+The kernels are called as the model calls them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def cases(model: EncoderDecoder, dtype: mx.Dtype) -> Iterator[Case]:
     for layer in products.values():
         yield from product_cases(layer, dtype)
     for rope, width in ropes:
-        yield rope_case(rope, width, dtype)
+        for offsets in (mx.array([0, 5, 40]), mx.array([0])):  # of the decoder and the encoder
+            yield rope_case(rope, width, offsets, dtype)
 
 
 def attention_cases(config: LayerConfig, dtype: mx.Dtype) -> Iterator[Case]:
@@ -93,12 +97,14 @@ def attention_cases(config: LayerConfig, dtype: mx.Dtype) -> Iterator[Case]:
             queries = queries.astype(dtype)
             is_visible = mx.arange(KEYS) < KEYS - MASKED_KEYS
             mask = mx.where(is_visible, noise(mask_shape, dtype, 4), -mx.inf).astype(dtype)
-            found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=config.scale, mask=mask)
+            found = attend(queries, keys, values, mask, scale=config.scale)
             with mx.stream(mx.cpu):
-                arrays = (each.astype(mx.float32) for each in (queries, keys, values, mask))
-                expected = attend(*arrays, scale=config.scale)
+                queries, keys, values, mask = (each.astype(mx.float32) for each in (queries, keys, values, mask))
+                keys, values = (mx.repeat(each, heads // groups, axis=1) for each in (keys, values))
+                weights = mx.softmax(config.scale * (queries @ keys.swapaxes(-1, -2)) + mask, axis=-1)
+                expected = joined_heads(weights @ values)
             shape = f"batch {batch}, heads {heads} of {width}, length {length}, mask {mask_shape}"
-            yield "scaled_dot_product_attention", shape, joined_heads(found), expected
+            yield "attention", shape, found, expected
 
 
 def norm_case(norm: nn.Module, dtype: mx.Dtype) -> Case:
@@ -130,9 +136,8 @@ def product_cases(layer: nn.Module, dtype: mx.Dtype) -> Iterator[Case]:
         yield "quantized_matmul", shape, found, expected
 
 
-def rope_case(rope: Rope, width: int, dtype: mx.Dtype) -> Case:
+def rope_case(rope: Rope, width: int, offsets: mx.array, dtype: mx.Dtype) -> Case:
     x = noise((3, 2, LENGTHS[-1], width), dtype, 7)
-    offsets = mx.array([0, 5, 40])
     found = rope(x, offsets)
     with mx.stream(mx.cpu):
         positions = (offsets[:, None] + mx.arange(x.shape[2])).astype(mx.float32) / rope.factor
@@ -142,7 +147,7 @@ def rope_case(rope: Rope, width: int, dtype: mx.Dtype) -> Case:
         sin = mx.sin(angles)
         first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
         expected = mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-    return "rope", f"width {width}, base {rope.base:g}", found, expected
+    return "rope", f"width {width}, base {rope.base:g}, {len(offsets)} offsets for {len(x)} rows", found, expected
 
 
 def noise(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:

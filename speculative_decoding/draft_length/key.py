@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..models.base import EncoderDecoder
-from ..models.device import on_gpu
+from ..models.device import gpu_info, on_gpu
 from ..version import __version__, native_libraries
 
 
@@ -27,6 +27,8 @@ def calibration_key(target: EncoderDecoder) -> str:
     facts = {
         "target": fingerprint(target),
         "device": f"{device.type.name} {device_name()}",
+        # MLX chooses kernels by the architecture, which MLX_METAL_GPU_ARCH can set. Virtual Macs share one name.
+        "architecture": gpu_info().get("architecture"),
         "system": platform.release() if sys.platform == "darwin" else sys.platform,
         "mlx": mx.__version__,  # type: ignore[attr-defined]
         "package": __version__,

@@ -22,7 +22,7 @@ from ..errors import InputError, note
 from ..loading.atomic_io import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
-FORMAT = 1
+FORMAT = 2
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest

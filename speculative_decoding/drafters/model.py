@@ -121,7 +121,8 @@ class BatchModelDrafter(BatchDrafter):
         longest = max(map(len, missing))
         width = 1 << (longest - 1).bit_length()  # a power of two: tracing a new width takes as long as several passes
         before = cache.offsets
-        states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
+        padded = [ids + [padding] * (width - len(ids)) for ids in missing]
+        states = self._model.states(mx.array(padded, mx.uint32), cache)
         cache.trim_to(
             [len(requests[slot].decoder_tokens) if slot in requests else before[slot] for slot in range(cache.rows)]
         )

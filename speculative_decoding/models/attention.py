@@ -111,7 +111,9 @@ def masked_scores(
     If there are fewer rows of keys than of queries, adjacent query rows share a row of keys.
     """
     keys = keys.swapaxes(-1, -2)
-    if mask is not None and soft_cap is None and shared == 1 and len(keys) == len(queries):
+    is_plain = soft_cap is None and shared == 1 and len(keys) == len(queries)
+    # Metal's kernel reads behind a mask that has a row for each of several queries; see `adds_rows_in_bounds`.
+    if mask is not None and is_plain and not (on_gpu() and mask.shape[2] > 1):
         return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
     scores = matmul_rows(queries, keys)
     shape = scores.shape

@@ -131,7 +131,8 @@ class EncoderDecoder(nn.Module):
 
         Every row grows by L. Pad shorter rows at the end, and remove the padding with `cache.trim_to`.
 
-        Narrow passes are compiled with the current weights. Call `finalize` after changing weights.
+        Narrow passes are compiled with the current weights, once for each shape if all tokens are uint32. Call
+        `finalize` after changing weights.
         """
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from .device import on_gpu
+
 Head = Callable[[mx.array], mx.array]
 
 
@@ -51,12 +53,27 @@ class Linear(DerivedWeight, nn.Linear):
 
 
 def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> mx.array:
-    """Return layer(x) plus the residual, if given. For a `Linear` without bias, one operation computes both."""
+    """Return layer(x) plus the residual, if given. For a `Linear` without bias, one operation computes both.
+
+    x: (rows, inputs). residual: (rows, outputs).
+    """
     if residual is None:
         return layer(x)
-    if isinstance(layer, Linear) and "bias" not in layer:
+    if isinstance(layer, Linear) and "bias" not in layer and adds_rows_in_bounds(len(x), x.shape[1], residual.shape[1]):
         return mx.addmm(residual, x, layer.derived)
     return residual + layer(x)
+
+
+def adds_rows_in_bounds(rows: int, inputs: int, outputs: int) -> bool:
+    """Return whether `mx.addmm` reads only the rows that its addend (rows, outputs) has.
+
+    One of Metal's matmul kernels reads up to 63 further rows, which may fault, and then ignores them. The kernels for
+    one row, and for few rows with many inputs, do not. Follows `steel_matmul_regular_axpby` and "Split K" in
+    mlx/backend/metal/matmul.cpp at commit 846d176.
+    """
+    tiles = -(-rows // 16) * -(-outputs // 16)
+    splits_inputs = inputs >= max(rows, outputs, 128) and tiles <= 1024
+    return not on_gpu() or rows == 1 or splits_inputs
 
 
 def matrix(layer: nn.Module) -> mx.array:

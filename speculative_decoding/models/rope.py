@@ -19,7 +19,12 @@ class Rope:
     factor: float = 1.0
 
     def __call__(self, x: mx.array, offsets: mx.array) -> mx.array:
-        """Rotate queries or keys (B, H, L, D). Token i of a row has position offset + i; offsets: (B,) or (1,)."""
+        """Rotate queries or keys (B, H, L, D). Token i of a row has position offset + i.
+
+        offsets: (B,), or (1,) for all rows.
+        """
+        if len(offsets) < len(x):
+            offsets = offsets.squeeze(0)  # Metal reads an offset for every row unless it gets a scalar
         width = x.shape[-1]
         return mx.fast.rope(x, width, traditional=False, base=self.base, scale=1 / self.factor, offset=offsets)
 

@@ -17,7 +17,7 @@ from speculative_decoding.distributed.sharded_model import BroadcastCache, RankB
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from tests.support.pretended_gpu import pretend_memory
+from tests.support.metal import pretend_memory
 from tests.support.tiny import tiny_model
 
 ENCODED = mx.random.normal((3, 5, 16), key=mx.random.key(0))

@@ -32,8 +32,9 @@ from speculative_decoding.session import Session
 from tests.parity.test_families import FOLDERS
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import load_golden
+from tests.support.metal import pretend_gpu, pretend_memory
+from tests.support.metal_kernels import checked_kernels
 from tests.support.paths import ROOT
-from tests.support.pretended_gpu import pretend_memory
 from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
 
 SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
@@ -136,10 +137,23 @@ def test_the_kernels_of_every_family_are_compared(family: str, dtype: mx.Dtype) 
     assert ("rope" in {each.kernel for each in checks}) == ("gemma" in family)
 
 
-WRONG: dict[str, tuple[Any, Callable[..., mx.array]]] = {
-    "scaled_dot_product_attention": (mx.fast, lambda q, k, v, *, scale, mask: 1.2 * q),
-    "rms_norm": (mx.fast, lambda x, weight, eps: x * mx.nan),
-    "quantized_matmul": (mx, lambda *given, right=mx.quantized_matmul, **options: 1.01 * right(*given, **options)),
+@pytest.mark.parametrize("family", FOLDERS)
+def test_kernels_are_called_as_the_model_calls_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal would read behind the offsets of a rope that gets fewer than one per row, for example."""
+    pretend_gpu(monkeypatch)
+    with checked_kernels():
+        model, _ = load_golden(FOLDERS[family])
+        assert [each for each in kernel_checks(model) if not each.passed] == []
+
+
+WRONG: dict[str, tuple[Any, str, Callable[..., mx.array]]] = {
+    "attention": (mx, "addmm", lambda mask, queries, keys, right=mx.addmm: right(mask, 1.2 * queries, keys)),
+    "rms_norm": (mx.fast, "rms_norm", lambda x, weight, eps: x * mx.nan),
+    "quantized_matmul": (
+        mx,
+        "quantized_matmul",
+        lambda *given, right=mx.quantized_matmul, **options: 1.01 * right(*given, **options),
+    ),
 }
 
 
@@ -148,8 +162,8 @@ def test_a_wrong_kernel_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     model = tiny_model(**SIZES)
     nn.quantize(model.decoder, group_size=64, bits=4)
     assert all(each.passed for each in kernel_checks(model))
-    module, kernel = WRONG[name]
-    monkeypatch.setattr(module, name, kernel)
+    module, function, kernel = WRONG[name]
+    monkeypatch.setattr(module, function, kernel)
     checks = kernel_checks(model)
     assert {each.kernel for each in checks if not each.passed} == {name}
     entry = {"precision": "float32", "kernels": [diagnosis.summarize_kernel(name, checks)]}

@@ -26,8 +26,8 @@ from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.engine import Engine
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import Constraints, History, scores
+from tests.support.metal import pretend_gpu
 from tests.support.operations import counted, passes_and_syncs, read_by_host, total_without_masks
-from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny import EXACT, VOCAB, head_drafter, model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters, options_of
 

@@ -140,9 +140,9 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
 
 
 EMPTY: dict[str, Any] = {
-    "format": 1, "passes": {}, "drafts": {}, "same_bits": {}, "fixed_capacity": False, "rough": {}
+    "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "fixed_capacity": False, "rough": {}
 }  # fmt: skip
-INVALID = [{"format": 2}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}, {"rough": [1]}]
+INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}, {"rough": [1]}]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\udcff", "{}", *(json.dumps(EMPTY | each) for each in INVALID)])

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from speculative_decoding import checkpoints
 from speculative_decoding.loading.load import BUNDLED, Storage, build_model, default_dtype, open_model, read_folder
 from tests.parity.test_families import FOLDERS
-from tests.support.pretended_gpu import pretend_gpu
+from tests.support.metal import pretend_gpu
 from tests.support.tiny import TOKENIZER, whisper_tokenizer
 
 M1, M2, M3 = "applegpu_g13g", "applegpu_g14s", "applegpu_g15d"

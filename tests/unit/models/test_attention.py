@@ -9,7 +9,7 @@ import pytest
 
 from speculative_decoding.models import EncoderDecoder
 from speculative_decoding.models.attention import attend, has_fused_kernel, window_softmax
-from tests.support.pretended_gpu import pretend_cpu, pretend_gpu
+from tests.support.metal import pretend_cpu, pretend_gpu
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}

@@ -11,8 +11,8 @@ import pytest
 from speculative_decoding.models import backend
 from speculative_decoding.models.attention import precise_softmax, window_softmax
 from speculative_decoding.models.config import gelu
+from tests.support.metal import pretend_gpu
 from tests.support.paths import ROOT
-from tests.support.pretended_gpu import pretend_gpu
 from tests.support.rooms import needs_room
 from tests.support.tiny import audio_frames, tiny_whisper
 

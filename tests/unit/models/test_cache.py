@@ -20,7 +20,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.device import within
-from tests.support.pretended_gpu import pretend_gpu
+from tests.support.metal import pretend_gpu
 from tests.support.tiny import audio_frames, tiny_model
 
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models.device import emulates_bfloat16, gpu_generation, gpu_info, uses_tf32
-from tests.support.pretended_gpu import pretend_gpu
+from tests.support.metal import pretend_gpu
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.models.memory_budget import available_memory, physical_memory
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.pretended_gpu import pretend_gpu, pretend_memory, pretend_metal
+from tests.support.metal import pretend_gpu, pretend_memory, pretend_metal
 from tests.support.tiny import EXACT, model_drafter, tiny_model
 from tests.support.together import Letters
 

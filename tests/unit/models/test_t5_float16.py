@@ -19,7 +19,7 @@ from speculative_decoding.models.base import EncoderDecoder, checked_sources, qu
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.t5 import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent
-from tests.support.pretended_gpu import pretend_gpu
+from tests.support.metal import pretend_gpu
 from tests.support.tiny import CONFIG, SOURCES, VOCAB, save_hugging_face, tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
