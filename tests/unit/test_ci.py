@@ -60,3 +60,13 @@ def test_kernels_for_every_generation_without_tf32_are_tested(monkeypatch: pytes
         generations[job["kernels"]] = gpu_generation()
     assert generations == {"M1": 13, "M2": 14, "M3": 15, "M4": 16}
     assert GPU["strategy"]["matrix"]["kernels"][1:] == [*generations]
+
+
+def test_pages_and_the_issue_form_ask_for_the_same_report() -> None:
+    form = ".github/ISSUE_TEMPLATE/mac.yml"
+    body = yaml.safe_load((ROOT / form).read_text(encoding="utf-8"))["body"]
+    for page in ("README.md", "docs/benchmarks.md"):
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert "python -m speculative_decoding doctor --json figures.json" in text and form in text
+    assert "python -m speculative_decoding doctor --json figures.json" in body[0]["attributes"]["value"]
+    assert [field["id"] for field in body[1:] if field.get("validations")] == ["chip", "memory", "macos", "figures"]
