@@ -124,7 +124,9 @@ def device_lines(found: Diagnosis) -> list[str]:
         f"MLX {versions['mlx']}, speculative-decoding {versions['package']}, Python {versions['python']}",
     ]
     if device["forced_architecture"]:
-        lines.append(f"{ARCHITECTURE_VARIABLE}={device['forced_architecture']}: the architecture that MLX assumes")
+        lines.append(
+            f"{ARCHITECTURE_VARIABLE}={device['forced_architecture']} replaces the architecture that Metal reports"
+        )
     if found["tf32"] is not None:
         state = "on; MLX_ENABLE_TF32=0 turns it off" if found["tf32"] else "off"
         lines.append(f"float32 matmuls in TF32: {state}")
