@@ -23,6 +23,7 @@ from ..errors import Name, writing
 from ..loading.atomic_io import atomic_write
 from ..sampling import GenerationOptions
 from ..sampling.values import Flag, Text
+from .device import ARCHITECTURE_VARIABLE
 from .diagnosis import diagnose
 
 Diagnosis = Mapping[str, Any]
@@ -80,7 +81,8 @@ def examine(chosen: argparse.Namespace) -> int:
                 path.write_text(text, encoding="utf-8")
             else:
                 atomic_write(path, text)
-        say(f"wrote {path}")
+        say(f"wrote {path}: facts about the device and the models, costs of passes and drafts, and results of checks.")
+        say("It contains no paths, user names, host names, prompts or outputs.")
     return 0 if found["passed"] else 1
 
 
@@ -121,6 +123,10 @@ def device_lines(found: Diagnosis) -> list[str]:
         f"memory: {format_size(device['memory'])}, {format_size(device['memory_limit'])} {limit}",
         f"MLX {versions['mlx']}, speculative-decoding {versions['package']}, Python {versions['python']}",
     ]
+    if device["forced_architecture"]:
+        lines.append(
+            f"{ARCHITECTURE_VARIABLE}={device['forced_architecture']} replaces the architecture that Metal reports"
+        )
     if found["tf32"] is not None:
         state = "on; MLX_ENABLE_TF32=0 turns it off" if found["tf32"] else "off"
         lines.append(f"float32 matmuls in TF32: {state}")

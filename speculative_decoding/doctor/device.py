@@ -14,16 +14,22 @@ from ..models.device import gpu_generation, gpu_info, on_gpu, version_numbers
 from ..models.memory_budget import available_memory, physical_memory
 from ..version import __version__
 
+ARCHITECTURE_VARIABLE = "MLX_METAL_GPU_ARCH"  # read by MLX (metal/device.cpp); MLX treats an empty value as unset
 MINIMUM_MLX = (0, 32, 4)  # as in pyproject.toml; a scan over an empty axis crashes before 0.32.3 (ml-explore/mlx#4340)
 
 
 def device_facts() -> dict[str, Any]:
-    """Describe the device. memory_limit is the maximum recommended size of the weights in bytes."""
+    """Describe the device.
+
+    architecture is the one that MLX selects kernels for: forced_architecture if it is set, else the one that the GPU
+    reports. It is None on a CPU. memory_limit is the maximum recommended size of the weights in bytes.
+    """
     info = gpu_info()
     return {
         "name": device_name(),
         "kind": "GPU" if on_gpu() else "CPU",
         "architecture": info.get("architecture"),
+        "forced_architecture": os.environ.get(ARCHITECTURE_VARIABLE) or None,
         "generation": gpu_generation(),
         "cores": os.cpu_count(),
         "system": f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else platform.system(),
@@ -38,9 +44,11 @@ def versions() -> dict[str, str]:
     return {"package": __version__, "mlx": mx.__version__, "python": platform.python_version()}  # type: ignore[attr-defined]
 
 
-def mlx_notes(device: dict[str, Any], version: str) -> list[str]:
-    """Return the known limitations of this version of MLX on this device, with workarounds."""
+def device_notes(device: dict[str, Any], version: str) -> list[str]:
+    """Return the known limitations of this device and of this version of MLX on it, with workarounds."""
     notes = []
+    if "Paravirtual" in device["name"]:
+        notes.append("this is a virtual machine; its timings do not describe a Mac")
     if device["generation"] is not None and device["generation"] < 15:
         notes.append("M1 and M2: in 16 bits, a pass over 2 or more positions costs about 2x a pass over one")
     if version_numbers(version) < MINIMUM_MLX:

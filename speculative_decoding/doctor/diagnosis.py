@@ -33,7 +33,7 @@ from ..models.memory_budget import fits
 from ..models.whisper_tokens import AudioConfig
 from ..rooms import has_room
 from ..session import Prompt, Session
-from .device import device_facts, mlx_notes, versions
+from .device import device_facts, device_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import DISPATCHES_PER_LAYER, chip_named, pass_seconds
 from .recommendation import recommend_length
@@ -102,7 +102,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
         "versions": versions(),
         "device": device,
         "tf32": uses_tf32(),
-        "notes": mlx_notes(device, versions()["mlx"]),
+        "notes": device_notes(device, versions()["mlx"]),
         "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
         "target": {
             "name": public_name(folder),

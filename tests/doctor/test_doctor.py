@@ -58,17 +58,22 @@ def quantized(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
-    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, link = tmp_path / "figures.json", tmp_path / "link"
     file.write_text("old")
     link.symlink_to(file)  # as /dev/stdout may be
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(doctor, "say", lambda line: said.append((line, file.read_text())))
     assert doctor.main([*pair, "--json", str(link)]) == 0 and link.is_symlink()
     out = capsys.readouterr().out
     assert [out.index(f"\n{each}") for each in SECTIONS] == sorted(out.index(f"\n{each}") for each in SECTIONS)
     assert [line for line in out.splitlines() if len(line) > 80] == [] and "all checks: pass" in out
     assert "4 of 4 identical" in out and "Not measured" in out
     text = file.read_text()
+    contents = "facts about the device and the models, costs of passes and drafts, and results of checks."
+    privacy = "It contains no paths, user names, host names, prompts or outputs."
+    assert said == [(f"wrote {link}: {contents}", text), (privacy, text)]
     found = json.loads(text, parse_constant=pytest.fail)
     assert found["format"] == 1 and found["passed"] and found["versions"]["mlx"] == mx.__version__  # type: ignore[attr-defined]
     assert [each["precision"] for each in found["precisions"]] == ["float32", "bfloat16", "8 bits", "4 bits"]
@@ -253,8 +258,9 @@ def test_only_bundled_and_hub_models_are_named(tmp_path: Path) -> None:
         assert diagnosis.public_name(folder) == name
 
 
-M2, M3 = ({"generation": number} for number in (14, 15))
-CPU: dict[str, Any] = {"generation": None}
+M2, M3 = ({"name": f"Apple {chip}", "generation": number} for chip, number in (("M2", 14), ("M3 Ultra", 15)))
+CPU: dict[str, Any] = {"name": "AMD EPYC", "generation": None}
+VIRTUAL: dict[str, Any] = {"name": "Apple Paravirtual device", "generation": None}
 
 
 @pytest.mark.parametrize(
@@ -264,10 +270,13 @@ CPU: dict[str, Any] = {"generation": None}
         (M2, "0.32.4", ["M1 and M2"]),
         (CPU, "0.32.2", ["mlx>=0.32.4"]),
         (CPU, "0.32.10.dev3", []),
+        (VIRTUAL, "0.32.4", ["virtual machine; its timings do not describe a Mac"]),
     ],
 )
-def test_limitations_of_the_mlx_version_are_reported(facts: dict[str, Any], version: str, words: list[str]) -> None:
-    notes = device.mlx_notes(facts, version)
+def test_limitations_of_the_device_and_of_mlx_are_reported(
+    facts: dict[str, Any], version: str, words: list[str]
+) -> None:
+    notes = device.device_notes(facts, version)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 
 
@@ -297,9 +306,25 @@ def test_lines_fit_the_terminal(pair: list[str]) -> None:
     """The report describes an Apple device and includes every note."""
     facts = {"name": "Apple M3 Ultra", "architecture": "applegpu_g15d", "kind": "GPU", "cores": 32}
     facts |= {"system": "macOS 26.2", "machine": "arm64", "memory": 512 << 30, "memory_limit": 464 << 30}
-    found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}
-    lines = doctor.device_lines(found | {"notes": device.mlx_notes(M3, "0.32.0")})
+    facts |= {"recommended_working_set": 464 << 30, "forced_architecture": "applegpu_g13g"}
+    found = {"device": facts, "versions": device.versions(), "tf32": True}
+    lines = doctor.device_lines(found | {"notes": device.device_notes(VIRTUAL | {"generation": 13}, "0.32.0")})
     assert max(map(len, lines)) <= 78 and any("MLX_ENABLE_TF32=0" in line for line in lines)
+
+
+@pytest.mark.parametrize(("value", "forced"), [(None, None), ("", None), ("applegpu_g13g", "applegpu_g13g")])
+def test_a_forced_architecture_is_reported(
+    value: str | None, forced: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch, "applegpu_g13g")
+    monkeypatch.delenv("MLX_METAL_GPU_ARCH", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MLX_METAL_GPU_ARCH", value)
+    facts = device.device_facts()
+    assert (facts["architecture"], facts["forced_architecture"]) == ("applegpu_g13g", forced)
+    lines = doctor.device_lines({"device": facts, "versions": device.versions(), "tf32": None, "notes": []})
+    assert "(applegpu_g13g), GPU" in lines[0]
+    assert sum("MLX_METAL_GPU_ARCH=applegpu_g13g" in line for line in lines) == bool(forced)
 
 
 def test_an_architecture_without_figures_has_no_prediction() -> None:
