@@ -28,7 +28,7 @@ from .loading.tokenizer import Tokenizer
 from .models.audio import Source
 from .models.backend import computing
 from .models.base import EncoderDecoder
-from .models.cache import DecoderCache
+from .models.cache import DecoderCache, capacity_for, source_capacity_for
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
 from .models.threads import turn, use_mlx
@@ -143,6 +143,7 @@ class Engine:
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # each with its encoder output (1, S, d_model)
         self._requests: list[Request | None] = []  # by slot; the same list as the batch's `slots`
         self._batch: Batch | None = None
+        self._capacity_class = (0, 0)  # of the batch's requests; see `PassWidths.capacity_class`
 
     @property
     def is_idle(self) -> bool:
@@ -198,7 +199,7 @@ class Engine:
                 f"is {self._num_beams} for all requests of this engine, not {options.num_beams}", "num_beams"
             )
         request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start, self._encode_draft)
-        if self._widths.reserved is not None:
+        if self._widths.capacity_borders:
             require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)
         self._queue.append(request)
         return request
@@ -289,6 +290,8 @@ class Engine:
         for slot in free:
             if not self._encoded:
                 self._encode()
+            if not self._may_join(*self._encoded[0]):
+                break
             self._assign(slot, *self._encoded.popleft())
         if free and self._batch is not None:  # the device computes it while the host builds the next round
             mx.async_eval(self._batch.cache.arrays)  # type: ignore[no-untyped-call]
@@ -305,7 +308,10 @@ class Engine:
             group.setdefault(id(request.source), request)
         started = time.perf_counter()
         sources = [request.source for request in group.values()]
-        outputs = self._model.encode_rows(sources)  # (1, S, d_model) each
+        if self._widths.exact and not self._widths.any_width:  # bits depend on the number of rows that are encoded
+            outputs = [self._model.encode_rows([source])[0] for source in sources]
+        else:
+            outputs = self._model.encode_rows(sources)  # (1, S, d_model) each
         found: dict[int, Sequence[DraftText]] = {}  # by source
         if self._find_drafts is not None:
             mx.async_eval(outputs)  # type: ignore[no-untyped-call]  # the device encodes meanwhile
@@ -338,14 +344,36 @@ class Engine:
             return outputs
         return [self._model.encode_rows([source])[0] for source in sources]
 
+    def _needed_capacity(self, request: Request) -> int:
+        """Return the capacity of the KV cache after the longest output of this request."""
+        return capacity_for(request.prefix_length + request.options.max_tokens + self._widths.reserved)
+
+    def _may_join(self, request: Request, encoder_output: mx.array) -> bool:
+        """Return whether a request may be decoded together with the batch's requests.
+
+        With exact passes, it may not if it needs a cache so much larger or smaller that bits would differ. It then
+        waits until the batch is empty, and starts with new buffers.
+        """
+        source_capacity = source_capacity_for(encoder_output.shape[1])
+        own = self._widths.capacity_class(self._needed_capacity(request), source_capacity)
+        if own != self._capacity_class:
+            if self.decoding:
+                return False
+            self._capacity_class = own
+            if self._batch is not None:
+                slots = len(self._requests)
+                self._batch.use_cache(self._model.assign_slot(None, 0, slots, encoder_output, self._num_beams))
+        return True
+
     def _assign(self, slot: int, request: Request, encoder_output: mx.array) -> None:
         batch = self._batch
         slots = len(self._requests)
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        reserved = self._widths.reserved
-        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
+        capacity = self._needed_capacity(request)
+        if not self._widths.reaches_border(capacity):
+            capacity = 0
         prefill = None
         if request.prefix_length > 1 or request.observer is not None:
             prefill = partial(self._prefill, request, capacity)

@@ -240,7 +240,7 @@ class RunConfig:
     def output_settings(self, pair: ModelPair) -> dict[str, Any]:
         """Return every setting that affects outputs, for a run that can be resumed. Models are named by their content.
 
-        The first run adds "exact", unless the options decide it.
+        The first run adds "exact", unless the options decide it, and "comparison" (`settle_exactness`).
         """
         options = self.settings() | asdict(self.flags)
         memory = self.memory
@@ -386,9 +386,9 @@ class RunConfig:
 def changed_setting(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Return how `output_settings` differ from those of an earlier run, such as "seed was 0, is 1"; "" if they do not.
 
-    "exact" may be recorded although the settings leave it open.
+    "exact" and "comparison" may be recorded although the settings leave them open.
     """
-    current = {"exact": recorded.get("exact"), **settings}
+    current = {"exact": recorded.get("exact"), "comparison": recorded.get("comparison"), **settings}
     for name in sorted(recorded.keys() | settings.keys()):
         if recorded.get(name) != current.get(name):
             before, now = (json.dumps(each.get(name)) for each in (recorded, current))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult, GenerationStats
+from ..draft_length.store import COMPARISON
 from ..engine import Event
 from ..errors import written
 from ..loading.tokenizer import unknown_characters
@@ -40,19 +41,29 @@ def note_exactness(session: Session, slots: int = 1) -> None:
         say(f"note: {written(note, flag)}")
 
 
-def settle_exactness(session: Session, slots: int, recorded: dict[str, Any]) -> None:
+def settle_exactness(session: Session, slots: int, recorded: dict[str, Any], *, is_new: bool = True) -> None:
     """Decide whether passes are exact, unless an earlier run has decided it.
 
-    recorded: The settings of an output that can be resumed. "exact" is added to them.
+    Args:
+        recorded: The settings of an output that can be resumed. "exact" is added to them, and how bits were compared.
+        is_new: Whether no earlier run has written to this output.
     """
     options = session.options_with({})
-    if options.strict is not None or options.num_beams > 1:
-        note_exactness(session, slots)
+    if options.num_beams > 1:
         return
-    if "exact" not in recorded:
+    if options.strict is not None or "exact" not in recorded:
         note_exactness(session, slots)
-        recorded["exact"] = session.planner.widths(options, slots).exact
-    session.options = session.options.with_values(strict=recorded["exact"])
+    if options.strict is None:
+        exact = recorded.setdefault("exact", session.planner.widths(options, slots).exact)
+        session.options = session.options.with_values(strict=exact)
+    if session.options_with({}).strict and session.planner.exact_widths is not None:
+        if is_new:
+            recorded["comparison"] = COMPARISON
+        elif recorded.get("comparison") != COMPARISON:
+            say(
+                "note: an earlier version compared passes less strictly when this output was begun; the tokens of its "
+                "first records may differ where the target's scores nearly tie"
+            )
 
 
 def answer_mode(session: Session) -> str:

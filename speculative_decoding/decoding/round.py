@@ -64,12 +64,16 @@ class Batch:
     ) -> None:
         self.model = model
         self.drafter = drafter
-        self.cache = cache
         self.slots = slots
         self.widths = widths
         self.starts_next_pass = False
+        self.use_cache(cache)
+
+    def use_cache(self, cache: DecoderCache) -> None:
+        """Continue with this cache. A batch without requests may get another one."""
+        self.cache = cache
         self.started_pass: tuple[list[Request | None], Verified] | None = None
-        drafter.use_cache(cache)  # a draft head reads the target's hidden states and cross-attention there
+        self.drafter.use_cache(cache)  # a draft head reads the target's hidden states and cross-attention there
 
     @property
     def requests(self) -> list[Request]:

@@ -114,7 +114,10 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
-        settle_exactness(session, flags.slots, {} if journal is None else journal.settings)
+        if journal is None:
+            settle_exactness(session, flags.slots, {})
+        else:
+            settle_exactness(session, flags.slots, journal.settings, is_new=journal.is_new)
         stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
         run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))

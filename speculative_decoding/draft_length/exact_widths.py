@@ -13,7 +13,8 @@ from .costs import max_measured_width, next_power_of_two, powers_of_two
 from .store import CalibrationStore
 
 if TYPE_CHECKING:
-    from .probe import Bits, Probe
+    from .kernel_bits import Bits
+    from .probe import Probe
 
 # These values are the same on every device.
 COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 17, 24, 32)
@@ -42,13 +43,14 @@ class ExactWidths:
         return [width for width in COMPARED_WIDTHS if known.get(width, store.is_read_only)]
 
     @property
-    def fixed_capacity(self) -> bool:
-        """Whether bits depend on the capacity of the KV cache."""
+    def borders(self) -> tuple[list[int], list[int]]:
+        """The capacities of the KV cache, and those for sources, at which the bits of exact passes change."""
         self._compare_widths()
-        return self._store().fixed_capacity
+        store = self._store()
+        return store.capacity_borders, store.source_borders
 
     def same_bits(self, rows: int, width: int) -> bool:
-        """Whether passes of this shape have the same bits as the exact widths, as far as samples show."""
+        """Whether passes of this shape have the same bits as the exact widths."""
         rows = next_power_of_two(rows)
         reference = self.widths[0]  # compares all widths of a single row on first use
         store = self._store()
@@ -58,11 +60,13 @@ class ExactWidths:
         if width not in known:
             store.announce()
             probe = self._probe()
-            if rows == 1:
-                known[width] = probe.bits(width) == probe.bits(reference)
-            else:
-                single_rows = [probe.single_bits(row, reference) for row in range(2)]
-                known[width] = probe.batch_bits(rows, width) == single_rows
+            kernels = probe.kernel_bits([(1, reference), (rows, width)])
+            same = kernels[1, reference] == kernels[rows, width]
+            if same and rows == 1:
+                same = probe.bits(width) == probe.bits(reference)
+            elif same:
+                same = probe.batch_bits(rows, width) == [probe.single_bits(row, reference) for row in range(2)]
+            known[width] = same
             store.save()
         return known[width]
 
@@ -94,7 +98,7 @@ class ExactWidths:
         return min((width for width in self.widths if width >= tokens), default=None)
 
     def batches_match(self, slots: int, tokens: int = 1) -> bool:
-        """Whether a row has the same bits in any batch of up to `slots` rows, as far as samples show.
+        """Whether a row has the same bits in any batch of up to `slots` rows.
 
         tokens: the number of tokens that a pass must be able to hold.
         """
@@ -126,16 +130,17 @@ class ExactWidths:
             return
         store.announce()
         probe = self._probe()
+        kernels = probe.kernel_bits([(1, width) for width in COMPARED_WIDTHS])
         groups: list[tuple[list[Bits], list[int]]] = []
         for width in COMPARED_WIDTHS:
-            bits = probe.bits(width)
+            bits = [kernels[1, width], *probe.bits(width)]
             group = next((widths for other, widths in groups if other == bits), None)
             if group is None:
                 groups.append((bits, [width]))
             else:
                 group.append(width)
         exact = choose_exact_widths([widths for _, widths in groups])
-        store.fixed_capacity = probe.capacity_matters(exact[0])
+        store.capacity_borders, store.source_borders = probe.borders([exact[0], exact[-1]])
         store.same_bits[1] = {width: width in exact for width in COMPARED_WIDTHS}
         store.save()
 

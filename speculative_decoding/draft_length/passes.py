@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,20 +66,33 @@ class PassWidths:
         exact: Whether passes give each position the same bits, with and without drafts. If so, they have only these
             widths, unless `any_width`.
         any_width: Whether passes of any width give the same bits.
-        reserved: The number of positions that the KV cache reserves beyond the longest output before the first pass. It
-            is the same with and without drafts. None if bits do not depend on the cache's capacity.
+        reserved: The number of positions that the KV cache may need beyond the longest output. It is the same with and
+            without drafts.
+        capacity_borders: The capacities of the KV cache at which the bits of a pass change, in increasing order. A
+            cache that would reach one is reserved before the first pass.
+        source_borders: The capacities for sources at which they change.
         refine: Briefly measures rough costs for a number of rows, and updates `costs`.
     """
 
     costs: Callable[[int], RoundCosts]
     exact: bool = False
     any_width: bool = False
-    reserved: int | None = None
+    reserved: int = 0
+    capacity_borders: Sequence[int] = ()
+    source_borders: Sequence[int] = ()
     refine: Callable[[int], None] | None = None
 
     def max_width(self, rows: int) -> int:
         """The maximum width of a pass."""
         return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
+
+    def reaches_border(self, capacity: int) -> bool:
+        """Whether a KV cache that grows to this capacity gives some of its passes other bits than the first ones."""
+        return any(border <= capacity for border in self.capacity_borders)
+
+    def capacity_class(self, capacity: int, source_capacity: int) -> tuple[int, int]:
+        """A class of requests that have the same bits in one batch, by the capacities that they need."""
+        return bisect_right(self.capacity_borders, capacity), bisect_right(self.source_borders, source_capacity)
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split a prefix of `tokens` tokens into passes: yields (start, count, width).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..drafters.base import BatchDrafter
 from ..errors import InputError, Name, Words
@@ -171,7 +171,7 @@ class PassPlanner:
             partial(calibration.costs, exact=exact),
             exact,
             any_width=own is None,
-            reserved=max(own.widths) if own is not None and exact and own.fixed_capacity else None,
+            **({} if own is None or not exact else borders(own, max(own.widths))),
             refine=partial(calibration.refine, exact=exact),
         )
 
@@ -198,8 +198,13 @@ def unmeasured_widths(own: ExactWidths, fixed: int | None) -> PassWidths:
     def costs(rows: int) -> RoundCosts:
         return RoundCosts(dict.fromkeys(own.widths_for(rows, fixed), 0.0))
 
-    reserved = max(*own.widths, 1 + (fixed or 0)) if own.fixed_capacity else None
-    return PassWidths(costs, exact=True, reserved=reserved)
+    return PassWidths(costs, exact=True, **borders(own, max(*own.widths, 1 + (fixed or 0))))
+
+
+def borders(own: ExactWidths, widest: int) -> dict[str, Any]:
+    """The fields of `PassWidths` about capacities. widest: the widest pass, with and without drafts."""
+    capacities, sources = own.borders
+    return {"reserved": widest, "capacity_borders": capacities, "source_borders": sources}
 
 
 def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None) -> Probe:

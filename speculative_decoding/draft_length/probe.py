@@ -15,15 +15,14 @@ from mlx.utils import tree_flatten
 from ..drafters.base import BatchDrafter, RequestView
 from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
-from ..models.cache import SOURCE_STEP, DecoderCache, padding_mask
+from ..models.cache import MIN_CAPACITY, SOURCE_STEP, DecoderCache, padding_mask
 from ..sampling import GenerationOptions
+from .kernel_bits import Bits, KernelBits, Shape
 
 MAX_RUNS = 3  # per timing
 MAX_RUN_SECONDS = 0.02  # total time after which a timing starts no further run
-CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes for 1,024 keys or more
+CAPACITIES = (32, 1024, 2048)  # of the KV cache
 FEW_POSITIONS = 2  # number of positions whose bits are compared, except at the smallest capacity
-
-Bits = list[bytes]  # the logits of each position, as bytes
 
 
 class Probe:
@@ -114,17 +113,35 @@ class Probe:
                 found.append(self._decode(self._filled_cache(capacity, offset), width, count, [0])[0])
         return found
 
-    def capacity_matters(self, width: int) -> bool:
-        """Whether the same tokens have different bits in a larger cache."""
-        small, large = (
-            self._decode(self._filled_cache(capacity, 0), width, FEW_POSITIONS, [0])[0] for capacity in CAPACITIES[:2]
-        )
-        return small != large
+    def kernel_bits(self, shapes: Sequence[Shape]) -> dict[Shape, Bits]:
+        """The bits of each kernel in passes of these shapes (rows, width)."""
+        return KernelBits(self._model).of_passes(shapes)
+
+    def borders(self, widths: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The capacities of the KV cache, and those for sources, at which the bits of passes of these widths change."""
+        kernels = KernelBits(self._model)
+        capacities = {border for width in widths for border in kernels.capacity_borders(width)}
+        limit = self._model.max_positions
+        for border in (2 * MIN_CAPACITY, 1024):  # a second check, of whole passes
+            offset = border // 2 - max(FEW_POSITIONS, *widths)
+            if offset >= 0 and (limit is None or border <= limit):
+                for width in widths:
+                    smaller, larger = (
+                        self._decode(self._filled_cache(capacity, offset), width, FEW_POSITIONS, [0])
+                        for capacity in (border // 2, border)
+                    )
+                    capacities |= {border} if smaller != larger else set()
+        sources = {border for width in widths for border in kernels.source_borders(width)}
+        return sorted(capacities), sorted(sources)
 
     def batch_bits(self, rows: int, width: int) -> list[Bits]:
-        """The bits of the first two rows of a batch, whose sources differ in length and are encoded together."""
+        """The bits of the first two rows of a batch, whose sources differ in length.
+
+        Sources are encoded one by one, as for exact passes.
+        """
         batch: DecoderCache | None = None
-        for slot, encoder_output in enumerate(self._model.encode_rows([self._source(slot) for slot in range(rows)])):
+        for slot in range(rows):
+            (encoder_output,) = self._model.encode_rows([self._source(slot)])
             batch = self._model.assign_slot(batch, slot, rows, encoder_output)
         assert batch is not None
         return self._decode(batch, width, FEW_POSITIONS, range(min(2, rows)))
@@ -150,11 +167,12 @@ class Probe:
         cache.reserve(capacity)
         if offset:
             for layer in cache.layers:
-                shape = layer.keys_values.shape
+                parts, rows, heads, _, width = layer.keys_values.shape
+                shape = (parts, rows, heads, CAPACITIES[-1], width)
                 dtype = layer.keys_values.dtype
                 if (shape, dtype) not in self._noise:
                     self._noise[shape, dtype] = mx.random.normal(shape, dtype, key=mx.random.key(0))
-                layer.keys_values = self._noise[shape, dtype]
+                layer.keys_values = mx.contiguous(self._noise[shape, dtype][:, :, :, :capacity])
         cache.advance(offset)
         return cache
 

@@ -23,11 +23,19 @@ from ..loading.atomic_io import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 2
+COMPARISON = 2  # how bits are compared; a job that was begun with another number says so when it is resumed
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
 CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
 AGREEMENT = 1.1
-MEASUREMENTS = ("passes", "drafts", "same_bits", "fixed_capacity", "rough")  # attributes that the file contains
+MEASUREMENTS = (
+    "passes",
+    "drafts",
+    "same_bits",
+    "capacity_borders",
+    "source_borders",
+    "rough",
+)  # attributes that the file contains
 
 Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
@@ -45,7 +53,8 @@ class CalibrationStore:
         passes: Costs of a pass, by rows and width.
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
-        fixed_capacity: Whether bits depend on the capacity of the KV cache.
+        capacity_borders: The capacities of the KV cache at which the bits of a pass change, in increasing order.
+        source_borders: The capacities for sources at which they change.
         rough: How often each cost that may still fall has been timed, by the name of the cost.
         path: The file; None if measurements are not stored.
         is_read_only: Whether the user named the file. Then nothing is measured.
@@ -57,7 +66,8 @@ class CalibrationStore:
         self.passes: dict[int, dict[int, float]] = {}
         self.drafts: dict[str, dict[int, Draft]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
-        self.fixed_capacity = False
+        self.capacity_borders: list[int] = []
+        self.source_borders: list[int] = []
         self.rough: dict[str, int] = {}
         self.path: Path | None = None
         self.is_read_only = False
@@ -109,9 +119,8 @@ class CalibrationStore:
 
     def clear(self) -> None:
         """Discard all measurements. The next `save` also discards those of other processes."""
-        for measurements in (self.passes, self.drafts, self.same_bits, self.rough):
-            measurements.clear()
-        self.fixed_capacity = False
+        for name in MEASUREMENTS:
+            getattr(self, name).clear()
         self._replaces = True
 
     def save(self) -> None:
@@ -142,7 +151,8 @@ class CalibrationStore:
             own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
         for rows, same in other["same_bits"].items():
             self.same_bits[rows] = same | self.same_bits.get(rows, {})
-        self.fixed_capacity |= other["fixed_capacity"]
+        for name in ("capacity_borders", "source_borders"):
+            setattr(self, name, sorted({*getattr(self, name), *other[name]}))
 
     def _merge_file(self, path: Path) -> None:
         """Add what the file contains now: another process may have written or repaired it."""
@@ -194,7 +204,8 @@ def read_measurements(path: Path) -> dict[str, Any]:
             int(rows): {int(width): bool(same) for width, same in by_width.items()}
             for rows, by_width in raw["same_bits"].items()
         },
-        "fixed_capacity": bool(raw["fixed_capacity"]),
+        "capacity_borders": [int(each) for each in raw["capacity_borders"]],
+        "source_borders": [int(each) for each in raw["source_borders"]],
         "rough": {name: int(count) for name, count in raw["rough"].items()},
     }
 

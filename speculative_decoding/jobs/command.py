@@ -190,7 +190,10 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             lines = chain([first], lines)
 
         session = stack.enter_context(config.session(pair))
-        settle_exactness(session, files.slots, {} if output is None else output.settings)
+        if output is None:
+            settle_exactness(session, files.slots, {})
+        else:
+            settle_exactness(session, files.slots, output.settings, is_new=output.is_new)
         scheduler = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:

@@ -37,6 +37,7 @@ class ResumableOutput:
 
     Attributes:
         settings: Everything that the output depends on. "exact" may be added to those of a new output.
+        is_new: Whether no earlier run has written records that are kept.
         lines: The number of records.
         errors: How many records of earlier runs are errors.
     """
@@ -47,7 +48,7 @@ class ResumableOutput:
         self.lines = 0
         self.errors = 0
         self._file = file
-        self._is_new = is_new
+        self.is_new = is_new
         self._size = 0  # bytes of the records
 
     @staticmethod
@@ -86,7 +87,7 @@ class ResumableOutput:
 
         name: what error messages call the input.
         """
-        if self._is_new:
+        if self.is_new:
             return lines
         with self.path.open("rb") as file:
             for number, record in enumerate(iter(partial(file.readline, MAX_RECORD_BYTES), b""), 1):
@@ -109,11 +110,11 @@ class ResumableOutput:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allow `write` within the context. At the end, even after an exception, all records are on disk."""
-        with writing(Name("output"), self.path, "name another file" if self._is_new else WAY_OUT):
-            if self._is_new and self.path.stat().st_size:
+        with writing(Name("output"), self.path, "name another file" if self.is_new else WAY_OUT):
+            if self.is_new and self.path.stat().st_size:
                 self._write_settings(None)  # fails before anything is lost; records of other settings cannot be resumed
             self._cut()
-            if self._is_new:
+            if self.is_new:
                 clean_up(settings_path(self.path))
                 self._write_settings(self.settings)
         try:

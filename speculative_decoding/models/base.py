@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -15,9 +16,9 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
-from .attention import Softmax, capped, precise_softmax
+from .attention import Softmax, attend, capped, precise_softmax
 from .audio import Source, token_ids
-from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
+from .cache import CrossAttentionCache, DecoderCache, LayerCache, padding_mask, source_capacity_for
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
@@ -26,6 +27,8 @@ from .tensors import Sources
 
 if TYPE_CHECKING:
     from .whisper_tokens import AudioConfig
+
+Buffers = tuple[mx.array, mx.array, mx.array]  # keys, values and their mask
 
 MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as the prefill of a long prefix, are not compiled
 MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention memory grows quadratically
@@ -114,10 +117,27 @@ class EncoderDecoder(nn.Module):
         """Decoder token ids (B, L) -> embeddings (B, L, d_model)."""
         return self.embedding(tokens)
 
+    def attention_outputs(self, queries: mx.array, own: Buffers, source: Buffers) -> list[mx.array]:
+        """Return the outputs of a decoder layer's attention: over its own output and over the source.
+
+        Calibration compares their bits in passes of different widths.
+
+        Args:
+            queries: (B, H, L, D).
+            own: Keys and values (B, H or fewer, T, D), and an additive mask (B, H, L, T).
+            source: Keys and values (B, H or fewer, S, D), and an additive mask (B, 1, 1, S).
+
+        Returns:
+            Arrays (B * L, H * D).
+        """
+        config = self.config.decoder
+        attention = partial(attend, queries, scale=config.scale, soft_cap=config.attention_cap)
+        return [attention(*own), attention(*source, softmax=self.source_softmax)]
+
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """Project the encoder output (P, S, M) to cross keys and values, and make a cache with P * beams rows."""
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
-        extra = -encoder_output.shape[1] % SOURCE_STEP
+        extra = source_capacity_for(encoder_output.shape[1]) - encoder_output.shape[1]
         encoder_output = mx.pad(encoder_output, [(0, 0), (0, extra), (0, 0)])
         mask = mx.pad(mask, [(0, 0), (0, extra)])
         projections = [

@@ -92,6 +92,19 @@ class LayerCache(CrossAttentionCache):
         return self.keys_values.shape[3]
 
 
+def capacity_for(size: int) -> int:
+    """Return the capacity of a cache that has grown to hold this many output tokens."""
+    capacity = MIN_CAPACITY
+    while capacity < size:
+        capacity *= 2
+    return capacity
+
+
+def source_capacity_for(length: int) -> int:
+    """Return the capacity for a source of this length."""
+    return -(-length // SOURCE_STEP) * SOURCE_STEP
+
+
 def grow(buffer: mx.array, extra: int) -> mx.array:
     """(..., T, D) -> (..., T + extra, D)."""
     return mx.pad(buffer, [*[(0, 0)] * (buffer.ndim - 2), (0, extra), (0, 0)])
@@ -187,10 +200,8 @@ class DecoderCache:
 
     def reserve(self, size: int) -> None:
         """Grow to a capacity of at least `size` tokens. Reserve in advance to keep the shape of passes constant."""
-        capacity = self.capacity
-        while capacity < size:
-            capacity *= 2
-        if extra := capacity - self.capacity:
+        extra = max(self.capacity, capacity_for(size)) - self.capacity
+        if extra:
             for layer in self.layers:
                 layer.keys_values = grow(layer.keys_values, extra)
 

@@ -21,6 +21,7 @@ from ..errors import CheckpointError
 from ..sampling.values import Int
 from .architecture import Architecture
 from .attention import joined_heads, masked_scores, matmul_rows, precise_softmax
+from .base import Buffers
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
 from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, joined, stack_sources
@@ -172,6 +173,9 @@ class T5Gemma2(Gemma):
             return x
         is_end_of_image = (tokens == self.config.eoi_token_index)[..., None]
         return mx.where(is_end_of_image, self.end_of_image.astype(x.dtype), x)
+
+    def attention_outputs(self, queries: mx.array, own: Buffers, source: Buffers) -> list[mx.array]:
+        return [attend_together(queries, [Keys(*own), Keys(*source)], self.config.decoder.scale)]
 
     def cross_projections(self, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
         return [layer.self_attention.project(encoder_output) for layer in self.decoder.layers]

@@ -15,12 +15,18 @@ import pytest
 
 from benchmarks.models import random_draft, random_model
 from benchmarks.ours import Ids
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.draft_length.exact_widths import ExactWidths
+from speculative_decoding.draft_length.passes import PassWidths, RoundCosts
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE, CalibrationStore
+from speculative_decoding.drafters import BatchDrafter, NoDrafter, SeparateDrafters
+from speculative_decoding.engine import Engine, result_of
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
+from tests.support.tiny import head_drafter
 
 SHAPE: dict[str, Any] = {
     "model_type": "t5",
@@ -94,3 +100,48 @@ def test_drafts_change_no_token_in_exact_mode(first: Sequence[int], monkeypatch:
     assert drafted == [exact] * len(DRAFTS)
     fast, *drafted = outputs(session, strict=False)
     assert drafted != [fast] * len(DRAFTS)
+
+
+BORDER = 64
+WIDTHS = PassWidths(
+    lambda rows: RoundCosts({1: 1.0, 4: 1.0, 8: 1.0}),
+    exact=True,
+    reserved=8,
+    capacity_borders=[BORDER],
+    source_borders=[BORDER],
+)
+
+
+def outputs_of(model: EncoderDecoder, slots: int, requests: Sequence[tuple[int, int]], drafter: str) -> list[list[int]]:
+    """Decode requests (source tokens, max_tokens) with an engine for this number of slots."""
+    own = head_drafter(model) if drafter == "head" else NoDrafter()
+    batch_drafter = own if isinstance(own, BatchDrafter) else SeparateDrafters(NoDrafter, model.config.vocab_size)
+    sources = [[(7 * i + 3 * length) % 100 + 3 for i in range(length)] for length, _ in requests]
+    engine = Engine(model, Ids(sources), batch_drafter, slots=slots, widths=WIDTHS)
+    submitted = [
+        engine.submit(str(i), GenerationOptions(max_tokens=most), FixedLength(3 if drafter == "head" else 0))
+        for i, (_, most) in enumerate(requests)
+    ]
+    while not engine.is_idle:
+        engine.step()
+    return [result_of([request]).tokens for request in submitted]
+
+
+@pytest.mark.parametrize("drafter", ["none", "head"])
+@pytest.mark.parametrize("changes", ["capacity", "source capacity"])
+def test_a_row_whose_company_is_long_equals_a_single_row(changes: str, drafter: str) -> None:
+    """The bits of simulated kernels change at a capacity, as those of fused attention on some chips of Macs do."""
+    model = random_model(SHAPE)
+    error = ERROR * mx.random.normal((SHAPE["d_model"],), key=mx.random.key(1))
+    usual = type(model).states
+
+    def states(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        found = usual(self, tokens, cache)  # grows the cache
+        size = cache.capacity if changes == "capacity" else cache.source_capacity
+        return found + error * (size >= BORDER)
+
+    model.__class__ = type("ModelWithKernels", (type(model),), {"states": states})
+    requests = [(10, 12), (12, 70), (9, 14), (70, 12), (11, 40), (8, 13), (80, 60), (13, 12)]
+    alone = [tokens for request in requests for tokens in outputs_of(model, 1, [request], "none")]
+    assert outputs_of(model, 3, requests, drafter) == alone
+    assert outputs_of(model, 1, requests, drafter) == alone

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from speculative_decoding.draft_length.calibration import Calibration
 from speculative_decoding.draft_length.exact_widths import ExactWidths
-from speculative_decoding.draft_length.probe import Bits, Probe
+from speculative_decoding.draft_length.kernel_bits import Bits, Shape
+from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.draft_length.store import CalibrationStore
 
 KEY = {"target": "a target", "mlx": "1.2.3"}
@@ -24,7 +25,8 @@ class FakeProbe(Probe):
         kind_of: Widths of the same kind have the same bits.
         batches: Whether rows of a batch have the bits of single rows.
         slope: The relative cost of a position.
-        fixed_capacity: Whether bits depend on the capacity of the KV cache.
+        capacity_borders: The capacities of the KV cache at which bits change.
+        source_borders: The capacities for sources at which bits change.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class FakeProbe(Probe):
         *,
         batches: bool = True,
         slope: float = 0.02,
-        fixed_capacity: bool = False,
+        capacity_borders: Sequence[int] = (),
+        source_borders: Sequence[int] = (),
     ) -> None:
-        self.fixed_capacity = fixed_capacity
+        self.capacity_borders = capacity_borders
+        self.source_borders = source_borders
         self.kind_of = kind_of
         self.batches = batches
         self.slope = slope
@@ -55,8 +59,11 @@ class FakeProbe(Probe):
         self.compared.append((1, width))
         return [[bytes([self.kind_of(width)])]]
 
-    def capacity_matters(self, width: int) -> bool:
-        return self.fixed_capacity
+    def kernel_bits(self, shapes: Sequence[Shape]) -> dict[Shape, Bits]:
+        return {(rows, width): [bytes([self.kind_of(width)])] for rows, width in shapes}
+
+    def borders(self, widths: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [*self.capacity_borders], [*self.source_borders]
 
     def single_bits(self, row: int, width: int) -> Bits:
         return [bytes([row, self.kind_of(width)])]

@@ -91,7 +91,7 @@ def test_known_equal_bits_equal_those_of_a_comparison(folder: Path, golden: Path
         pytest.skip("nothing is known about this machine's kernels")
     found = compared(Probe(model), {"golden": golden.name})
     assert found.widths == [*COMPARED_WIDTHS]
-    assert found.batches_match(4) and not found.fixed_capacity
+    assert found.batches_match(4) and found.borders == ([], [])
 
 
 def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[int]) -> dict[int, list[np.ndarray]]:
@@ -134,7 +134,7 @@ def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
 def equal_bits(folder: Path) -> None:
     """Skip a test on a Mac whose bits already depend on the shape; planted differences would add to them."""
     found = compared(Probe(tiny_model()))
-    is_equal = found.widths == [*COMPARED_WIDTHS] and found.batches_match(4) and not found.fixed_capacity
+    is_equal = found.widths == [*COMPARED_WIDTHS] and found.batches_match(4) and found.borders == ([], [])
     if sys.platform == "darwin" and not is_equal:
         pytest.skip("bits depend on the shape here")
     assert is_equal
@@ -172,5 +172,5 @@ DEPENDS: dict[str, Callable[[DecoderCache], bool]] = {
 def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(what: str) -> None:
     model = planted(lambda tokens, cache: 1.0 + 1e-6 * DEPENDS[what](cache))
     found = compared(Probe(model), KEY | {"planted": what})
-    assert found.fixed_capacity == (what == "capacity")
+    assert found.borders == ([64] if what == "capacity" else [], [])
     assert found.batches_match(4) == (what == "capacity")

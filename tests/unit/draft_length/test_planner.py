@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding.cli.run_config import changed_setting
+from speculative_decoding.cli.runner import settle_exactness
 from speculative_decoding.draft_length import DraftLength, FixedLength, calibration
 from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS
 from speculative_decoding.draft_length.exact_widths import ExactWidths
 from speculative_decoding.draft_length.passes import PassWidths, RoundCosts
+from speculative_decoding.draft_length.store import COMPARISON
 from speculative_decoding.drafters import NoDrafter
 from speculative_decoding.engine import Engine
 from speculative_decoding.errors import written
@@ -187,12 +190,35 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(probes: list
 
 def test_the_reserved_capacity_does_not_depend_on_drafts(probes: list[FakeProbe]) -> None:
     """Where bits depend on the capacity of the KV cache, baseline and drafts would differ otherwise."""
-    session = session_of(probes, fixed_capacity=True)
+    session = session_of(probes, capacity_borders=[1024])
 
-    def reserved(**options: Any) -> int | None:
-        return session.planner.widths(session.options_with(options | {"strict": True})).reserved
+    def reserved(**options: Any) -> int:
+        widths = session.planner.widths(session.options_with(options | {"strict": True}))
+        assert widths.reaches_border(1024) and not widths.reaches_border(512)
+        return widths.reserved
 
     baseline = reserved(drafter="none")
-    assert baseline is not None
+    assert baseline > 1
     for options in ({"num_draft_tokens": "auto"}, {"num_draft_tokens": 5}, {"drafter": "ngram"}):
         assert reserved(**options) == baseline
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_job_whose_passes_an_earlier_version_compared_says_so_when_it_is_resumed(
+    strict: bool | None, probes: list[FakeProbe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = session_of(probes, kind_of=lambda width: 0)
+    given = {} if strict is None else {"exact": strict}
+
+    def says_so(recorded: dict[str, Any], *, is_new: bool) -> bool:
+        session.options = GenerationOptions(strict=strict)
+        settle_exactness(session, 1, recorded, is_new=is_new)
+        return "an earlier version compared passes less strictly" in capsys.readouterr().err
+
+    new = dict(given)
+    assert not says_so(new, is_new=True)
+    assert new == {"exact": True, "comparison": COMPARISON} and changed_setting(new, given) == ""
+    assert not says_so(new, is_new=False)
+    assert says_so({"exact": True}, is_new=False)
+    session.planner.exact_widths = None  # nothing is compared on this device
+    assert not says_so({"exact": True}, is_new=False)

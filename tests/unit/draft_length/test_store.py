@@ -140,7 +140,7 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
 
 
 EMPTY: dict[str, Any] = {
-    "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "fixed_capacity": False, "rough": {}
+    "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "capacity_borders": [], "source_borders": [], "rough": {}
 }  # fmt: skip
 INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}, {"rough": [1]}]
 

@@ -119,7 +119,7 @@ def test_outputs_whose_kv_cache_cannot_be_reserved_are_refused(monkeypatch: pyte
     pretend_memory(monkeypatch, 1e9, 1 << 20)
     model, long, length = tiny_model(), GenerationOptions(max_tokens=1 << 20), FixedLength(4)
     drafter = model_drafter(model, model)
-    engine = Engine(model, Letters(), drafter, slots=2, widths=replace(EXACT, reserved=8))
+    engine = Engine(model, Letters(), drafter, slots=2, widths=replace(EXACT, reserved=8, capacity_borders=[64]))
     engine.submit("abc", GenerationOptions(max_tokens=9), length)
     with pytest.raises(
         InputError, match=r"^max_tokens: for 1048576 tokens, strict passes reserve about \d GB .* 0 GB are free"
