@@ -32,9 +32,10 @@ Bits = list[bytes]
 Kernel = Callable[[mx.array], mx.array]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-# Numbers of keys for which attention is compared. On some devices, MLX's fused attention takes two passes over 1,024
-# keys or more, and with grouped queries over 4,096 or more.
-CAPACITIES = (64, 1024, 2048, 4096)
+# Numbers of keys for which attention is compared. MLX's fused attention takes two passes over 1,024 keys or more on
+# some devices, and over `GROUPED` or more on all if query heads share key heads.
+CAPACITIES = (64, 1024, 2048)
+GROUPED = 4096
 FEW_KEYS = 64
 INPUTS = 4  # distinct inputs; a pass has each of them at several positions
 WEIGHT_ROWS = 64  # distinct rows of a weight, which larger weights repeat
@@ -106,7 +107,9 @@ class KernelBits:
     def _capacities(self) -> list[Shape]:
         """Return pairs of a cache capacity and a source capacity, up to the lengths that the model supports."""
         limit = self._model.max_positions
-        own = [each for each in CAPACITIES if limit is None or each < 2 * limit]
+        config = self._model.config.decoder
+        compared = CAPACITIES if config.num_heads == config.num_kv_heads else (*CAPACITIES, GROUPED)
+        own = [each for each in compared if limit is None or each < 2 * limit]
         sources = own
         if self._model.audio is not None:
             sources = [source_capacity_for(self._model.audio.window_frames // 2)]
@@ -193,6 +196,8 @@ def products(layer: nn.Module, dtype: mx.Dtype, *, is_head: bool) -> Iterator[Ke
         yield lambda chosen: run(inputs[chosen]).flatten(0, 1)
         return
     yield lambda chosen: twin(inputs[chosen.flatten()])
+    if is_quantized or "bias" in layer:
+        return  # a residual is added separately
     residual = mx.zeros((1, len(layer.weight)), dtype)
     yield lambda chosen: project(twin, inputs[chosen.flatten()], mx.repeat(residual, chosen.size, axis=0))
 

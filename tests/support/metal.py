@@ -23,11 +23,6 @@ def pretend_gpu(
         monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
 
 
-def pretend_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the branches for a CPU, also where `tools.pretend_mac --gpu` runs the tests."""
-    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
-
-
 def pretend_metal(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Pretend to run on a Mac with 16 GB. Returns MLX's limits, which change as they are set."""
     limits = {"wired": 0, "cache": 11}

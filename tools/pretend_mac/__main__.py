@@ -1,7 +1,6 @@
-"""Runs the tests as on a Mac: `python -m tools.pretend_mac [--gpu] [pytest's options]`. Fails as pytest does.
+"""Runs the tests as on a Mac: `python -m tools.pretend_mac [pytest's options]`. Fails as pytest does.
 
-sitecustomize.py lists the differences. With --gpu, tests that choose the CPU take the GPU's branches, too. The last
-line of the output has the totals.
+sitecustomize.py lists the differences. The last line of the output has the totals.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ def environment(scratch: Path) -> dict[str, str]:
 def main(options: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         mac = environment(Path(scratch))
-        if "--gpu" in options:
-            options.remove("--gpu")
-            mac["PRETEND_MAC_GPU"] = "1"
         # pytest prints no totals if it gets -q twice, and addopts has one
         command = [sys.executable, "-m", "pytest", "-v", "-m", "", *options]
         last = ""

@@ -1,9 +1,9 @@
 """Makes Linux look like a Mac to this repository's code. Python imports this file first, because PYTHONPATH names it.
 
+MLX stays the one for CPUs: tests/unit/models/test_metal_kernels.py takes the branches for a GPU.
+
 - `sys.platform`, `platform`, `os`, `ctypes` and `resource` answer as on macOS, in our modules only: the standard
   library would call functions that Linux lacks.
-- MLX's default device is a GPU that computes on the CPU. This tests choices that depend on the device, and weights in
-  their stored type, but no Metal kernel.
 - Opening /proc or /dev/full fails, and so does fork. A name that differs from a neighbor only by case is refused.
 - At most 256 files can be open.
 """
@@ -16,8 +16,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,15 +27,6 @@ LINUX_ONLY = (
     "copy_file_range eventfd getrandom getxattr listxattr memfd_create pipe2 posix_fadvise posix_fallocate setxattr "
     "sched_getaffinity sched_setaffinity sched_setscheduler splice O_DIRECT O_PATH O_TMPFILE SCHED_BATCH"
 )
-GB = 1 << 30
-M4 = {
-    "device_name": "Apple M4 Max",
-    "architecture": "applegpu_g16s",
-    "memory_size": 64 * GB,
-    "max_recommended_working_set_size": 48 * GB,
-    "max_buffer_length": 36 * GB,
-    "resource_limit": 499000,
-}
 
 
 class Disguise:
@@ -125,37 +115,6 @@ def prepare_mlx() -> None:
     from linux import cpu  # type: ignore[import-not-found]
 
     cpu.prepare()
-    import mlx.core as mx
-
-    pretend_gpu(mx)
-
-
-def pretend_gpu(mx: Any) -> None:
-    default = [mx.Device(mx.gpu)]
-    stream, device_info = mx.stream, mx.device_info
-
-    def device_of(where: Any) -> Any:
-        return mx.Device(where) if isinstance(where, mx.DeviceType) else getattr(where, "device", where)
-
-    def set_default_device(device: Any) -> None:
-        if "PRETEND_MAC_GPU" not in os.environ:
-            default[0] = device_of(device)
-
-    @contextmanager
-    def stream_on(where: Any) -> Iterator[None]:
-        before, default[0] = default[0], device_of(where)
-        try:
-            with stream(mx.cpu if where == mx.gpu else where):
-                yield
-        finally:
-            default[0] = before
-
-    mx.default_device = lambda: default[0]
-    mx.set_default_device = set_default_device
-    mx.stream = stream_on
-    mx.is_available = lambda device: True
-    mx.metal.is_available = lambda: True
-    mx.device_info = lambda device=None: M4 if device_of(device or default[0]).type == mx.gpu else device_info(mx.cpu)
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:

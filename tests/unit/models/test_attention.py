@@ -9,7 +9,7 @@ import pytest
 
 from speculative_decoding.models import EncoderDecoder
 from speculative_decoding.models.attention import attend, has_fused_kernel, window_softmax
-from tests.support.metal import pretend_cpu, pretend_gpu
+from tests.support.metal import pretend_gpu
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}
@@ -27,7 +27,6 @@ def test_fused_attention_equals_our_own_where_it_exists(
     keys, values = (mx.random.normal((3, key_heads, 20, width)) for _ in range(2))
     hidden = mx.random.normal((3, 1, length, 20)) > 1
     mask = mx.where(hidden, -mx.inf, mx.random.normal((3, 4 if key_heads == 4 else 1, length, 20)))
-    pretend_cpu(monkeypatch)
     own = attend(queries, keys, values, mask, scale=width**-0.5)
     assert not has_fused_kernel(queries, keys)
     pretend_gpu(monkeypatch)
@@ -59,7 +58,6 @@ def test_a_mask_in_another_dtype_keeps_the_dtype_of_the_queries(
 @pytest.mark.parametrize("length", [8, 9])
 def test_fused_attention_over_a_cache_equals_our_own(length: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sources and the offsets of the rows differ. All heads have a width of the fused kernels."""
-    pretend_cpu(monkeypatch)
     own = decode_after_a_rewind(tiny_model(d_kv=64), rows, length)
     pretend_gpu(monkeypatch)
     assert mx.abs(decode_after_a_rewind(tiny_model(d_kv=64), rows, length) - own).max().item() < 1e-4

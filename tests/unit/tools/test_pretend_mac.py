@@ -20,20 +20,15 @@ FAILING = {
     "needs_a_compiler": 'subprocess.run(["g++", "--version"], check=True)',
     "needs_distinct_case": '(tmp_path / "a").touch(), (tmp_path / "A").touch()',
     "needs_linux": 'assert sys.platform == "linux"',
-    "needs_float32": 'assert open_model("t5-web-docs").checkpoint["shared.weight"].dtype == mx.float32',
 }
 PASSING = {
-    "a_gpu_is_the_default": "assert mx.default_device() == mx.gpu and mx.is_available(mx.gpu)",
     "children_pretend_too": 'subprocess.run([sys.executable, "-c", IS_MAC], check=True)',
-    "the_cpu_can_be_chosen": "with mx.stream(mx.cpu):\n        assert mx.default_device() == mx.cpu",
     "folders_are_swapped": 'assert exchange(made(tmp_path / "a"), made(tmp_path / "b"))',
 }
 HEADER = """
 import os, subprocess, sys
 from pathlib import Path
-import speculative_decoding, mlx.core as mx
 from speculative_decoding.loading.atomic_io import exchange
-from speculative_decoding.loading.load import open_model
 
 IS_MAC = "import sys; assert sys.platform == 'darwin'"
 
