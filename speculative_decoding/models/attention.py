@@ -112,8 +112,10 @@ def masked_scores(
     """
     keys = keys.swapaxes(-1, -2)
     is_plain = soft_cap is None and shared == 1 and len(keys) == len(queries)
-    # Metal's kernel reads behind a mask that has a row for each of several queries; see `adds_rows_in_bounds`.
-    if mask is not None and is_plain and not (on_gpu() and mask.shape[2] > 1):
+    # Metal's kernel reads behind a mask with a row for each of several queries (see `adds_rows_in_bounds`). Position
+    # biases, which are rounded when they are added separately, are so for one query, too.
+    reads_behind = on_gpu() and mask is not None and max(mask.shape[1:3]) > 1
+    if mask is not None and is_plain and not reads_behind:
         return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
     scores = matmul_rows(queries, keys)
     shape = scores.shape
