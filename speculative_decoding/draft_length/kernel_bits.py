@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.base import EncoderDecoder, is_read_by_pass
-from ..models.cache import MIN_CAPACITY, source_capacity_for
+from ..models.cache import MIN_CAPACITY, capacity_for, source_capacity_for
 from ..models.linear import project
 
 Shape = tuple[int, int]  # rows and width of a pass
@@ -109,7 +109,8 @@ class KernelBits:
         limit = self._model.max_positions
         config = self._model.config.decoder
         compared = CAPACITIES if config.num_heads == config.num_kv_heads else (*CAPACITIES, GROUPED)
-        own = [each for each in compared if limit is None or each < 2 * limit]
+        largest = compared[-1] if limit is None else min(capacity_for(max(limit, FEW_KEYS)), compared[-1])
+        own = sorted({largest, *(each for each in compared if each < largest)})
         sources = own
         if self._model.audio is not None:
             sources = [source_capacity_for(self._model.audio.window_frames // 2)]
