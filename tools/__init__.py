@@ -32,4 +32,7 @@ Made from: how files of this repository were made
   sparse_t5_11b           a sparse checkpoint with the shapes of T5-11B, to measure the memory of a conversion. A second
 """
 
-import tests  # noqa: F401  # fixes the calibration and imports the package before MLX
+import importlib.util
+
+if importlib.util.find_spec("mlx") is not None:  # `python3 -m tools.metal build` needs only the standard library
+    import tests  # noqa: F401  # fixes the calibration and imports the package before MLX
