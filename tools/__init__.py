@@ -17,6 +17,8 @@ Safe: what users send, and what is on their disks
 Exact: equal to other programs and devices
   compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
   leave_out               do the core's tests pass without a room? As long as these tests
+  metal/                  which pass widths have equal bits on a Mac's GPU? Executes kernels of the mlx-metal wheel on
+                          Linux, from recorded dispatches (tools/metal/README.md). Needs clang-19; minutes for a model
   pretend_mac/            do the tests pass as on a Mac? As long as the tests
   resolve_for_mac         does each dependency have wheels for a Mac? Needs uv and a network
   several_machines        do several processes that share a model give the output of one?
