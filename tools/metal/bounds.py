@@ -29,8 +29,8 @@ class Known:
 KNOWN = (
     Known(
         r"steel_gemm_fused_n[nt]_\w+ reads [\d,]+ bytes behind buffer 2",
-        "addmm bounds the columns of the added matrix (a mask or a residual), but not its rows: a tile of up to 64 rows "
-        "reads rows behind the last one, and does not store what it adds them to",
+        "addmm bounds the columns of the added matrix, a mask or a residual, but not its rows: a tile of up to 64 "
+        "rows reads rows behind the last one, and does not store what it adds them to",
     ),
 )
 

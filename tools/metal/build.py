@@ -25,7 +25,10 @@ class BuildError(Exception):
 
 
 def cache_folder() -> Path:
-    """Return the folder for wheels' kernels, the compiled runtime and translated kernels, and create it."""
+    """Return the folder for wheels' kernels, the compiled runtime and translated kernels, and create it.
+
+    It lies in the package's cache folder. `speculative_decoding.cache_folder` is not used, because it imports MLX.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "speculative-decoding" / "metal"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
