@@ -72,11 +72,11 @@ def print_classes(chosen: argparse.Namespace) -> int:
             ):
                 print(f"{chip} {found.dtype} {found}", flush=True)
                 of_dtype[found.dtype].append(found)
-                has_problem |= bool(found.problem)
+                has_problem |= bool(found.problems)
             for dtype, of_model in of_dtype.items():
                 for bits in (0, *chosen.bits):
                     parts = [each for each in of_model if operations.is_part_of(each.operation, bits)]
-                    if any(each.problem for each in parts):
+                    if any(each.problems for each in parts):
                         continue
                     shared = classes.described(classes.common_classes([each.classes for each in parts]))
                     print(f"{chip} {dtype} {model}, {f'{bits} bits' if bits else 'dense'}: {shared}", flush=True)

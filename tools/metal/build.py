@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -100,6 +101,7 @@ def runtime_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:16]
 
 
+@functools.cache
 def library_path(*, compile_it: bool = False) -> Path:
     """Return the compiled runtime. Raises BuildError if it is missing and is not to be compiled."""
     path = cache_folder() / f"runtime-{runtime_digest()}" / "libmetalkernels.so"

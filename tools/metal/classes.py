@@ -13,7 +13,7 @@ from .build import metallib_of
 from .numbers import Values, decode
 from .operations import MODELS, WIDTHS, Operation
 from .replay import MARGIN, MAX_ROWS, Inputs, replay
-from .runtime import KernelError, Library, Orders, ProductOrder, SumOrder
+from .runtime import KernelError, Library, Orders, Placement, ProductOrder, SumOrder
 from .traces import traces_of
 
 ALL_ORDERS = (
@@ -34,13 +34,13 @@ class WrongResultError(Exception):
 class Found:
     """The classes of an operation: widths whose results are equal in bits under every order of additions.
 
-    by_order: the classes under each of `ALL_ORDERS`. problem: why there are none.
+    by_order: the classes under each of `ALL_ORDERS`. problems: widths without a class, and why.
     """
 
     operation: Operation
     dtype: str
     by_order: list[Classes]
-    problem: str = ""
+    problems: dict[int, str]
 
     @property
     def classes(self) -> Classes:
@@ -51,10 +51,12 @@ class Found:
         return any(classes != self.by_order[0] for classes in self.by_order)
 
     def __str__(self) -> str:
-        if self.problem:
-            return f"{self.operation}: {self.problem}"
         note = " (depends on the order of additions)" if self.depends_on_order else ""
-        return f"{self.operation}: {described(self.classes)}{note}"
+        missing = ""
+        for problem in dict.fromkeys(self.problems.values()):
+            widths = [width for width, each in self.problems.items() if each == problem]
+            missing += f"; not {', '.join(ranges(widths))}: {problem}"
+        return f"{self.operation}: {described(self.classes)}{note}{missing}"
 
 
 def described(classes: Classes) -> str:
@@ -88,29 +90,35 @@ def rows_first(output: Values) -> Values:
 
 
 def results(
-    library: Library, chip: str, model: str, inputs: Inputs, widths: Sequence[int], columns: int | None, orders: Orders
-) -> Iterator[tuple[int, Values]]:
-    """Yield each width and its results, (rows, values) as stored: of enough passes for `COMPARED_VALUES`.
+    library: Library, chip: str, model: str, inputs: Inputs, width: int, columns: int | None, orders: Orders
+) -> Values:
+    """Return the results of passes of one width, (rows, values) as stored, for at least `COMPARED_VALUES` values.
 
     Raises:
-        WrongResultError: The values of a pass differ from the exact ones by more than rounding.
+        KernelError: The library has no such kernel, or the kernel stopped.
+        WrongResultError: The values differ from the exact ones by more than rounding.
     """
     operation, dtype = inputs.operation, inputs.dtype
-    for width in widths:
-        trace = traces_of(model).find(chip, operation, dtype, width)
-        shape = operation.output(width)
-        wanted = math.ceil(COMPARED_VALUES / (columns or math.prod(shape) // width))
-        wanted = min(max(wanted, 2), MAX_ROWS)  # inputs differ between even and odd rows
-        passes = []
-        for first in range(0, max(wanted, 1), width):
-            if first and first + width > MAX_ROWS:
-                break
-            arrays = inputs.of_pass(width, first)
-            output = replay(library, trace, operation, dtype, arrays, width, columns=columns, orders=orders).output
-            if first == 0:
-                check(inputs, output, width, columns)
-            passes.append(rows_first(output))
-        yield width, np.concatenate(passes)
+    trace = traces_of(model).find(chip, operation, dtype, width)
+    values_of_row = columns or math.prod(operation.output(width)) // width
+    rows = min(max(math.ceil(COMPARED_VALUES / values_of_row), 2), MAX_ROWS)  # inputs differ between even and odd rows
+    passes: list[Values] = []
+    for first in range(0, rows, width):
+        if first and first + width > MAX_ROWS:
+            break
+        # The first pass is checked between guard pages: a kernel that the trace does not fit may write anywhere.
+        placement = Placement.UNGUARDED if first else Placement.ENDS_AT_GUARD
+        arrays = inputs.of_pass(width, first)
+        result = replay(
+            library, trace, operation, dtype, arrays, width, columns=columns, orders=orders, placement=placement
+        )
+        for fault in result.faults:
+            if fault.access == "writes":
+                raise WrongResultError(str(fault))
+        if first == 0:
+            check(inputs, result.output, width, columns)
+        passes.append(rows_first(result.output))
+    return np.concatenate(passes)
 
 
 def check(inputs: Inputs, output: Values, width: int, columns: int | None) -> None:
@@ -118,7 +126,7 @@ def check(inputs: Inputs, output: Values, width: int, columns: int | None) -> No
     exact, tolerance = reference.values[..., :columns], reference.tolerance[..., :columns]
     is_right = np.abs(decode(output, inputs.dtype) - exact) <= tolerance  # False for NaN
     if not is_right.all():
-        raise WrongResultError(f"width {width}: {np.count_nonzero(~is_right):,} of {is_right.size:,} values are wrong")
+        raise WrongResultError(f"{np.count_nonzero(~is_right):,} of {is_right.size:,} values are wrong")
 
 
 def partition(outputs: Sequence[tuple[int, Values]]) -> Classes:
@@ -152,13 +160,16 @@ def find_classes(
     is_wide = "attention" not in operation.kind and len(operation.sizes) == 2 and operation.sizes[1] > MAX_COLUMNS
     columns = MAX_COLUMNS if is_wide else None
     inputs = Inputs(operation, dtype, columns and columns + MARGIN)
-    try:
-        by_order = [
-            partition([*results(library, chip, model, inputs, widths, columns, orders)]) for orders in all_orders
-        ]
-    except (KernelError, WrongResultError) as error:
-        return Found(operation, dtype, [], str(error))
-    return Found(operation, dtype, by_order)
+    by_order, problems = [], {}
+    for orders in all_orders:
+        outputs = []
+        for width in widths:
+            try:
+                outputs.append((width, results(library, chip, model, inputs, width, columns, orders)))
+            except (KernelError, WrongResultError) as error:
+                problems[width] = str(error)
+        by_order.append(partition(outputs))
+    return Found(operation, dtype, by_order, problems)
 
 
 _library: Library  # of a worker process

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .build import cache_folder, library_path, runtime_digest
+from .build import library_path
 from .metallib import Metallib
 
 MAX_ARGUMENTS = 31  # of a Metal kernel
@@ -159,7 +159,7 @@ class Library:
     def _object(self, name: str, constants: tuple[tuple[int, bytes], ...]) -> bytes:
         bitcode = self.metallib.bitcode(name)
         digest = hashlib.sha256(repr((constants, bitcode)).encode()).hexdigest()[:32]
-        path = cache_folder() / f"runtime-{runtime_digest()}" / f"{digest}.o"
+        path = library_path().parent / f"{digest}.o"
         if not path.exists():
             packed = (_Constant * max(1, len(constants)))()
             for slot, (index, value) in zip(packed, constants, strict=False):

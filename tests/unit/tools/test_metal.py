@@ -160,7 +160,7 @@ def test_widths_have_the_recorded_classes(
 ) -> None:
     """As found by the whole back end of MLX on a software Metal, except that inputs here cancel more sharply."""
     found = find_classes(library, chip, model, Operation(kind, sizes, bits), dtype)
-    assert not found.problem and described(found.classes) == expected
+    assert not found.problems and described(found.classes) == expected
 
 
 @slow
@@ -211,6 +211,23 @@ def test_an_argument_of_another_dtype_gives_wrong_values(library: Library) -> No
     weight = encode(decode(arrays[1], "bfloat16"), "float16").view(np.uint16)
     with pytest.raises(WrongResultError, match="values are wrong"):
         check(inputs, replay(library, trace, operation, "bfloat16", [arrays[0], weight], 4).output, 4, None)
+
+
+@slow
+def test_a_trace_that_does_not_fit_its_kernel_is_a_problem(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the kernels of another wheel: a size that is too large, and a kernel that does not exist."""
+    operation = Operation("rms_norm", (256,))
+    traces = traces_of("t5-web-docs")
+    trace = traces.find("M3-Max", operation, "float32", 4)
+    (dispatch,) = trace.dispatches
+    (size,) = (index for index, each in dispatch.arguments.items() if each == Constant(struct.pack("<I", 256)))
+    too_large = replace(dispatch, arguments=dispatch.arguments | {size: Constant(struct.pack("<I", 1 << 30))})
+    for width, changed in ((4, too_large), (5, replace(dispatch, kernel="no_such_kernel"))):
+        key = "M3-Max", str(operation), 0, "float32", width
+        monkeypatch.setitem(traces.by_pass, key, replace(trace, dispatches=[changed]))
+    found = find_classes(library, "M3-Max", "t5-web-docs", operation, "float32", [1, 2, 4, 5])
+    assert found.classes == [[1, 2]] and [*found.problems] == [4, 5]
+    assert "; not 5: no_such_kernel: not in this metallib" in str(found)
 
 
 @slow

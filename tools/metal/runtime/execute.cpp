@@ -260,8 +260,7 @@ void execute(const Kernel& executed, void** buffers, const uint64_t* sizes, cons
   if (placement != UNGUARDED)
     place_between_guards(buffers, sizes, threadgroup_table, threadgroup_sizes, placement);
   try {
-    if (placement == UNGUARDED) run(context);
-    else run_with_guards(run, context);
+    run_with_guards(run, context);  // without guards, an invalid access is an error all the same
   } catch (...) {
     error = std::current_exception();
   }

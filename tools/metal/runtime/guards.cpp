@@ -107,7 +107,7 @@ void run_with_guards(void (*function)(void*), void* context) {
   sigaction(SIGSEGV, &old_segv, nullptr);
   sigaction(SIGTRAP, &old_step, nullptr);
   if (is_stray)
-    throw std::runtime_error("access of address " + std::to_string(stray_address) + ", far from all arguments");
+    throw std::runtime_error("access of address " + std::to_string(stray_address) + ", outside of all arguments");
 }
 
 int remove_guards(Fault* faults, int limit) {
