@@ -151,6 +151,7 @@ DENSE_M3, QUANTIZED_M3 = "{1} {2-5} {6-15} {16-32}", "{1} {2-12} {13-32}"
         ("M5", "t5-web-docs", "matmul", (256, 256), 0, "float16", DENSE_M3),
         ("M5", "t5-web-docs", "quantized", (256, 256), 4, "float32", "{1} {2-32}"),
         ("M3", "attention", "attention", (2, 2, 64, 1100), 0, "float16", "{1-8} {9-32}"),
+        ("M5", "t5-small", "attention", (8, 8, 64, 128), 0, "float16", "{1-8} {9-32}"),
         ("M3-Max", "attention", "attention", (2, 2, 64, 1024), 0, "float16", "{1-8} {9-32}"),
         ("M3-Max", "attention", "attention", (2, 2, 64, 1100), 0, "float16", "{1-4} {5-8} {9-32}"),
     ],

@@ -28,7 +28,8 @@ enum { MAX_ARGUMENTS = 31 };  // Metal's limit of buffer indices
 
 extern "C" {
 // Waits until the lanes of the simdgroup that run the same operation have arrived, and writes this lane's result.
-// input: `count` elements, and as many of a second operand for OP_FILL_*. argument: a distance or a lane.
+// input: `count` elements, and as many of a second operand for OP_FILL_*. argument: a distance, a lane, or for
+// OP_MATRIX_16X32X16 the element of B, whose input is pointers to a descriptor and to the fragments of A, B and C.
 void air_simd(int operation, int element, int count, void* input, void* output, int argument);
 void air_threadgroup_barrier();
 int air_lane();

@@ -233,11 +233,11 @@ void matrix_16x32x16(LaneCall* const* lanes, ProductOrder order) {
         action(static_cast<char**>(lanes[lane]->input), i, row, column);
       }
   };
-  int element = lanes[0]->element;
+  int element_a = lanes[0]->element, element_b = lanes[0]->argument;
   for_each_element([&](char** storage, int i, int row, int column) {
-    (is_a_transposed ? a[column][row] : a[row][column]) = element_at(storage[1], element, i);
+    (is_a_transposed ? a[column][row] : a[row][column]) = element_at(storage[1], element_a, i);
     for (int half = 0; half < 2; half++) {
-      float value = element_at(storage[2], element, 8 * half + i);
+      float value = element_at(storage[2], element_b, 8 * half + i);
       (is_b_transposed ? b[column][16 * half + row] : b[row][16 * half + column]) = value;
       c[row][16 * half + column] = element_at(storage[3], FLOAT32, 8 * half + i);
     }

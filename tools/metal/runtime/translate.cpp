@@ -328,15 +328,21 @@ class Builtins {
       return b.CreateGEP(b.getInt8Ty(), argument(8), b.CreateMul(index, b.getInt64(size)));
     }
     auto at = name.find("run_cooperative_");
-    if (at == StringRef::npos || !name.ends_with("_f32")) fail("no translation of " + name.str());
-    StringRef type = name.substr(at + strlen("run_cooperative_"));
-    int element = type.starts_with("f32") ? FLOAT32 : type.starts_with("f16") ? FLOAT16 : BFLOAT16;
-    if (element == BFLOAT16 && !type.starts_with("b16")) fail("no translation of " + name.str());
+    if (at == StringRef::npos) fail("no translation of " + name.str());
+    SmallVector<StringRef, 3> types;  // of A, B and C
+    name.substr(at + strlen("run_cooperative_")).split(types, '_');
+    if (types.size() != 3 || types[2] != "f32") fail("no translation of " + name.str());
+    auto element = [&](StringRef type) {
+      if (type == "f32") return FLOAT32;
+      if (type == "f16") return FLOAT16;
+      if (type == "b16") return BFLOAT16;
+      fail("no translation of " + name.str());
+    };
     Type* pointer = b.getPtrTy();
     auto* in = memory(call->getFunction(), ArrayType::get(pointer, 4));  // a descriptor, and storage of A, B, C
     for (int i = 0; i < 4; i++)
       b.CreateStore(b.CreateAddrSpaceCast(argument(i), pointer), b.CreateConstGEP1_32(pointer, in, i));
-    call_executor(b, OP_MATRIX_16X32X16, element, 1, in, in, b.getInt32(0));
+    call_executor(b, OP_MATRIX_16X32X16, element(types[0]), 1, in, in, b.getInt32(element(types[1])));
     return nullptr;
   }
 
