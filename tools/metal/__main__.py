@@ -75,7 +75,7 @@ def print_classes(chosen: argparse.Namespace) -> int:
                 has_problem |= bool(found.problems)
             for dtype, of_model in of_dtype.items():
                 for bits in (0, *chosen.bits):
-                    parts = [each for each in of_model if operations.is_part_of(each.operation, bits)]
+                    parts = [each for each in of_model if each.operation in operations.operations_of(model, bits)]
                     if any(each.problems for each in parts):
                         continue
                     shared = classes.described(classes.common_classes([each.classes for each in parts]))

@@ -147,11 +147,15 @@ MODELS = {
 }
 
 
-def is_part_of(operation: Operation, bits: int) -> bool:
-    """Return whether a model has this operation with weights of `bits` bits (0: dense).
+def operations_of(model: str, bits: int) -> list[Operation]:
+    """Return the operations of a model with weights of `bits` bits (0: dense), whose output matrix is always dense."""
+    matmuls = [each for each in MODELS[model] if len(each.sizes) == 2]
+    vocabulary = max((each.sizes[1] for each in matmuls), default=0)  # the largest output of a matmul
 
-    The output matrix of a quantized model may be dense, so its matmul belongs to both.
-    """
-    if operation.kind in ("matmul", "residual", "bias"):
-        return bits == 0 or operation.sizes[1] >= 8192
-    return operation.bits in (0, bits)
+    def belongs(operation: Operation) -> bool:
+        if operation not in matmuls:
+            return True
+        is_output = operation.sizes[1] == vocabulary
+        return operation.bits == (0 if is_output else bits)
+
+    return [each for each in MODELS[model] if belongs(each)]
