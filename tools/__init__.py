@@ -17,6 +17,8 @@ Safe: what users send, and what is on their disks
 Exact: equal to other programs and devices
   compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
   leave_out               do the core's tests pass without a room? As long as these tests
+  metal/                  which pass widths have equal bits on a Mac's GPU? Executes kernels of the mlx-metal wheel on
+                          Linux, from recorded dispatches (tools/metal/README.md). Needs clang-19; minutes for a model
   pretend_mac/            do the tests pass as on a Mac? As long as the tests
   resolve_for_mac         does each dependency have wheels for a Mac? Needs uv and a network
   several_machines        do several processes that share a model give the output of one?
@@ -32,4 +34,7 @@ Made from: how files of this repository were made
   sparse_t5_11b           a sparse checkpoint with the shapes of T5-11B, to measure the memory of a conversion. A second
 """
 
-import tests  # noqa: F401  # fixes the calibration and imports the package before MLX
+import importlib.util
+
+if importlib.util.find_spec("mlx") is not None:  # `python3 -m tools.metal build` needs only the standard library
+    import tests  # noqa: F401  # fixes the calibration and imports the package before MLX
