@@ -16,7 +16,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from speculative_decoding.draft_length.kernel_bits import INPUTS, SIZE, paired, spread
 from tests.support.paths import ROOT
+from tools.metal import classes
 from tools.metal.bounds import Case, faults_of, reason_for
 from tools.metal.build import PINNED, BuildError, library_path, metallib_of
 from tools.metal.classes import (
@@ -28,10 +30,10 @@ from tools.metal.classes import (
     find_classes,
 )
 from tools.metal.metallib import Metallib, MetallibError
-from tools.metal.numbers import decode, encode
+from tools.metal.numbers import Values, decode, encode
 from tools.metal.operations import CHIPS, DTYPES, MODELS, WIDTHS, Operation
 from tools.metal.replay import Inputs, replay
-from tools.metal.runtime import KernelError, Library, Placement
+from tools.metal.runtime import KernelError, Library, Orders, Placement
 from tools.metal.traces import ArrayArgument, Constant, TraceError, Traces, argument, traces_of
 
 slow = pytest.mark.slow
@@ -161,6 +163,30 @@ def test_widths_have_the_recorded_classes(
 ) -> None:
     """As found by the whole back end of MLX on a software Metal, except that inputs here cancel more sharply."""
     found = find_classes(library, chip, model, Operation(kind, sizes, bits), dtype)
+    assert not found.problems and described(found.classes) == expected
+
+
+class InputsOfCalibration(Inputs):
+    """The inputs with which calibration compares the kernels of a device."""
+
+    def _arrays(self) -> dict[str, Values]:
+        columns, rows = self.operation.sizes
+        pairs = paired(self.random, columns)
+        x = spread(self.random.normal(0, SIZE, (INPUTS, columns // 2)), pairs, -1)
+        weight = spread(self.random.normal(size=(rows, columns // 2)), pairs, 1)
+        return {"x": self._encode(x[np.arange(self.rows) % INPUTS]), "weight": self._encode(weight)}
+
+
+@slow
+@pytest.mark.parametrize("orders", ALL_ORDERS, ids=lambda orders: orders.sums.name)
+@pytest.mark.parametrize(("chip", "expected"), [("M1", "{1} {2-32}"), ("M3-Max", DENSE_M3), ("M5", DENSE_M3)])
+def test_the_inputs_of_calibration_separate_the_classes(
+    library: Library, chip: str, expected: str, orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, in which logits hide most differences, and for few inputs of a sum."""
+    monkeypatch.setattr(classes, "Inputs", InputsOfCalibration)
+    operation = Operation("matmul", (256, 256))
+    found = find_classes(library, chip, "t5-web-docs", operation, "bfloat16", all_orders=[orders])
     assert not found.problems and described(found.classes) == expected
 
 
