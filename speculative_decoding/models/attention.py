@@ -9,6 +9,8 @@ import mlx.core as mx
 from .backend import replaced_on_cpu
 from .device import on_gpu
 
+MAX_SINGLE_QUERIES = 32  # multiplied one by one on a GPU; see `adds_rows_in_bounds`
+
 Softmax = Callable[[mx.array], mx.array]
 
 
@@ -112,11 +114,11 @@ def masked_scores(
     """
     keys = keys.swapaxes(-1, -2)
     is_plain = soft_cap is None and shared == 1 and len(keys) == len(queries)
-    # Metal's kernel reads behind a mask with a row for each of several queries (see `adds_rows_in_bounds`). Position
-    # biases, which are rounded when they are added separately, are so for one query, too.
-    reads_behind = on_gpu() and mask is not None and max(mask.shape[1:3]) > 1
-    if mask is not None and is_plain and not reads_behind:
-        return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
+    if mask is not None and is_plain:
+        if not on_gpu() or mask.shape[2] == 1:
+            return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
+        if queries.shape[2] <= MAX_SINGLE_QUERIES:  # a product for each query stays within the mask
+            return mx.addmm(mask[:, :, :, None], queries[:, :, :, None], keys[:, :, None]).squeeze(3)
     scores = matmul_rows(queries, keys)
     shape = scores.shape
     if mask is not None and len(mask) not in (1, len(scores)):  # several rows share a mask

@@ -67,9 +67,9 @@ def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> 
 def adds_rows_in_bounds(rows: int, inputs: int, outputs: int) -> bool:
     """Return whether `mx.addmm` reads only the rows that its addend (rows, outputs) has.
 
-    One of Metal's matmul kernels reads up to 63 further rows, which may fault, and then ignores them. The kernels for
-    one row, and for few rows with many inputs, do not. Follows `steel_matmul_regular_axpby` and "Split K" in
-    mlx/backend/metal/matmul.cpp at commit 846d176.
+    One of Metal's matmul kernels reads up to 63 further rows and ignores them, but the GPU may fault. The kernels for
+    one row, and for few rows with many inputs, do not (docs/decisions/mlx-faults.md). Follows
+    `steel_matmul_regular_axpby` and "Split K" in mlx/backend/metal/matmul.cpp at commit 846d176.
     """
     tiles = -(-rows // 16) * -(-outputs // 16)
     splits_inputs = inputs >= max(rows, outputs, 128) and tiles <= 1024

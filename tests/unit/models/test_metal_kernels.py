@@ -137,9 +137,10 @@ def test_a_residual_is_added_separately_where_the_kernel_reads_behind_it() -> No
         assert mx.allclose(project(layer, x, residual), residual + layer(x), atol=1e-5).item()
 
 
-def test_a_mask_with_a_row_for_each_query_is_added_separately() -> None:
-    queries, keys = (mx.random.normal((2, 3, length, 8), key=mx.random.key(length)) for length in (5, 12))
-    mask = mx.random.normal((2, 3, 5, 12), key=mx.random.key(3))
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_a_mask_with_a_row_for_each_query_is_added_within_its_bounds(length: int) -> None:
+    queries, keys = (mx.random.normal((2, 3, size, 8), key=mx.random.key(size)) for size in (length, 12))
+    mask = mx.random.normal((2, 3, length, 12), key=mx.random.key(3))
     weights = mx.softmax(queries @ keys.swapaxes(-1, -2) + mask, axis=-1)
-    expected = (weights @ keys).transpose(0, 2, 1, 3).reshape(10, 24)
+    expected = (weights @ keys).transpose(0, 2, 1, 3).reshape(2 * length, 24)
     assert mx.allclose(attend(queries, keys, keys, mask), expected, atol=1e-5).item()
