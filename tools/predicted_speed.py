@@ -41,7 +41,7 @@ TARGETS = (  # name, bits, draft model
 
 
 class Size(NamedTuple):
-    """What a model of a published size reads and dispatches, as counted in docs/decisions/metal.md.
+    """What a model of a published size reads and dispatches, as counted in docs/decisions/metal-source.md.
 
     nbytes: the bytes of weights that a pass reads, with a speech model's cross keys and values.
     new, old: the kernels of a pass over one and over six positions, on M3 and later, and on M1 and M2.

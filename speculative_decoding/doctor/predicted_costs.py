@@ -20,7 +20,7 @@ from ..draft_length.passes import RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half the time of an x86-64 server (docs/decisions/host-time.md)
-# Approximate numbers; docs/decisions/metal.md has those of some models.
+# Approximate numbers; docs/decisions/metal-source.md has those of some models.
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
 
 

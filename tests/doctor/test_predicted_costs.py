@@ -79,6 +79,6 @@ def test_the_table_has_a_line_for_each_target(monkeypatch: pytest.MonkeyPatch) -
 def test_the_doctor_counts_about_as_many_dispatches_as_the_graph_has(
     architecture: str, layers: int, counted: int
 ) -> None:
-    """The counts are those of docs/decisions/metal.md."""
+    """The counts are those of docs/decisions/metal-source.md."""
     found = pass_seconds(Chip(1e30, 4), architecture, 0, layers) - HOST_SECONDS
     assert found == pytest.approx(counted * DISPATCH_SECONDS, rel=0.1)

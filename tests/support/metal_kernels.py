@@ -2,7 +2,7 @@
 
 A kernel of the GPU computes addresses from the shapes and strides that it expects. What it does not check, it reads or
 writes behind a buffer, or takes for numbers of another type. The CPU broadcasts and converts instead, so that no other
-test on a CPU can fail. docs/decisions/metal.md names the kernels.
+test on a CPU can fail. docs/decisions/mlx-faults.md names the kernels.
 """
 
 from __future__ import annotations
