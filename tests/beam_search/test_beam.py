@@ -26,6 +26,7 @@ from speculative_decoding.sampling.random import sample_seed
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden
 from tests.support.beam_goldens import GOLDENS, decoded, expected, options_of, records
+from tests.support.device import within
 from tests.support.tiny import EOS, SOURCES, noisy_copy, tiny_model
 
 TOY = tiny_model(vocab_size=12)
@@ -54,6 +55,7 @@ def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> lis
     return found + open_ones
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("penalty", [-1.0, 0.6, 2.0])
 def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
     """121 unfinished prefixes of two tokens exist. With early_stopping "never", all of them are continued."""
@@ -62,7 +64,7 @@ def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
     options: dict[str, Any] = {"num_beams": 128, "length_penalty": penalty, "early_stopping": "never"}
     found = Session(TOY, Numbers()).generate("5 9 3 1", max_tokens=3, num_return_sequences=12, **options).sequences
     assert [each.tokens for each in found] == [tokens for _, tokens in best]
-    assert np.allclose([each.score for each in found], [score for score, _ in best], atol=1e-5)  # type: ignore[arg-type]
+    assert np.allclose([each.score for each in found], [score for score, _ in best], atol=within(1e-5))  # type: ignore[arg-type]
     assert {each.finish_reason for each in found} <= {"stop", "length"}
 
 
@@ -100,6 +102,7 @@ def of_family(name: str) -> tuple[Session, list[str]]:
     return Session(model, Numbers()), [text_of(ids[mask].tolist()) for ids, mask in rows]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", OF_FAMILIES)
 def test_families_with_logits_processors_equal_hugging_face(name: str) -> None:
     """Processors force and ban tokens, and apply minimum lengths and penalties. All sources are in one batch."""
@@ -108,9 +111,10 @@ def test_families_with_logits_processors_equal_hugging_face(name: str) -> None:
         options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
         for found, (tokens, scores) in zip(decoded(session, prompts, **options), golden["found"], strict=True):
             assert [each.tokens for each in found] == tokens, options
-            assert np.allclose([each.score for each in found], scores, rtol=1e-4)  # type: ignore[arg-type]
+            assert np.allclose([each.score for each in found], scores, rtol=within(1e-4))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("device")
 def test_batch_with_beams_equals_single_prompts() -> None:
     options: dict[str, Any] = {"num_beams": 3, "max_tokens": 12}
     rows = [{"prompt": prompt, "max_tokens": 6 + i, "length_penalty": 0.5 * i} for i, prompt in enumerate(PROMPTS)]
@@ -118,10 +122,11 @@ def test_batch_with_beams_equals_single_prompts() -> None:
     for row, several in zip(rows, found, strict=True):
         (alone,) = decoded(SESSION, [row], slots=1, **options)
         assert [each.tokens for each in several] == [each.tokens for each in alone]
-        assert np.allclose([each.score for each in several], [each.score for each in alone], atol=1e-5)  # type: ignore[arg-type]
+        assert np.allclose([each.score for each in several], [each.score for each in alone], atol=within(1e-5))  # type: ignore[arg-type]
         assert several[0].finish_reason == alone[0].finish_reason and several[0].text == alone[0].text
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_beams_with_a_shared_encoder_output_equal_separate_rows(name: str) -> None:
     """Two prompts of different lengths with three beams each, which change places."""
@@ -135,7 +140,7 @@ def test_beams_with_a_shared_encoder_output_equal_separate_rows(name: str) -> No
     for step in range(3):
         tokens = mx.array([[(7 * i + 3 * step) % 20 + 4] * (1 + step % 2) for i in range(6)])
         ours, theirs = model.decode(tokens, shared), model.decode(tokens, repeated)
-        assert mx.abs(ours - theirs).max().item() < 2e-5
+        assert mx.abs(ours - theirs).max().item() < within(2e-5)
         shared.reorder(moved)
         repeated.select(moved)
     own = sum(layer.keys_values.nbytes for layer in shared.layers)
@@ -150,6 +155,7 @@ def test_slot_bytes_include_beams() -> None:
     assert eight - four == 4 * (own + logits) and four < 4 * one
 
 
+@pytest.mark.usefixtures("device")
 def test_best_continuations_equal_a_full_sort() -> None:
     logprobs = mx.random.normal((3, 4, 70), key=mx.random.key(0))
     scores = mx.random.normal((3, 4), key=mx.random.key(1))
@@ -160,12 +166,14 @@ def test_best_continuations_equal_a_full_sort() -> None:
     assert best_continuations(logprobs[:, :1, :3], scores[:, :1], 9)[0].shape == (3, 3)
 
 
+@pytest.mark.usefixtures("device")
 def test_logsumexp_over_many_ids_has_float32_precision() -> None:
     logits = mx.random.normal((4, 8192), key=mx.random.key(2)) * 3
     exact = np.log(np.exp(np.array(logits).astype(np.float64)).sum(-1))
-    assert np.abs(np.array(logsumexp(logits)) - exact).max() < 3e-6
+    assert np.abs(np.array(logsumexp(logits)) - exact).max() < within(3e-6)
 
 
+@pytest.mark.usefixtures("device")
 def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number() -> None:
     encoded: list[int] = []
 
@@ -239,6 +247,7 @@ def test_prefix_starts_every_beam_and_adds_nothing_to_the_score() -> None:
         assert each.score == pytest.approx(logprob / len(each.tokens), abs=1e-5)
 
 
+@pytest.mark.usefixtures("device")
 def test_non_finite_logits_end_only_that_prompt() -> None:
     """Only one source, and no output, contains the token with the corrupt embedding."""
     model, options = tiny_model(), {"num_beams": 2, "max_tokens": 5, "slots": 2}

@@ -66,12 +66,14 @@ def check_identity(slots: int, drafter: str = "model", num_draft_tokens: Any = 5
     assert all(map(same, results, alone(**options)))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("drafter", "slots"), [*((drafter, 3) for drafter in DRAFTERS), ("model", 32)])
 def test_batch_row_equals_single_row(drafter: str, slots: int) -> None:
     """With 3 slots, prompts take the slots of finished ones; with 32, all start together."""
     check_identity(slots, drafter, max_tokens=20)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
 def test_samples_do_not_depend_on_other_rows(acceptance: str) -> None:
     """Random keys depend on the seed and the position of a row, so rows equal single requests.
@@ -105,6 +107,7 @@ ROWS = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], s
 SHARED: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
 
 
+@pytest.mark.usefixtures("device")
 def test_rows_may_have_different_options() -> None:
     for row, result in zip(ROWS, batch(ROWS, slots=5, **SHARED), strict=True):
         options = SHARED | row
@@ -302,6 +305,7 @@ def test_samples_of_a_row_that_end_in_the_same_round_give_one_result() -> None:
         assert texts == [sample.text for sample in session.generate(PROMPTS[each.index], **options).sequences]
 
 
+@pytest.mark.usefixtures("device")
 def test_strict_batch_rows_equal_single_rows() -> None:
     options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft_tokens": 5}
     plain = [generate(TARGET, Letters(), prompt, drafter="none", strict=True, max_tokens=20) for prompt in PROMPTS]

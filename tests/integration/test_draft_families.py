@@ -55,6 +55,7 @@ def require_equal_tokens(target: Session, draft: Session, own: dict[str, Any]) -
     return one.stats.drafted_tokens + sum(each.result.stats.drafted_tokens for each in found if each.result)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("target", "draft"), random.Random(5).sample(SAMPLED, 6))
 def test_tokens_equal_the_baselines_for_some_pairs(target: str, draft: str, opened: dict[str, Session]) -> None:
     assert require_equal_tokens(opened[target], opened[draft], languages(target)) > 0

@@ -90,6 +90,7 @@ def outputs(session: Session, *, strict: bool) -> list[list[int]]:
     return found
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.filterwarnings("ignore:measuring this device")
 @pytest.mark.parametrize("first", KERNELS.values(), ids=KERNELS)
 def test_drafts_change_no_token_in_exact_mode(first: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +128,7 @@ def outputs_of(model: EncoderDecoder, slots: int, requests: Sequence[tuple[int, 
     return [result_of([request]).tokens for request in submitted]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("drafter", ["none", "head"])
 @pytest.mark.parametrize("changes", ["capacity", "source capacity"])
 def test_a_row_whose_company_is_long_equals_a_single_row(changes: str, drafter: str) -> None:

@@ -100,6 +100,7 @@ def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> l
     return tokens[1:]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("drafter", KINDS)
 def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: str) -> None:
     requests = [
@@ -128,6 +129,7 @@ def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
     return found
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_output_depends_only_on_the_seed(drafter: str) -> None:
     """Rows of one batch have draft lengths from 0 to 12."""
@@ -160,6 +162,7 @@ def logprobs_of(
     return [pair for event in rounds for pair in zip(event.tokens, event.logprobs or (), strict=True)]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
 def test_strict_passes_are_bit_identical_with_and_without_a_draft(dtype: mx.Dtype) -> None:
     wide = {"d_model": 96, "d_kv": 24, "d_ff": 320, "num_heads": 4}  # enough for kernels to split their sums

@@ -47,6 +47,7 @@ def test_a_draft_model_encodes_only_with_an_encoder_of_its_own(shared: bool) -> 
     assert target.encoded == 4 and draft.encoded == (0 if shared else 4)  # the batch is encoded at once
 
 
+@pytest.mark.usefixtures("device")
 def test_a_distilled_whisper_shares_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its decoder has fewer layers and its own embedding. Another encoder is not shared."""
     target = tiny_whisper()

@@ -43,6 +43,7 @@ def learning_session() -> Session:
     return Session(TEXT.model, TextLetters(), DRAFT, options, ngram)
 
 
+@pytest.mark.usefixtures("device")
 def test_threads_that_share_a_session_get_the_results_of_separate_sessions() -> None:
     uses, shared, times = [*USES.values()] * 2, learning_session(), 3
     expected = [[use(learning_session())] * times for use in uses]
@@ -81,6 +82,7 @@ class StartsAnotherThread(NoDrafter):
         return super().propose(tokens, num_draft_tokens)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_no_thread_computes_during_the_round_of_another(use: Callable[[Session], Any]) -> None:
     found: list[Any] = []

@@ -22,6 +22,7 @@ from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.scoring import score
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden, sources_of
+from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import head_drafter, noisy_copy, run, tokens_of
 from tests.support.tiny import save_hugging_face as save
@@ -107,16 +108,17 @@ def test_mbart_requires_a_decoder_start_token() -> None:
 # Positions.
 
 
+@pytest.mark.usefixtures("device")
 def test_passes_may_exceed_a_learned_position_table() -> None:
     """In a cache of capacity 128, a draft beyond the 70 positions does not change the logits within them."""
     model = random_model()
     encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.random.randint(3, 64, (1, 76), key=mx.random.key(0))
-    within = np.array(model.decode(tokens[:, :70], model.make_cache(encoder_output)))
+    whole = np.array(model.decode(tokens[:, :70], model.make_cache(encoder_output)))
     cache = model.make_cache(encoder_output)
     model.states(tokens[:, :66], cache)
     over = np.array(model.decode(tokens[:, 66:], cache))
-    assert np.abs(over[:, :4] - within[:, 66:]).max() < 1e-4 and np.isfinite(over).all()
+    assert np.abs(over[:, :4] - whole[:, 66:]).max() < within(1e-4) and np.isfinite(over).all()
     table = model.decoder.positions.table(128)
     assert mx.array_equal(table[:70], model.decoder.positions.weight[2:]) and not mx.any(table[70:]).item()
 
@@ -164,6 +166,7 @@ STORED = [(family, Storage("bfloat16", 4, 32)) for family in ("bart", "marian")]
 STORED += [("mbart", Storage("float32", 8, 32)), ("marian", Storage("float16"))]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
 def test_converted_weights_approximate_the_model(family: str, storage: Storage, tmp_path: Path) -> None:
     config = CONFIG | {"model_type": family}
@@ -208,6 +211,7 @@ def test_float16_is_refused_for_growing_residual_streams(family: str, tmp_path: 
             attempt()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
 def test_generation_config_gives_hugging_faces_output_with_a_draft(name: str) -> None:
     """The options force first and last tokens, ban tokens and repeated n-grams, and set a minimum length."""

@@ -23,6 +23,7 @@ FOLDERS = {folder.name: folder for folder in GOLDENS}
 OTHERS = {*BART_LIKE, *GEMMA_LIKE, *WHISPERS}
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", sorted({*FOLDERS} - OTHERS))
 def test_greedy_ids_of_t5_match_hugging_face(name: str) -> None:
     model, golden = load_golden(FOLDERS[name])
@@ -32,6 +33,7 @@ def test_greedy_ids_of_t5_match_hugging_face(name: str) -> None:
         assert tokens_of(run(model, source, max_tokens=int(length))) == expected[:length].tolist()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_batch_rows_match_hugging_face_with_drafts(name: str) -> None:
     """Sources of different lengths share two slots. Coupled samples equal those of single requests."""

@@ -26,6 +26,7 @@ from speculative_decoding.models.t5gemma2 import Keys
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
+from tests.support.device import within
 from tests.support.operations import uncompiled
 from tests.support.tiny import DRAFTERS, TOKENIZER, run, tokens_of
 
@@ -61,6 +62,7 @@ def logits_of(model: EncoderDecoder) -> mx.array:
     )
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("name", "storage", "most"),
     [("t5gemma2", Storage("bfloat16"), 0.15), *((name, Storage("bfloat16", 4, 32), 1.5) for name in NAMES)],
@@ -171,6 +173,7 @@ def test_omitted_fields_have_the_family_defaults() -> None:
 # Attention.
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
 def test_window_masks_positions_outside_it(window: Window) -> None:
     offsets, length, reach = [0, 7, 3], 4, 12
@@ -184,6 +187,7 @@ def test_window_masks_positions_outside_it(window: Window) -> None:
     assert found is None or np.array_equal(np.array(found), expected)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_attention_over_two_parts_equals_attention_over_their_concatenation(heads: int, soft_cap: float | None) -> None:
@@ -205,4 +209,4 @@ def test_attention_over_two_parts_equals_attention_over_their_concatenation(head
     scores = 0.4 * queries @ keys.swapaxes(-1, -2)
     scores = scores if soft_cap is None else soft_cap * mx.tanh(scores / soft_cap)
     plain = (mx.softmax(scores + mask, axis=-1) @ values).transpose(0, 2, 1, 3).reshape(6, 32)
-    assert all(mx.allclose(each, plain, atol=1e-5) for each in found)
+    assert all(mx.allclose(each, plain, atol=within(1e-5)) for each in found)

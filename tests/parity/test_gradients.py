@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 from speculative_decoding.models.base import EncoderDecoder
 from tests.parity.test_t5 import GOLDENS as FAMILIES_WITH_GOLDENS
 from tests.parity.test_t5 import NOISE, load_golden
+from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import tiny_model
 
@@ -35,15 +36,17 @@ def gradients(model: EncoderDecoder, loss: Callable[[EncoderDecoder], mx.array])
     return value.item(), dict(tree_flatten(found))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("folder", FAMILIES_WITH_GOLDENS, ids=lambda folder: folder.name)
 def test_teacher_forced_logits_match_hugging_face(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     encoder_output, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
     whole = np.array(model.logits(model.teacher_forced(tokens, encoder_output, mask)))
-    assert np.abs(whole - golden["logits"]).max() < NOISE
+    assert np.abs(whole - golden["logits"]).max() < within(NOISE)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", ["t5", "umt5"])
 def test_gradients_match_hugging_face(name: str) -> None:
     """make_gradients.py stores the gradient of every tensor in the checkpoint, including position biases."""
@@ -51,18 +54,19 @@ def test_gradients_match_hugging_face(name: str) -> None:
     expected = np.load(GOLDENS / "gradients.npz")
     source, mask, tokens = (mx.array(golden[key]) for key in ("input_ids", "attention_mask", "decoder_input_ids"))
     value, found = gradients(model, loss_of(source, mask.astype(mx.bool_), tokens))
-    assert value == pytest.approx(float(expected[f"{name} loss"]), abs=1e-5)
+    assert value == pytest.approx(float(expected[f"{name} loss"]), abs=within(1e-5))
     compared = set()
     for path, names in model.parameter_sources(model.config, {"shared.weight"}).items():
         for tensor, share in zip(names, mx.split(found[path], len(names)), strict=True):
             ours, theirs = np.array(share), expected[f"{name} {tensor}"]
             step = len(ours) // 4 if ours.ndim == 2 and ours.shape[1] > 8 else 1
             assert ours[::step].shape == theirs.shape and np.abs(theirs).max() > 1e-3, tensor
-            assert np.abs(ours[::step] - theirs).max() < 1e-4, tensor
+            assert np.abs(ours[::step] - theirs).max() < within(1e-4), tensor
             compared.add(f"{name} {tensor}")
     assert compared == {key for key in expected.files if key.startswith(f"{name} ")} - {f"{name} loss"}
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
 def test_gradients_include_derived_weights(model_type: str) -> None:
     """Compare before and after cached passes with the same number of positions, and after a weight update."""
@@ -74,9 +78,9 @@ def test_gradients_include_derived_weights(model_type: str) -> None:
     cached = model.decode(tokens[:, :64], cache)
     assert cache.capacity == 64
     again, after = gradients(model, loss)
-    assert again == pytest.approx(value, abs=1e-6)
+    assert again == pytest.approx(value, abs=within(1e-6))
     for path, gradient in before.items():
-        assert mx.allclose(gradient, after[path], atol=1e-5), path
+        assert mx.allclose(gradient, after[path], atol=within(1e-5)), path
         assert mx.abs(gradient).max().item() > 1e-4, path
     model.update(
         tree_map(lambda parameter, slope: parameter - 0.5 * slope, model.parameters(), tree_like(model, after))
@@ -86,7 +90,7 @@ def test_gradients_include_derived_weights(model_type: str) -> None:
     trained = model.decode(tokens[:, :64], model.make_cache(model.encode(SOURCE, MASK), MASK))
     assert mx.abs(trained - cached).max().item() > 1e-3
     whole = model.logits(model.teacher_forced(tokens[:, :64], model.encode(SOURCE, MASK), MASK))
-    assert mx.abs(trained - whole).max().item() < 1e-4
+    assert mx.abs(trained - whole).max().item() < within(1e-4)
 
 
 def tree_like(model: EncoderDecoder, flat: dict[str, mx.array]) -> dict[str, object]:

@@ -9,6 +9,7 @@ import pytest
 
 from speculative_decoding import InputError, Session, encode, generate, score
 from tests.parity.test_t5 import load_golden
+from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import EOS, OneLanguage, tiny_model
 
@@ -27,6 +28,7 @@ def text_of(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", ["t5", "bart", "t5gemma"])
 def test_scores_and_states_match_hugging_face(name: str) -> None:
     """The reference is a float64 softmax of its logits for the same decoder ids."""
@@ -39,10 +41,10 @@ def test_scores_and_states_match_hugging_face(name: str) -> None:
         target = [int(token) for token in decoder_ids[1:]]
         expected = logprobs[np.arange(len(target)), target]
         found = score(model, Numbers(), source, target, allow_long_prompt=True)
-        assert found.tokens == target and np.abs(np.array(found.logprobs) - expected).max() < 1e-4
-        assert found.logprob == pytest.approx(expected.sum(), abs=1e-3)
+        assert found.tokens == target and np.abs(np.array(found.logprobs) - expected).max() < within(1e-4)
+        assert found.logprob == pytest.approx(expected.sum(), abs=within(1e-3))
         states = np.array(encode(model, Numbers(), source, allow_long_prompt=True))
-        assert np.abs(states[0] - golden["encoder_last_hidden_state"][row][mask]).max() < 1e-4
+        assert np.abs(states[0] - golden["encoder_last_hidden_state"][row][mask]).max() < within(1e-4)
 
 
 def test_score_of_an_output_matches_its_logprobs(pair: Session) -> None:

@@ -17,6 +17,7 @@ from speculative_decoding.loading.load import Storage, tokenizer_folder
 from speculative_decoding.models.absolute_positions import sinusoids
 from speculative_decoding.models.whisper import TOKENIZERS, Whisper
 from tests.parity.test_t5 import load_golden
+from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import (
     WHISPER,
@@ -37,6 +38,7 @@ def opened(name: str) -> tuple[Whisper, dict[str, Any]]:
     return model, golden
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", NAMES)
 def test_cross_attention_scores_match_hugging_face(name: str) -> None:
     model, golden = opened(name)
@@ -47,12 +49,13 @@ def test_cross_attention_scores_match_hugging_face(name: str) -> None:
         tokens = mx.array(golden["decoder_input_ids"][row : row + 1])
         scores, states = model.cross_attention_weights(tokens, encoder_output, heads)
         found = mx.softmax(scores, axis=-1)
-        assert mx.allclose(states, model.teacher_forced(tokens, encoder_output), atol=1e-5)
+        assert mx.allclose(states, model.teacher_forced(tokens, encoder_output), atol=within(1e-5))
         expected = np.stack([golden["cross_attentions"][layer, row, head] for layer, head in heads])
-        assert np.abs(np.array(found) - expected).max() < 5e-5
+        assert np.abs(np.array(found) - expected).max() < within(5e-5)
     assert golden["cross_attentions"].max() > 0.2
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("storage", [Storage("float16"), Storage("bfloat16", 4, 32)], ids=str)
 def test_converted_weights_approximate_the_model(storage: Storage, tmp_path: Path) -> None:
     config = WHISPER | {"d_model": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
@@ -139,6 +142,7 @@ def test_an_adapter_fits_a_folder_of_mlx_whisper(folders: tuple[Whisper, Path, P
     assert mx.array_equal(weights[0], weights[1]).item() and not mx.array_equal(weights[0], weights[2]).item()
 
 
+@pytest.mark.usefixtures("device")
 def test_a_folder_of_mlx_whisper_holds_the_same_model(folders: tuple[Whisper, Path, Path], tmp_path: Path) -> None:
     """It loads with the tokenizer of another folder; converted, it keeps the alignment heads."""
     _, source, folder = folders
@@ -147,7 +151,7 @@ def test_a_folder_of_mlx_whisper_holds_the_same_model(folders: tuple[Whisper, Pa
     opened = [load(each).model for each in (source, folder, output)]
     tokens = mx.array([[41, 5, 9, 33]])
     logits = [np.array(each.decode(tokens, each.make_cache(each.encode_rows([audio_frames()])[0]))) for each in opened]
-    assert np.abs(logits[1] - logits[0]).max() < 1e-5
+    assert np.abs(logits[1] - logits[0]).max() < within(1e-5)
     assert np.array_equal(logits[1], logits[2])
     assert [each.audio.alignment_heads for each in opened[1:]] == [[(0, 1), (1, 0)]] * 2
     assert opened[1].audio.languages == {} and not opened[1].audio.is_multilingual  # by the size of the vocabulary

@@ -71,6 +71,7 @@ def test_tiny_models_write_several_windows_and_segments(baselines: list[Transcri
     assert any(len(segment.text) > 1 for found in baselines for segment in found.segments)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("drafter", ["model", "head", "ngram", "auto"])
 def test_drafts_change_no_transcript(drafter: str, with_words: Transcription) -> None:
     draft = tiny_head(MODEL) if drafter == "head" else None if drafter == "ngram" else DRAFT
@@ -129,6 +130,7 @@ def check_equal(found: Transcription, expected: Transcription) -> None:
     assert one == other
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("slots", "temperature"), [(1, 0.0), (3, (0.0, 0.7))])
 def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int, temperature: Any) -> None:
     """Chunks of 0.6 s, the window of this model."""
@@ -155,6 +157,7 @@ def rounded(segment: Segment) -> Segment:
     return replace(segment, start=round(segment.start, 6), end=round(segment.end, 6), words=words)
 
 
+@pytest.mark.usefixtures("device")
 def test_recordings_that_are_transcribed_together_equal_single_ones() -> None:
     options = {"word_timestamps": True, "temperature": (0.0, 0.9)}
     alone = [transcribe(audio, **options) for audio in RECORDINGS]
@@ -234,6 +237,7 @@ def requests_of(options: dict[str, Any] | None = None, decoding: dict[str, Any] 
     )
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("is_multilingual", [True, False])
 @pytest.mark.parametrize("previous", [[], [3, ZERO + 4, ZERO + 4, 7]], ids=["no previous text", "previous text"])
 def test_measured_probabilities_equal_those_of_one_pass(

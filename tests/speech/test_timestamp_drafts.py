@@ -31,6 +31,7 @@ def head_of(ids: Sequence[int], logits: Sequence[float]) -> OutputHead:
     return head
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("tokens", "logits", "expected"),
     [

@@ -89,6 +89,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
     return cases
 
 
+@pytest.mark.usefixtures("device")
 def test_every_position_of_every_row_obeys_the_rules() -> None:
     for logits, history in random_cases(400):
         values: list[Any] = scores(logits, [GenerationOptions()] * logits.shape[0], history).tolist()  # type: ignore[assignment]

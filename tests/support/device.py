@@ -19,5 +19,5 @@ def use(device: mx.DeviceType) -> None:
 
 
 def within(tolerance: float) -> float:
-    """Return a tolerance on the CPU, or ten times as much on a GPU."""
+    """Return a tolerance on the CPU, or ten times as much on a GPU. A pretended GPU counts, so call this before."""
     return tolerance if mx.default_device().type == mx.cpu else 10 * tolerance

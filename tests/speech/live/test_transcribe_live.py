@@ -61,11 +61,13 @@ def test_drafts_change_nothing_and_save_calls(setting: str) -> None:
         assert calls(found) < calls(expected)
 
 
+@pytest.mark.usefixtures("device")
 def test_a_draft_model_changes_nothing() -> None:
     session = Session(MODEL, Letters(), draft_model=noisy_copy(MODEL))
     assert seen(live(session=session)) == seen(live())
 
 
+@pytest.mark.usefixtures("device")
 def test_streams_together_write_what_each_writes_alone() -> None:
     own: list[dict[str, Any]] = [{}, {"language": "de"}, {}]
     scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, len(own))

@@ -27,6 +27,7 @@ def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
 def test_the_quantization_of_a_folder_follows_from_its_tensors(bits: int, group_size: int, tmp_path: Path) -> None:
     output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
@@ -51,6 +52,7 @@ def test_the_embedding_is_quantized_unless_it_is_the_head(tmp_path: Path) -> Non
         assert ("embedding" in layers) == (not is_tied) and "head" not in layers
 
 
+@pytest.mark.usefixtures("device")
 def test_quantized_parts_equal_those_of_mlx(tmp_path: Path) -> None:
     inner = checkpoints.read(DRAFT)
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"

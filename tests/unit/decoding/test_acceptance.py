@@ -151,6 +151,7 @@ SETTINGS: list[dict[str, Any]] = [
 every_draft = pytest.mark.parametrize(("drafted", "settings"), [(0, {}), *((3, each) for each in SETTINGS)], ids=str)
 
 
+@pytest.mark.usefixtures("device")
 @every_draft
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
 def test_lossless_rules_keep_the_target_distribution(
@@ -162,6 +163,7 @@ def test_lossless_rules_keep_the_target_distribution(
             assert distance(probs_of, target_distribution(target, drafted + 1)) < 1e-6
 
 
+@pytest.mark.usefixtures("device")
 @every_draft
 def test_greedy_generates_the_arg_max(drafted: int, settings: dict[str, Any]) -> None:
     for seed in range(3):
@@ -172,6 +174,7 @@ def test_greedy_generates_the_arg_max(drafted: int, settings: dict[str, Any]) ->
         assert distance(probs_of, target_distribution(one_hot(target), drafted + 1)) < 1e-6
 
 
+@pytest.mark.usefixtures("device")
 @every_draft
 def test_coupled_generates_the_token_that_the_noise_selects(drafted: int, settings: dict[str, Any]) -> None:
     """Given the noise, p is one-hot. tests/unit/sampling/test_distribution.py proves that the noise follows p."""
@@ -272,6 +275,7 @@ def past_of(options: GenerationOptions) -> list[int]:
     return [0, *written.tolist()]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("kind", "certain"), [*product(KINDS, [False]), *product(("rejection", "block", "of all kinds"), [True])]
 )
@@ -317,6 +321,7 @@ def test_reported_total_variation_is_exact(rule: Rejection, point_mass: bool) ->
                 assert 0 < gap <= rule.delta + 1e-6
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_total_variations_bound_that_of_the_whole_output(settings: dict[str, Any]) -> None:
     rule = Rejection(0.5)
@@ -361,6 +366,7 @@ def test_lenience_accepts_tokens_down_to_a_share_of_the_maximum() -> None:
 RAGGED = [None, [0, 1, 2, 3, 4, 4]]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("delta", [0.0, mx.array([[0.0], [0.3], [0.5], [0.0], [0.7], [1.0]])], ids=["exact", "lenient"])
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_greedy_fast_path_equals_the_rule(delta: float | mx.array, lengths: list[int] | None) -> None:
@@ -376,6 +382,7 @@ def test_greedy_fast_path_equals_the_rule(delta: float | mx.array, lengths: list
     assert verdict.next_token.tolist() == [best[i, n].item() for i, n in enumerate(verdict.accepted.tolist())]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
     """Six rows share the seed and history, and each has a wrong token at a different position."""
@@ -391,6 +398,7 @@ def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
     assert verdict.next_token.tolist() == best[0][verdict.accepted].tolist()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
 def test_sample_acceptance_follows_stop_and_residual(rule: AcceptanceRule) -> None:
     """20,000 samples match the exact distribution of (accepted, next token) within 5 standard deviations."""
@@ -416,6 +424,7 @@ def test_sample_acceptance_follows_stop_and_residual(rule: AcceptanceRule) -> No
         assert np.all(np.abs(found[accepted] - expected) <= 5 * np.sqrt(expected / rows) + 1e-9)
 
 
+@pytest.mark.usefixtures("device")
 def test_empty_residual_falls_back_to_the_target() -> None:
     p = mx.array([[[0.25, 0.75], [0.5, 0.5]]])
     draft = Draft(mx.array([[1]]), p[:, :1])

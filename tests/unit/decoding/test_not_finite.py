@@ -59,6 +59,7 @@ def alone(prompt: str = "abc", **options: Any) -> list[int]:
     return generate(MODEL, Letters(), prompt, drafter="none", **options).tokens
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("value", "draft", "rule"),
     [
@@ -107,6 +108,7 @@ def test_text_before_the_first_non_finite_logits_is_streamed(draft: str) -> None
     assert tokens == baseline[: at + 1]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("value", "rule"), [(mx.nan, "greedy"), (mx.nan, "penalty"), (mx.inf, "coupled"), (-mx.inf, "greedy")], ids=str
 )
@@ -146,6 +148,7 @@ def test_drafters_observe_only_finite_states() -> None:
     assert found.tokens == baseline and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("draft", ["none", "model", "text"])
 def test_other_rows_of_the_batch_continue(draft: str) -> None:
     """This includes requests that later take the slot of a failed one."""
@@ -160,6 +163,7 @@ def test_other_rows_of_the_batch_continue(draft: str) -> None:
             assert found.result is not None and found.result.tokens == alone(prompts[found.index], max_tokens=8)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("draft", ["none", "model", "text"])
 def test_non_finite_padding_changes_nothing(draft: str) -> None:
     """Padding follows shorter sources, and drafts that are shorter than the pass."""
@@ -171,6 +175,7 @@ def test_non_finite_padding_changes_nothing(draft: str) -> None:
         assert found.result.tokens == alone(prompts[found.index], max_tokens=8)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("rule", RULES)
 def test_non_finite_draft_model_changes_nothing(rule: str) -> None:
     broken = noisy_copy(MODEL)

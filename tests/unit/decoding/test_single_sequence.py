@@ -20,6 +20,7 @@ def test_greedy_tokens_equal_those_of_the_engine_and_the_baseline(num_draft_toke
         assert found == tokens_of(run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft_tokens=num_draft_tokens))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("num_draft_tokens", "temperature"), [(0, 1.0), (1, 1.0), (4, 0.6), (4, 2.0)])
 def test_sampled_tokens_equal_those_of_the_engine(num_draft_tokens: int, temperature: float) -> None:
     """Therefore they follow the target's distribution: test_sampling_distribution.py tests this for the engine."""

@@ -105,6 +105,7 @@ def mixed(drafter: AutoDrafter) -> Draft:
     return drafter.propose({row: 3 - row.slot // 2 for row in rows}, 3)
 
 
+@pytest.mark.usefixtures("device")
 def test_drafts_of_a_mixed_batch_are_in_their_slots() -> None:
     drafter = auto(Twos())
     drafter.begin(request_with([0], 2))
@@ -115,6 +116,7 @@ def test_drafts_of_a_mixed_batch_are_in_their_slots() -> None:
     assert [drafter.kind_and_limit(row)[0] for row in rows] == [COPY, MODEL]
 
 
+@pytest.mark.usefixtures("device")
 def test_a_copied_token_has_probability_1_in_a_batch_with_sampled_ones() -> None:
     class Sampled(Twos):
         def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:

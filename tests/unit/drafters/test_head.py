@@ -89,6 +89,7 @@ class Checked(BatchHeadDrafter):
         return draft
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("slots", "frequent", "by_source"),
     [(1, (), {}), (3, (), {}), (3, FREQUENT, {}), (3, FREQUENT[:2], BY_SOURCE)],
@@ -106,6 +107,7 @@ def test_drafts_equal_the_reference(
         assert one.tokens == tokens_of(run(TARGET, source, max_tokens=options.max_tokens))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("rule", "frequent"), [("rejection", ()), ("block", (EOS, 2, 6)), ("coupled", (EOS, 2, 6))], ids=str
 )
@@ -133,6 +135,7 @@ def damaged(target: EncoderDecoder, damage: str) -> DraftHead:
     return bad
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_head_changes_no_output(damage: str) -> None:
     for options in ({}, {"temperature": 1.0}):
@@ -142,6 +145,7 @@ def test_a_damaged_head_changes_no_output(damage: str) -> None:
     check_distribution_of_head("rejection", damaged(SMALL, damage))
 
 
+@pytest.mark.usefixtures("device")
 def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
     found = []
     for kept in ((), (0, 2)):
@@ -154,6 +158,7 @@ def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_a_head_drafts_for_every_family(folder: Path) -> None:
     target, _ = load_golden(folder)

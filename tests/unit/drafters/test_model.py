@@ -21,6 +21,7 @@ from speculative_decoding.drafters.draft_sampler import OutputHead
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
 from tests.parity.test_t5 import load_golden
+from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import EOS, SOURCES, VOCAB, noisy_copy, run, tiny_model, tokens_of
 
@@ -68,6 +69,7 @@ HEADS = {
 }
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("model", HEADS.values(), ids=HEADS)
 def test_logits_of_a_partial_head_equal_those_of_the_full_head(model: EncoderDecoder) -> None:
     ids = [EOS, 9, 2, 23, 14]
@@ -76,10 +78,11 @@ def test_logits_of_a_partial_head_equal_those_of_the_full_head(model: EncoderDec
     whole = np.array(model.decode(tokens, model.make_cache(encoder_output)))
     some = np.array(model.head_of(mx.array(ids))(model.states(tokens, model.make_cache(encoder_output))))
     assert some.shape == (1, 4, len(ids))
-    np.testing.assert_allclose(some, whole[..., ids], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(some, whole[..., ids], rtol=within(1e-5), atol=within(1e-5))
     assert np.ptp(whole) > 1
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("options", [{"temperature": 1.5}, {"temperature": 1.5, "acceptance": "rejection"}], ids=str)
 def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[str, Any]) -> None:
     seen = set()
@@ -96,6 +99,7 @@ def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[s
     assert len(seen) > 5
 
 
+@pytest.mark.usefixtures("device")
 def test_the_most_likely_token_of_the_vocabulary_is_drafted() -> None:
     """Compare with the full head's arg-max over the allowed ids, without a cache."""
     for source in SOURCES:
@@ -114,6 +118,7 @@ def test_the_end_token_can_be_drafted_with_any_vocabulary() -> None:
     assert proposed(DraftModel(TARGET, vocabulary), SOURCES[0], 1, [0, *baseline[:-1]])[0] == [EOS]
 
 
+@pytest.mark.usefixtures("device")
 def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
     """Some families pad the target's vocabulary to a larger size than the draft's."""
     small = tiny_model(vocab_size=20)
@@ -124,6 +129,7 @@ def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
     assert probs is not None and probs.shape == (1, 2, VOCAB)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("accepted", range(4))
 def test_a_draft_does_not_depend_on_earlier_drafts(accepted: int) -> None:
     draft, source = DraftModel(DRAFT), SOURCES[0]
@@ -145,6 +151,7 @@ ROW_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("kinds", [ROW_OPTIONS, ROW_OPTIONS[:1] + ROW_OPTIONS[4:]], ids=["all", "greedy"])
 @pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
 def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None:
@@ -168,7 +175,9 @@ def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Se
                 size = own.length(0)
                 assert draft.tokens[slot, :size].tolist() == own.tokens[0, :size].tolist()
                 if own.probs is not None:
-                    assert draft.probs is not None and mx.allclose(draft.probs[slot, :size], own.probs[0], atol=1e-5)
+                    assert draft.probs is not None and mx.allclose(
+                        draft.probs[slot, :size], own.probs[0], atol=within(1e-5)
+                    )
                 elif draft.probs is not None:
                     assert draft.probs[slot, :size].max(axis=-1).tolist() == [1.0] * size
         kept = np.array(draft.tokens).tolist()

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding.models.compiled import MAX_SHAPES, compiled_by_shape
 from speculative_decoding.models.linear import Linear, finalize_layers
-from tests.support.device import within
+from tests.support.device import use, within
 from tests.support.operations import operations, total_without_masks, uncompiled
 from tests.support.tiny import tiny_model
 
@@ -40,6 +40,7 @@ def test_each_shape_is_traced_once_until_there_are_too_many() -> None:
         assert traced[before:] == new
 
 
+@pytest.mark.usefixtures("device")
 def test_passes_use_the_current_weights_after_finalize() -> None:
     model = tiny_model()
 
@@ -85,6 +86,19 @@ def test_compiled_passes_equal_uncompiled_ones() -> None:
         assert mx.abs(ours - theirs).max().item() < within(1e-5)
 
 
+def test_a_model_computes_on_one_device_after_another(device: str) -> None:
+    """Compiled functions keep a trace for each device."""
+    model, found = tiny_model(), []
+    for each in ("cpu", device, "cpu", device):
+        use(getattr(mx, each))
+        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
+        for tokens in ([[0, 5, 3]], [[7]]):
+            found.append(model.decode(mx.array(tokens), cache)[:, -1])
+        mx.eval(found)
+    for one, other in zip(found, found[2:], strict=False):
+        assert mx.allclose(one, other, atol=within(1e-5)).item()
+
+
 def test_a_pass_over_one_position_transposes_only_keys() -> None:
     """`finalize` stores matrices transposed."""
     model, graph = tiny_model(), io.StringIO()
@@ -94,6 +108,7 @@ def test_a_pass_over_one_position_transposes_only_keys() -> None:
     assert graph.getvalue().count('"Transpose"') == 2 * len(model.decoder.layers)
 
 
+@pytest.mark.usefixtures("device")
 def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
     layer, x = Linear(3, 2, bias=False), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
@@ -117,6 +132,7 @@ def test_replaced_weights_are_freed_by_finalize() -> None:
     assert mx.get_active_memory() < before - 0.9 * size  # the new weights take half the size of the old ones
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
 @pytest.mark.parametrize("form", [nullcontext, uncompiled], ids=["compiled", "as written"])
 def test_the_number_of_operations_is_independent_of_the_number_of_rows(

