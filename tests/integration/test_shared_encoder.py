@@ -43,8 +43,9 @@ def test_a_draft_model_encodes_only_with_an_encoder_of_its_own(shared: bool) -> 
     session = Session(target, Numbers(), draft)
     for prompt in PROMPTS:
         session.generate(prompt, drafter="auto", num_draft_tokens=3, max_tokens=8)
-    session.generate(PROMPTS, drafter="auto", num_draft_tokens=3, max_tokens=8)
-    assert target.encoded == 4 and draft.encoded == (0 if shared else 4)  # the batch is encoded at once
+    session.generate(PROMPTS, drafter="auto", num_draft_tokens=3, max_tokens=8, strict=False)
+    # The batch is encoded at once. With exact passes, devices with other bits for more rows encode one by one.
+    assert target.encoded == 4 and draft.encoded == (0 if shared else 4)
 
 
 @pytest.mark.usefixtures("device")
