@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -11,11 +12,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from speculative_decoding.draft_length import kernel_bits
 from speculative_decoding.draft_length.exact_widths import COMPARED_WIDTHS
 from speculative_decoding.draft_length.kernel_bits import KernelBits, bits_of, paired, products, spread
 from speculative_decoding.draft_length.probe import Probe
-from speculative_decoding.models import base, layers
-from speculative_decoding.models.attention import attend
+from speculative_decoding.models import base
+from speculative_decoding.models.attention import joined_heads
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.linear import Linear
 from tests.parity.test_t5 import GOLDENS, load_golden
@@ -27,22 +29,36 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 SIZES: dict[str, Any] = {"d_model": 128, "d_kv": 64, "d_ff": 256, "vocab_size": 96}
 
 
-def in_halves(x: mx.array, weight: mx.array) -> mx.array:
-    """Multiply in float32, adding up the two halves of the inputs separately."""
-    half = x.shape[-1] // 2
-    first, second = (mx.matmul(x[..., part], weight[part]) for part in (slice(half), slice(half, None)))
-    return first + second
+def product(x: mx.array, matrix: mx.array) -> mx.array:
+    """(..., L, K) @ (..., K, N) with the same order of addition for any L, on every machine."""
+    return (x[..., None, :] * matrix[..., None, :, :].swapaxes(-1, -2)).sum(axis=-1)
+
+
+def in_parts(x: mx.array, matrix: mx.array, end: int) -> mx.array:
+    """`product`, but terms before `end` are added up separately from the others."""
+    first, second = slice(end), slice(end, None)
+    return product(x[..., first], matrix[..., first, :]) + product(x[..., second], matrix[..., second, :])
 
 
 def split_from(least: int) -> Callable[[nn.Module, mx.array], mx.array]:
     """Return `Linear.__call__` with another order of addition for `least` rows or more."""
 
     def call(layer: nn.Module, x: mx.array) -> mx.array:
-        weight = layer.weight.T.astype(mx.float32)
-        multiply = in_halves if len(x) >= least else mx.matmul
-        return multiply(x.astype(mx.float32), weight).astype(x.dtype)
+        end = x.shape[-1] // 2 if x.size >= least * x.shape[-1] else 0
+        return in_parts(x.astype(mx.float32), layer.weight.T.astype(mx.float32), end).astype(x.dtype)
 
     return call
+
+
+@pytest.fixture
+def layers_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare linear layers only, whatever this machine's other kernels do."""
+    monkeypatch.setattr(KernelBits, "_attentions", lambda self: iter(()))
+    monkeypatch.setattr(kernel_bits, "project", lambda layer, x, residual: residual + layer(x))
+    monkeypatch.setattr(Probe, "bits", lambda self, width: [])
+    monkeypatch.setattr(Probe, "single_bits", lambda self, row, width: [])
+    monkeypatch.setattr(Probe, "batch_bits", lambda self, rows, width: [[]] * 2)
+    monkeypatch.setattr(Probe, "borders", lambda self, widths: ([], []))
 
 
 def model_in(dtype: mx.Dtype, **changes: Any) -> EncoderDecoder:
@@ -53,8 +69,9 @@ def model_in(dtype: mx.Dtype, **changes: Any) -> EncoderDecoder:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("layers_only")
 def test_another_order_of_addition_is_found_in_every_precision(
-    folder: object, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Linear, "__call__", split_from(6))
     found = compared(Probe(model_in(dtype)), {"dtype": str(dtype)})
@@ -62,7 +79,8 @@ def test_another_order_of_addition_is_found_in_every_precision(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_batch_multiplies_as_a_wider_pass(folder: object, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("layers_only")
+def test_a_batch_multiplies_as_a_wider_pass(dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Linear, "__call__", split_from(40))
     found = compared(Probe(model_in(dtype)), {"dtype": str(dtype)})
     assert found.widths == [*COMPARED_WIDTHS]
@@ -74,23 +92,16 @@ def test_a_batch_multiplies_as_a_wider_pass(folder: object, dtype: mx.Dtype, mon
 def test_capacities_where_attention_changes_its_order_are_found(
     border: int, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As MLX's fused attention does from 1,024 keys on: all keys are visible, and half of them are added separately."""
+    """As MLX's fused attention does from 1,024 keys on: a part of the visible keys is added separately."""
 
     def in_two_passes(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, **options: Any) -> mx.array:
-        if keys.shape[2] < border:
-            return attend(queries, keys, values, mask, **options)
-        scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2) + mask.astype(mx.float32)
-        weights = mx.softmax(scores, axis=-1)
-        half = keys.shape[2] // 4
-        parts = (
-            weights[..., part] @ values[..., part, :].astype(mx.float32) for part in (slice(half), slice(half, None))
-        )
-        out = sum(parts, mx.zeros((1, 1, 1, 1)))
-        batch, heads, length, width = out.shape
-        return out.transpose(0, 2, 1, 3).reshape(batch * length, heads * width).astype(queries.dtype)
+        arrays = (each.astype(mx.float32) for each in (queries, keys, values, mask))
+        queries32, keys32, values32, mask32 = arrays
+        weights = mx.softmax(product(queries32, keys32.swapaxes(-1, -2)) + mask32, axis=-1)
+        out = in_parts(weights, values32, keys.shape[2] // 4 if keys.shape[2] >= border else 0)
+        return joined_heads(out).astype(queries.dtype)
 
     monkeypatch.setattr(base, "attend", in_two_passes)
-    monkeypatch.setattr(layers, "attend", in_two_passes)
     kernels = KernelBits(model_in(dtype))
     assert border in kernels.capacity_borders(1) and border in kernels.source_borders(1)
 
