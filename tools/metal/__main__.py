@@ -1,9 +1,9 @@
 """Executes kernels of published mlx-metal wheels on Linux. See tools/metal/README.md.
 
-build    fetch wheels and compile the runtime. Half a minute; needs only Python's standard library
-classes  which pass widths give equal bits? Replays recorded dispatches. Minutes for a model
-bounds   do kernels access memory outside their arguments? Minutes for all of them
-diff     which kernels differ between two wheels? Half a minute
+build    fetch wheels and compile the runtime. Half a minute; needs pip, clang-19 and llvm-19-dev, but no Python package
+classes  which pass widths give equal bits? Replays recorded dispatches. One to five minutes for a model
+bounds   do kernels access memory outside their arguments? Five minutes for all of them
+diff     which kernels differ between two wheels? A minute
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from . import operations
 from .build import PINNED, BuildError, build, metallib_of
 from .operations import CHIPS, DTYPES, MODELS
 
+BITS = "bits of quantized weights; without a value, only dense ones (default: 4 8)"
 WHEEL = "VERSION, VERSION/PLATFORM, or the path of a wheel or metallib"
 
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_classes.add_argument("--chip", nargs="+", choices=CHIPS, required=True, help="chips whose dispatches to replay")
     of_classes.add_argument("--model", nargs="+", choices=MODELS, default=["t5-web-docs"], help="default: t5-web-docs")
     of_classes.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="default: bfloat16")
-    of_classes.add_argument("--bits", nargs="*", type=int, choices=(4, 8), default=[4, 8], help="quantized matmuls")
+    of_classes.add_argument("--bits", nargs="*", type=int, choices=(4, 8), default=[4, 8], help=BITS)
     of_bounds = commands.add_parser("bounds", help="print accesses outside of arguments")
     of_bounds.add_argument("--chip", nargs="+", choices=CHIPS, default=[*CHIPS], help="default: all")
     of_bounds.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS], help="default: all")
@@ -106,7 +107,7 @@ def print_bounds(chosen: argparse.Namespace) -> int:
         unknown += reason is None
         where = f"{case.operation} {case.dtype}, width {case.width}"
         print(f"{fault} ({where}): {f'known: {reason}' if reason else 'UNKNOWN'}")
-    print(f"{len(cases)} passes, {len(farthest)} accesses outside of arguments, {unknown} of them unknown")
+    print(f"{len(cases)} passes; accesses outside of arguments: {len(farthest)}, of them unknown: {unknown}")
     return int(bool(unknown or problems))
 
 

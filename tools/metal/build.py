@@ -48,6 +48,8 @@ def metallib_of(wheel: str, *, download: bool = False) -> Path:
         download: Fetch a version that is not in the cache folder.
     """
     path = Path(wheel)
+    if path.suffix in (".metallib", ".whl") and not path.is_file():
+        raise BuildError(f"{path} is not a file. Name a version, or the path of a wheel or metallib")
     if path.suffix == ".metallib":
         return path
     if path.suffix == ".whl":
@@ -58,7 +60,7 @@ def metallib_of(wheel: str, *, download: bool = False) -> Path:
     folder = cache_folder() / "wheels" / f"{version}-{platform}"
     if not (folder / "mlx.metallib").exists():
         if not download:
-            raise BuildError(f"mlx-metal {wheel} is not here yet. Fetch it with: python3 -m tools.metal build")
+            raise BuildError(f"mlx-metal {wheel} is not here yet. Fetch it with: python3 -m tools.metal build {wheel}")
         extracted(downloaded(version, platform, folder.with_suffix(".download")), folder)
         shutil.rmtree(folder.with_suffix(".download"))
     return folder / "mlx.metallib"
