@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError, Session
+from speculative_decoding import InputError, Session, load
 from speculative_decoding.beam_search.search import best_continuations
 from speculative_decoding.cli.lines import InputLine
 from speculative_decoding.cli.main import main
@@ -27,6 +28,9 @@ from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden
 from tests.support.beam_goldens import GOLDENS, decoded, expected, options_of, records
 from tests.support.device import within
+from tests.support.families import CODES, save_family
+from tests.support.metal import pretend_gpu
+from tests.support.metal_kernels import checked_kernels
 from tests.support.tiny import EOS, SOURCES, noisy_copy, tiny_model
 
 TOY = tiny_model(vocab_size=12)
@@ -294,3 +298,17 @@ def test_record_contains_all_sequences_with_scores() -> None:
     line = json.loads(record(ParsedLine(InputLine(1, b"", b"", 0), prompt), found.result, None))
     assert [each["score"] for each in line["sequences"]] == [each.score for each in found.result.sequences]
     assert line["text"] == line["sequences"][0]["text"] and line["score"] == line["sequences"][0]["score"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beams_give_metals_kernels_no_unchecked_arguments(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beams share cross keys and values. tests/unit/models/test_metal_kernels.py tests other decoding."""
+    pretend_gpu(monkeypatch)
+    _, codes = CODES.get(family, ("", ()))
+    languages: dict[str, Any] = dict(zip(("src_lang", "tgt_lang"), codes, strict=False))
+    with checked_kernels():
+        session = load(save_family(tmp_path / "model", family), dtype="bfloat16")
+        found = session.generate(["w3 w5 w7 w11", "w8"], num_beams=3, max_tokens=6, **languages)
+    assert all(each.tokens for each in found)
