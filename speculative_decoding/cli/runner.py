@@ -54,8 +54,9 @@ def settle_exactness(session: Session, slots: int, recorded: dict[str, Any], *, 
     if options.strict is not None or "exact" not in recorded:
         note_exactness(session, slots)
     if options.strict is None:
-        exact = recorded.setdefault("exact", session.planner.widths(options, slots).exact)
-        session.options = session.options.with_values(strict=exact)
+        if "exact" not in recorded:
+            recorded["exact"] = session.planner.widths(options, slots).exact
+        session.options = session.options.with_values(strict=recorded["exact"])
     if session.options_with({}).strict and session.planner.exact_widths is not None:
         if is_new:
             recorded["comparison"] = COMPARISON

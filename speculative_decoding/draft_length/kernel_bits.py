@@ -37,6 +37,7 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 CAPACITIES = (64, 1024, 2048)
 GROUPED = 4096
 FEW_KEYS = 64
+SETTINGS = ("bits", "group_size", "mode")  # of quantized layers
 INPUTS = 4  # distinct inputs; a pass has each of them at several positions
 WEIGHT_ROWS = 64  # distinct rows of a weight, which larger weights repeat
 SIZE = 32.0  # of the numbers: rounding errors are then normal numbers in float16
@@ -95,7 +96,8 @@ class KernelBits:
             is_linear = is_head or isinstance(layer, nn.Linear | nn.QuantizedLinear)
             if not is_linear or not is_read_by_pass(path, has_head=has_head):
                 continue
-            key = is_head, *((name, array.shape, array.dtype) for name, array in sorted(layer.parameters().items()))
+            shapes = [(name, array.shape, array.dtype) for name, array in sorted(layer.parameters().items())]
+            key = is_head, *(getattr(layer, name, None) for name in SETTINGS), *shapes
             if key not in seen:
                 seen.add(key)
                 yield from products(layer, self._dtype, is_head=is_head)

@@ -148,3 +148,14 @@ def test_each_index_has_one_partner_in_one_other_group(size: int, group: int) ->
     assert all(b // group == partners[a // group] for a, b in zip(first, second, strict=True))
     numbers = spread(np.ones((2, len(first))), (first, second), -1, size)
     assert (numbers.sum(axis=-1) == 0).all()
+
+
+def test_quantized_layers_of_equal_shapes_are_told_apart() -> None:
+    """8 bits in groups of 32 need the same arrays for 256 inputs as 4 bits in groups of 64 for 512."""
+    model = model_in(mx.float32)
+    kinds = [nn.QuantizedLinear(512, 96, False, 64, 4), nn.QuantizedLinear(256, 96, False, 32, 8)]
+    assert kinds[0].weight.shape == kinds[1].weight.shape and kinds[0].scales.shape == kinds[1].scales.shape
+    before = len([*KernelBits(model)._products()])
+    layer = model.decoder.layers[0]
+    layer.first, layer.second = kinds
+    assert len([*KernelBits(model)._products()]) == before + 2

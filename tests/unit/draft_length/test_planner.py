@@ -222,3 +222,10 @@ def test_a_job_whose_passes_an_earlier_version_compared_says_so_when_it_is_resum
     assert says_so({"exact": True}, is_new=False)
     session.planner.exact_widths = None  # nothing is compared on this device
     assert not says_so({"exact": True}, is_new=False)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_resumed_job_compares_nothing_to_keep_its_exactness(exact: bool, probes: list[FakeProbe]) -> None:
+    session = session_of(probes)
+    settle_exactness(session, 2, {"exact": exact}, is_new=False)
+    assert session.options.strict is exact and not probes
