@@ -42,8 +42,9 @@ from speculative_decoding import Session, load
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, argument_type
 from speculative_decoding.sampling.values import Number
+from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.audio_file import scaled
-from speculative_decoding.speech.live.api import live_scheduler
+from speculative_decoding.speech.keywords import split_options
 from speculative_decoding.speech.live.stream import LiveStream
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.segments import FRAMES_PER_POSITION, DecodedWindow, Window
@@ -156,9 +157,10 @@ def replay(
     session: Session, samples: np.ndarray, *, every: float = EVERY, is_timed: bool = False, **options: Any
 ) -> Replay:
     """Replay a recording. is_timed: whether the clock advances while a hypothesis is decoded."""
-    scheduler = live_scheduler(session, {"language": "en", **options}, 1)
-    stream = scheduler.open(every=every)
-    scheduler.start(stream)
+    own, decoding = split_options({"language": "en", "temperature": 0, **options}, session.model.audio)
+    scheduler = new_scheduler(session, own, decoding, live_slots=1)
+    stream = scheduler.open_stream(every=every)
+    assert not [*scheduler.start(0, stream)]
     hypotheses = listen(session, stream)
     heard: list[Heard] = []
     now, arrived = 0.0, 0
@@ -171,7 +173,8 @@ def replay(
             stream.finish()
         started = perf_counter()
         while not scheduler.is_idle:
-            for _, update in scheduler.step():
+            for update in scheduler.step():
+                assert isinstance(update, LiveUpdate)
                 seconds = perf_counter() - started
                 decoded = hypotheses.pop() if hypotheses else None
                 heard.append(Heard(update, decoded, now + seconds * is_timed, seconds))

@@ -545,11 +545,8 @@ class Session:
         reads_ahead: bool = True,
         **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[LiveUpdate]:
-        """Transcribe speech while it arrives; see `speech.live.api.transcribe_live`."""
-        require_room("speech")
-        from .speech.live import api
-
-        return api.transcribe_live(self, chunks, every=every, reads_ahead=reads_ahead, **options)
+        """Transcribe speech while it arrives; see `speech.api.transcribe_live`."""
+        return speech_api().transcribe_live(self, chunks, every=every, reads_ahead=reads_ahead, **options)
 
     def document(self, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
         """Decode a document, sentence by sentence; see `documents.api.document`, whose help lists all options."""

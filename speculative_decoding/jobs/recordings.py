@@ -19,7 +19,7 @@ from ..session import Session
 from ..speech.api import new_scheduler
 from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
-from ..speech.scheduler import TranscriptionEvent
+from ..speech.scheduler import Event
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
 from .fields import JOB_OPTIONS, LINE_OPTIONS, RECORD_FIELDS, LineFields, similarity_key
@@ -75,7 +75,7 @@ class RecordingScheduler:
         return results(self._scheduler.step())
 
 
-def results(events: Iterable[TranscriptionEvent]) -> Iterator[BatchResult[Transcription]]:
+def results(events: Iterable[Event]) -> Iterator[BatchResult[Transcription]]:
     for event in events:
         if event.is_last:
             yield BatchResult(event.number, event.result, None if event.error is None else str(event.error))

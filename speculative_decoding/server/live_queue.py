@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 
 from ..decoding.results import GenerationStats
 from ..session import Session
+from ..speech.api import new_scheduler
 from ..speech.audio_file import SAMPLE_RATE, Samples
-from ..speech.live.api import live_scheduler
 from ..speech.live.resampler import Resampler
-from ..speech.live.scheduler import LiveScheduler
 from ..speech.live.stream import LiveStream
 from ..speech.live.update import LiveUpdate
+from ..speech.options import TranscriptionOptions
+from ..speech.scheduler import Scheduler
 from .client_request import Callback, ClientItem
 from .errors import ServerError
 from .limits import Limits
@@ -107,9 +109,10 @@ class LiveQueue:
 
     waiting = 0
 
-    def __init__(self, scheduler: LiveScheduler) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._items: dict[LiveStream, ClientStream] = {}
+        self._items: dict[int, ClientStream] = {}
+        self._next_number = count()
         self.finished = 0  # hypotheses, because a stream may take hours
 
     @property
@@ -125,24 +128,26 @@ class LiveQueue:
         return [*self._items.values()]
 
     def submit(self, item: ClientStream) -> list[Callback]:
-        stream = self._scheduler.open(item.options)
-        self._items[stream] = item
+        stream = self._scheduler.open_stream(item.options)
+        number = next(self._next_number)
+        self._items[number] = item
         item.begin(stream)
-        self._scheduler.start(stream)
-        return [item.client.on_queued]
+        return [item.client.on_queued, *map(self._tell, self._scheduler.start(number, stream))]
 
     def cancel(self, item: ClientStream) -> None:
-        if item.stream is not None and self._items.pop(item.stream, None) is not None:
-            self._scheduler.cancel(item.stream)
+        for number, each in [*self._items.items()]:
+            if each is item:
+                del self._items[number]
+                self._scheduler.cancel(number)
 
     def step(self) -> list[Callback]:
-        return [self._tell(stream, update) for stream, update in self._scheduler.step()]
+        return [*map(self._tell, self._scheduler.step())]
 
-    def _tell(self, stream: LiveStream, update: LiveUpdate) -> Callback:
+    def _tell(self, update: Any) -> Callback:
         """Return the callback that notifies a client of a hypothesis."""
-        item = self._items[stream]
-        if update.error is not None or update.is_last:
-            del self._items[stream]
+        item = self._items[update.number]
+        if update.is_last:
+            del self._items[update.number]
         if update.error is not None:
             return partial(item.client.fail, item.error_of(update.error))
         self.finished += 1
@@ -192,5 +197,7 @@ class SpeechQueue:
 
 def speech_queue(session: Session, limits: Limits) -> SpeechQueue:
     """Return a queue for a session with a speech model."""
-    live = live_scheduler(session, {"num_beams": 1}, limits.slots)  # hypotheses are decoded without beams
+    assert session.model.audio is not None
+    options = TranscriptionOptions(**session.model.audio.defaults)
+    live = new_scheduler(session, options, {}, live_slots=limits.slots)
     return SpeechQueue(recording_queue(session, limits), LiveQueue(live))

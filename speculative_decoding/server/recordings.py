@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import Any
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -150,7 +151,7 @@ class RecordingQueue:
             calls += self._handled(self._scheduler.resume(self._numbers[item]))
         return calls
 
-    def _handled(self, events: Iterable[TranscriptionEvent]) -> list[Callback]:
+    def _handled(self, events: Iterable[Any]) -> list[Callback]:
         """Return the callbacks that notify clients of these events."""
         calls: list[Callback] = []
         for event in events:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..rows import drive
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .audio_file import Audio
 from .chunks import chunk_events
 from .keywords import TranscriptionKeywords, shows_transcription_options, split_options
+from .live.arriving import Arriving, Chunk, samples_of
+from .live.stream import LiveStream, require_live
+from .live.update import LiveUpdate
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .scheduler import Scheduler, TranscriptionEvent
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from ..drafters.writing import DraftWriter
     from ..loading.tokenizer import Tokenizer
     from ..session import Session
+
+AnyEvent = TypeVar("AnyEvent", TranscriptionEvent, LiveUpdate)
 
 
 @shows_transcription_options
@@ -95,41 +101,100 @@ def transcribe_chunks(
     Raises:
         InputError: The recording or an option cannot be used.
     """
-    own, decoding = split_options(options, session.model.audio)
-    config = new_scheduler(session, own, decoding, slots).audio
+    scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
+    recording = open_audio(audio, scheduler.num_mel_bins, voice=scheduler.options.voice)
+    return map(raise_error, chunk_events(recording, scheduler))
 
-    def scheduler(language: str | None) -> Scheduler:
-        return new_scheduler(session, replace(own, language=language or own.language), decoding, slots)
 
-    recording = open_audio(audio, mel_bins(session), voice=own.voice)
-    return map(raise_error, chunk_events(recording, config.window_frames, scheduler))
+@shows_transcription_options
+def transcribe_live(
+    session: Session,
+    chunks: Iterable[Chunk],
+    *,
+    every: float = 1.0,
+    reads_ahead: bool = True,
+    **options: Unpack[TranscriptionKeywords],
+) -> Iterator[LiveUpdate]:
+    """Transcribe speech while it arrives, and yield the text after each hypothesis.
+
+    Words that two hypotheses in a row begin with are final (LocalAgreement-2). Each hypothesis is decoded at
+    temperature 0, with the last one as its draft text.
+
+    Args:
+        session: See `transcribe`.
+        chunks: Samples of one channel at 16 kHz as they arrive: NumPy arrays of floats from -1 to 1 or of integers, or
+            bytes of signed 16-bit little-endian PCM. Or an `Arriving`, which reads them already.
+        every: Decode after this many seconds of new audio, or later if the last hypothesis is not complete yet.
+        reads_ahead: Read chunks in a thread, so that each hypothesis includes all audio so far. False reads the next
+            chunk only after the hypothesis for the last one, which makes replays reproducible.
+        options: Those of `live.stream.OPTIONS`, and `GenerationOptions` for drafts.
+
+    Raises:
+        InputError: A chunk or an option cannot be used.
+    """
+    require_live(options)
+    own, decoding = split_options({**options, "temperature": 0}, session.model.audio)
+    scheduler = new_scheduler(session, own, decoding, 1, live_slots=1)
+    if scheduler.decoding.num_beams > 1:
+        raise InputError("must be 1 for live speech", "num_beams", "set it to 1")
+    return live_updates(scheduler, scheduler.open_stream(every=every), chunks, reads_ahead)
+
+
+def live_updates(
+    scheduler: Scheduler, stream: LiveStream, chunks: Iterable[Chunk] | Arriving, reads_ahead: bool
+) -> Iterator[LiveUpdate]:
+    """Yield the updates of a single stream. Nothing is read before the first one is wanted."""
+    if reads_ahead and not isinstance(chunks, Arriving):
+        chunks = Arriving(chunks)
+    opened = iter([(0, lambda: stream)])  # which is submitted once
+
+    def decoded() -> Iterator[LiveUpdate]:
+        """Decode all windows that are due."""
+        return map(raise_error, cast("Iterator[LiveUpdate]", drive(scheduler, opened)))
+
+    with closing(chunks if isinstance(chunks, Arriving) else samples_of(chunks)) as samples:
+        for some in samples:
+            stream.append(some)
+            yield from decoded()
+    stream.finish()
+    yield from decoded()
 
 
 def new_scheduler(
-    session: Session, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
+    session: Session,
+    options: TranscriptionOptions,
+    decoding: Mapping[str, Any],
+    slots: int | None = None,
+    live_slots: int = 0,
 ) -> Scheduler:
-    """Return a scheduler for recordings. It creates its own engines.
+    """Return a scheduler for recordings and live streams. It creates its own engines.
 
     Args:
         session: A session whose target is a speech model.
         options: How to transcribe.
         decoding: Decoding options that differ from the session's.
         slots: How many recordings are transcribed together (default: the slots of the session).
+        live_slots: The maximum number of live streams. Their windows are decoded without beams.
 
     Raises:
         InputError: This model cannot transcribe with these options.
     """
     if (hottest := max(options.temperatures)) and decoding.get("num_beams", session.options.num_beams) == 1:
         decoding = {**decoding, "temperature": hottest}  # so that sampling options have an effect
+    own = live = session.options_with(decoding)
+    if live_slots and own.num_beams > 1:
+        live = session.options_with({**decoding, "num_beams": 1})
     return Scheduler(
         session.model,
         session.tokenizer,
         options,
-        session.options_with(decoding),
+        own,
         validate("slots", Int(1), session.slots if slots is None else slots),
         new_engine=session.engine,
         draft_length=session.planner.draft_length,
         num_mel_bins=mel_bins(session),
+        live_decoding=live,
+        live_slots=live_slots,
     )
 
 
@@ -150,8 +215,8 @@ def mel_bins(session: Session) -> list[int]:
     return list(dict.fromkeys(model.audio.num_mel_bins for model in models if model.audio is not None))
 
 
-def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
-    """Raise `InputError` for a recording that cannot be transcribed."""
+def raise_error(event: AnyEvent) -> AnyEvent:
+    """Raise `InputError` for a recording or stream that cannot be transcribed."""
     if event.error is not None:
         raise event.error if isinstance(event.error, InputError) else InputError(str(event.error))
     return event

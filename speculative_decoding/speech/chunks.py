@@ -6,7 +6,7 @@ borders, and no window continues the text before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -32,34 +32,24 @@ class Part:
         return self.recording.window(self.start + start, count, length)
 
 
-def chunk_events(
-    recording: Recording, chunk_frames: int, new_scheduler: Callable[[str | None], Scheduler]
-) -> Iterator[TranscriptionEvent]:
-    """Yield the progress of one recording.
-
-    Args:
-        recording: The recording.
-        chunk_frames: The length of a chunk, in frames.
-        new_scheduler: Creates a scheduler for a language. None means the language of the options.
-    """
-    total = recording.num_frames
-    starts = range(0, max(total, 1), chunk_frames)  # one, if voice detection has left out everything
+def chunk_events(recording: Recording, scheduler: Scheduler) -> Iterator[TranscriptionEvent]:
+    """Yield the progress of one recording. The scheduler decodes nothing else."""
+    total, length = recording.num_frames, scheduler.audio.window_frames
+    starts = range(0, max(total, 1), length)  # one, if voice detection has left out everything
+    options = scheduler.options
     segments: list[Segment] = []
     text = ""
     stats = GenerationStats()
 
-    def read(scheduler: Scheduler, start: int) -> Task:
-        part = Part(recording, start, min(chunk_frames, total - start))
-        return Task(part, scheduler.options, scheduler.decoding, start, recording.speech)
+    def read(start: int) -> Task:
+        part = Part(recording, start, min(length, total - start))
+        return Task(part, options, scheduler.decoding, start, recording.speech)
 
-    def decoded(language: str | None, some: range) -> Iterator[TranscriptionEvent]:
-        scheduler = new_scheduler(language)
-        return scheduler.run(partial(read, scheduler, start) for start in some)
-
-    def merged(events: Iterable[TranscriptionEvent], first: int) -> Iterator[TranscriptionEvent]:
+    def decoded(some: Sequence[int]) -> Iterator[TranscriptionEvent]:
         nonlocal text
+        events = scheduler.run(partial(read, start) for start in some)
         for event in in_order(events, attrgetter("number"), attrgetter("is_last")):
-            start = starts[first + event.number]
+            start = some[event.number]
             new = [moved(segment, start, len(segments) + i) for i, segment in enumerate(event.segments)]
             segments.extend(new)
             result = None
@@ -71,11 +61,10 @@ def chunk_events(
             position = start / FRAMES_PER_SECOND + event.position
             yield event._replace(number=0, segments=new, position=position, seconds=recording.seconds, result=result)
 
-    language = None
-    for event in merged(decoded(None, starts[:1]), 0):  # transcribed alone, to detect the language
+    for event in decoded(starts[:1]):  # transcribed alone, to detect the language
         yield event
-        language = event.language
-    yield from merged(decoded(language, starts[1:]), 1)
+        options = replace(options, language=event.language)
+    yield from decoded(starts[1:])
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:

@@ -123,7 +123,7 @@ class SpeechWriter:
     ) -> Request | None:
         """Submit a request after an output so far. Returns None if the draft model has too few positions for it."""
         requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
-        previous = previous[-(requests.max_positions // 2 - 1) :]
+        previous = previous[-requests.max_previous :]
         window = Window(0, len(frames) * FRAMES_PER_POSITION, frames)
         start = requests.decoder_prompt(Attempt(window, previous, 0.0))
         most = min(start.options.max_tokens, requests.max_positions + 1 - len(start.tokens) - len(output))

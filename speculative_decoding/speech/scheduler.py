@@ -1,28 +1,31 @@
-"""Transcribes several recordings together. The engine decodes one window of each at a time, as a request."""
+"""Transcribes recordings and live streams together. An engine decodes one window of each at a time, as a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..decoding.request import Request
+from ..decoding.results import GenerationStats
 from ..draft_length.base import DraftLength
 from ..engine import Engine
 from ..errors import InputError, note
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..models.threads import use_mlx
 from ..models.whisper_tokens import AudioConfig
 from ..rows import drive
 from ..sampling import GenerationOptions
-from ..sampling.options import short_repr
+from ..sampling.options import short_repr, validate
 from .audio_file import Audio
 from .draft_texts import GivenTranscript, RecordingDraft
 from .keywords import split_names
+from .live.stream import EVERY, LiveStream, require_live
+from .live.update import LiveUpdate
+from .live.windows import LiveWindows
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
@@ -62,6 +65,9 @@ class TranscriptionEvent(NamedTuple):
         return self.result is not None or self.error is not None
 
 
+Event = TranscriptionEvent | LiveUpdate
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """A recording, and how to transcribe it.
@@ -77,22 +83,39 @@ class Task:
     speech: SpeechTimes | None = None
 
 
-@dataclass
-class Running:
-    """A recording that is being transcribed.
-
-    attempt: The next attempt while the recording is paused; None while an attempt is being decoded.
-    from_draft: Whether each token of the attempt being decoded is an accepted draft token.
-    """
+@dataclass(eq=False)
+class RecordingWindows:
+    """The windows of a recording. The next one can always be decoded at once."""
 
     number: int
     transcriber: Transcriber
     requests: WindowRequests
-    attempts: Generator[Attempt, DecodedWindow, None]
-    attempt: Attempt | None = None
-    from_draft: list[bool] = field(default_factory=list)
-    speech: SpeechTimes | None = None
-    segments: list[Segment] = field(default_factory=list)  # in the events so far
+    speech: SpeechTimes | None
+    segments: list[Segment] = field(init=False, default_factory=list)  # in the events so far
+    is_live = False
+    is_due = True
+
+    def __post_init__(self) -> None:
+        self._attempts = self.transcriber.attempts()
+
+    def advance(self, output: DecodedWindow | None = None) -> TranscriptionEvent | None:
+        """Find the next attempt, given the output of the last one. Returns an event if there is progress."""
+        seek = self.transcriber.seek
+        try:
+            self._attempt = next(self._attempts) if output is None else self._attempts.send(output)
+        except StopIteration:
+            return self.event(is_last=True)
+        return self.event() if self.transcriber.seek != seek else None
+
+    def next_attempt(self) -> Attempt:
+        return self._attempt
+
+    def add(self, output: DecodedWindow, stats: GenerationStats) -> TranscriptionEvent | None:
+        self.transcriber.stats.add(stats)
+        return self.advance(output)
+
+    def failed(self, error: Exception) -> TranscriptionEvent:
+        return self.event()._replace(error=error)
 
     def event(self, *, is_last: bool = False) -> TranscriptionEvent:
         found = self.transcriber
@@ -108,23 +131,28 @@ class Running:
         return TranscriptionEvent(self.number, new, position, seconds, found.language, result)
 
 
+Windows = RecordingWindows | LiveWindows
+
+
 @dataclass
 class Scheduler:
-    """Decodes the windows of several recordings side by side; a `rows.Scheduler`.
+    """Decodes the windows of recordings and live streams side by side; a `rows.Scheduler`.
 
     A caller that shares slots between clients uses `start`, `decode_round` and `resume` instead of `submit` and `step`.
-    A recording that is `paused` between two outputs has no slot until it is resumed. Each recording has separate state,
-    so its text does not depend on when it is resumed.
+    A recording or stream that is `paused` between two outputs has no slot until it is resumed. Each has separate state,
+    so its text does not depend on when it is resumed. Streams have separate engines, whose slots no recording takes.
 
     Args:
         model: A speech model.
         tokenizer: The tokenizer of the model.
-        options: How to transcribe recordings that have no options of their own.
+        options: How to transcribe recordings and streams that have no options of their own.
         decoding: How to decode these recordings: drafts, sampling, beams.
         slots: How many recordings are transcribed together.
         new_engine: Creates an engine for requests with these options.
         draft_length: Creates the `DraftLength` of a request with these options.
         num_mel_bins: See `Recording`.
+        live_decoding: How to decode streams that have no options of their own: drafts, without beams.
+        live_slots: The maximum number of streams; 0 if there are none.
     """
 
     model: EncoderDecoder
@@ -135,9 +163,12 @@ class Scheduler:
     new_engine: Callable[[GenerationOptions, int], Engine]
     draft_length: Callable[[GenerationOptions, int], DraftLength]
     num_mel_bins: Sequence[int]
-    _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
-    _decoding: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for the current window
-    _paused: dict[int, Running] = field(init=False, default_factory=dict)  # by number
+    live_decoding: GenerationOptions | None = None
+    live_slots: int = 0
+    _engines: dict[tuple[bool, int], Engine] = field(init=False, default_factory=dict)  # by `is_live` and beams
+    # By the request for the current window, with the `from_draft` of its rounds so far
+    _decoding: dict[Request, tuple[Windows, list[bool]]] = field(init=False, default_factory=dict)
+    _waiting: dict[int, Windows] = field(init=False, default_factory=dict)  # by number
 
     def __post_init__(self) -> None:
         language_code(self.model.audio, self.options)
@@ -146,6 +177,10 @@ class Scheduler:
         self._text = SpeechText(self.tokenizer, self.audio)
         # The parts of a recording, and several recordings, may give the same text
         self._transcript = lru_cache(KEPT_DRAFT_TEXTS)(self._prepared)
+        if (
+            self.live_decoding is not None and self.live_slots
+        ):  # now, so that no stream waits for a comparison of widths
+            self._engine(self.live_decoding, is_live=True)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
         """Open a file, samples, or a mapping with an "audio" entry and options. Raises `InputError`."""
@@ -153,140 +188,168 @@ class Scheduler:
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
         audio = own.pop("audio")
-        options, decoding = self._options(own)
+        options, decoding = self._options(own, self.decoding)
         recording = open_audio(audio, self.num_mel_bins, voice=options.voice)
         return Task(recording, options, decoding, speech=recording.speech)
 
     def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
         """Return the task for a recording with its own options. Raises `InputError` naming an unusable option."""
-        return Task(recording, *self._options(overrides), speech=recording.speech)
+        return Task(recording, *self._options(overrides, self.decoding), speech=recording.speech)
 
-    def _options(self, overrides: Mapping[str, Any]) -> tuple[TranscriptionOptions, GenerationOptions]:
-        own, decoding = split_names(overrides)
-        return replace(self.options, **own), self.decoding.override_for_row(decoding)
+    def open_stream(self, overrides: Mapping[str, Any] | None = None, every: float = 1.0) -> LiveStream:
+        """Return a new stream with its own options, to pass to `start`. Raises `InputError`.
+
+        every: See `LiveStream`.
+        """
+        assert self.live_decoding is not None
+        require_live(overrides or {})
+        options, decoding = self._options(overrides or {}, self.live_decoding)
+        language = language_code(self.audio, options)
+        return LiveStream(self._text, options, decoding, self.num_mel_bins, validate("every", EVERY, every), language)
+
+    def _options(
+        self, overrides: Mapping[str, Any], decoding: GenerationOptions
+    ) -> tuple[TranscriptionOptions, GenerationOptions]:
+        own, changed = split_names(overrides)
+        return replace(self.options, **own), decoding.override_for_row(changed)
 
     @property
     def running(self) -> int:
-        """The number of recordings that have a slot."""
+        """The number of recordings and streams whose window is being decoded."""
         return len(self._decoding)
 
     @property
     def paused(self) -> list[int]:
-        """The numbers of the recordings that wait for `resume`."""
-        return [*self._paused]
+        """The numbers of those whose next window can be decoded, and waits for `resume`."""
+        return [number for number, windows in self._waiting.items() if windows.is_due]
+
+    @property
+    def waiting(self) -> int:
+        return len(self.paused)
+
+    @property
+    def room(self) -> int:
+        """How many more recordings may be given a slot. Streams need none of these."""
+        return self.slots - sum(not windows.is_live for windows, _ in self._decoding.values())
 
     @property
     def wants_more(self) -> bool:
-        return self.running < self.slots
+        return self.room > 0
 
     @property
     def is_idle(self) -> bool:
-        return not self._decoding
+        """Whether nothing is being decoded or paused. More audio of a stream can change this."""
+        return not (self._decoding or self.paused)
 
     def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, opening each when a slot is free. Events of different recordings are interleaved."""
-        return drive(self, enumerate(recordings))
+        return cast("Iterator[TranscriptionEvent]", drive(self, enumerate(recordings)))
 
-    def submit(self, item: tuple[int, Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
-        """Open a numbered recording, and give it a slot."""
-        number, open_recording = item
+    def submit(self, item: tuple[int, Callable[[], Task | LiveStream]]) -> Iterator[Event]:
+        """Open a numbered recording or stream, and give it a slot."""
+        number, open_item = item
         try:
-            yield from self.start(number, open_recording())
+            yield from self.start(number, open_item())
         except InputError as error:
             yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
         yield from self._resume_all()
 
-    def step(self) -> Iterator[TranscriptionEvent]:
-        """Run a round, then resume every paused recording."""
+    def step(self) -> Iterator[Event]:
+        """Run a round, then resume everything that is paused."""
         yield from self.decode_round()
         yield from self._resume_all()
 
-    def _resume_all(self) -> Iterator[TranscriptionEvent]:
+    def _resume_all(self) -> Iterator[Event]:
         for number in self.paused:
             yield from self.resume(number)
 
-    def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
-        """Prepare a recording, and pause it. Raises `InputError` if it cannot be transcribed with its options."""
+    def start(self, number: int, task: Task | LiveStream) -> Iterator[Event]:
+        """Prepare a recording or stream, and pause it. Raises `InputError` if it cannot be transcribed so."""
         use_mlx()
+        if isinstance(task, LiveStream):
+            self._waiting[number] = LiveWindows(number, task, self._requests(task, task.language or ""))
+            return
         recording, options = task.recording, task.options
         if options.word_timestamps and self.audio.alignment_note:
             note(self.audio.alignment_note)
         language, opening = language_code(self.audio, options), None
         if language is None:
-            language, opening = self._detect(recording)
-        output_language = options.output_language(language)
-        given = [self._transcript(text, output_language, task.speech) for text in task.decoding.draft_text]
-        drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
-        requests = WindowRequests(self.model, self._text, language, options, task.decoding, task.first_frame, drafts)
-        most = requests.max_positions // 2 - 1
+            length = self.audio.window_frames
+            opening = recording.window(0, length, length)
+            language = detected_language(self.model, self.audio, opening)
+        requests = self._requests(task, language, task.first_frame, task.speech)
+        most = requests.max_previous
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
-        one = Running(number, transcriber, requests, transcriber.attempts(), speech=task.speech)
-        yield one.event()
-        yield from self._advance(one, None)
+        windows = RecordingWindows(number, transcriber, requests, task.speech)
+        yield windows.event()
+        yield from self._continue(windows, windows.advance())
+
+    def _requests(
+        self, task: Task | LiveStream, language: str, first_frame: int = 0, speech: SpeechTimes | None = None
+    ) -> WindowRequests:
+        output_language = task.options.output_language(language)
+        given = [self._transcript(text, output_language, speech) for text in task.decoding.draft_text]
+        drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
+        return WindowRequests(self.model, self._text, language, task.options, task.decoding, first_frame, drafts)
 
     def _prepared(self, text: str, language: str, speech: SpeechTimes | None) -> GivenTranscript:
         return GivenTranscript(text, self._text, language, self.model.pieces or {}, speech)
 
-    def decode_round(self) -> Iterator[TranscriptionEvent]:
-        """Run a round of every recording that has a slot. A recording is paused when its output is complete."""
+    def decode_round(self) -> Iterator[Event]:
+        """Run a round of everything that has a slot. A recording or stream releases it when its output is complete."""
         for engine in [*self._engines.values()]:
-            for event in engine.step():
-                request = event.request
-                one = self._decoding[request]
-                one.from_draft += event.round.from_draft
+            for request, round, _ in engine.step():
+                windows, from_draft = self._decoding[request]
+                from_draft += round.from_draft
                 if request.finish_reason:
                     del self._decoding[request]
-                    one.transcriber.stats.add(request.stats)
                     if request.error:
-                        yield one.event()._replace(error=ArithmeticError(request.error))
+                        yield windows.failed(ArithmeticError(request.error))
                     else:
-                        output = replace(one.requests.decoded(request), from_draft=one.from_draft)
-                        yield from self._advance(one, output)
+                        output = windows.requests.decoded(request, from_draft)
+                        yield from self._continue(windows, windows.add(output, request.stats))
 
-    def resume(self, number: int) -> Iterator[TranscriptionEvent]:
-        """Give a paused recording a slot. Yields an event only if it fails."""
-        one = self._paused.pop(number)
-        attempt, one.attempt, one.from_draft = one.attempt, None, []
-        assert attempt is not None
+    def _continue(self, windows: Windows, event: Event | None) -> Iterator[Event]:
+        """Yield an event. Unless it is the last one, the next window waits until it is due, and for `resume`."""
+        if event is None or not event.is_last:
+            self._waiting[windows.number] = windows
+        if event is not None:
+            yield event
+
+    def resume(self, number: int) -> Iterator[Event]:
+        """Decode the next window of a paused recording or stream. Yields an event if there is none, or if it fails."""
+        use_mlx()
+        windows = self._waiting.pop(number)
         try:
-            start = one.requests.decoder_prompt(attempt)
-            length = self.draft_length(start.options, self.slots)
-            request = self._engine(start.options).submit(attempt.window.audio, start.options, length, start)
+            attempt = windows.next_attempt()
+            if not isinstance(attempt, Attempt):
+                yield from self._continue(windows, attempt)
+                return
+            start = windows.requests.decoder_prompt(attempt)
+            length = self.draft_length(start.options, self._slots(windows.is_live))
+            engine = self._engine(start.options, windows.is_live)
+            request = engine.submit(attempt.window.audio, start.options, length, start)
         except InputError as error:
-            yield one.event()._replace(error=error)
+            yield windows.failed(error)
             return
-        self._decoding[request] = one
+        self._decoding[request] = windows, []
 
     def cancel(self, number: int) -> None:
-        """Drop a recording and free its slot. Does nothing if the recording is finished."""
-        self._paused.pop(number, None)
-        for request, one in [*self._decoding.items()]:
-            if one.number == number:
-                self._engine(request.options).cancel(request)
+        """Drop a recording or stream, and free its slot. Does nothing if it has ended."""
+        self._waiting.pop(number, None)
+        for request, (windows, _) in [*self._decoding.items()]:
+            if windows.number == number:
+                self._engine(request.options, windows.is_live).cancel(request)
                 del self._decoding[request]
 
-    def _detect(self, recording: WindowSource) -> tuple[str, AudioFrames]:
-        """Return the language of the first 30 seconds, and their frames."""
-        length = self.audio.window_frames
-        opening = recording.window(0, length, length)
-        return detected_language(self.model, self.audio, opening), opening
+    def _engine(self, options: GenerationOptions, is_live: bool) -> Engine:
+        key = is_live, options.num_beams
+        if key not in self._engines:
+            self._engines[key] = self.new_engine(options, self._slots(is_live))
+        return self._engines[key]
 
-    def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
-        """Pass an output to a recording, and pause the recording before its next attempt."""
-        seek = one.transcriber.seek
-        try:
-            one.attempt = next(one.attempts) if output is None else one.attempts.send(output)
-        except StopIteration:
-            yield one.event(is_last=True)
-            return
-        self._paused[one.number] = one
-        if one.transcriber.seek != seek:
-            yield one.event()
-
-    def _engine(self, options: GenerationOptions) -> Engine:
-        if options.num_beams not in self._engines:
-            self._engines[options.num_beams] = self.new_engine(options, self.slots)
-        return self._engines[options.num_beams]
+    def _slots(self, is_live: bool) -> int:
+        return self.live_slots if is_live else self.slots
 
 
 def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> str | None:

@@ -38,6 +38,10 @@ class SpeechText:
                     raise InputError(f"contains the special token {piece}", name, "remove it")
         return self.text_tokens(text)
 
+    def initial_prompt(self, prompt: str | None) -> list[int]:
+        """Return the tokens of the option `initial_prompt`. Raises `InputError`."""
+        return [] if prompt is None else self.encode(" " + prompt.strip(), "initial_prompt")
+
     def text_tokens(self, text: str) -> list[int]:
         """Return the text tokens, without any special tokens that the text contains."""
         return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]

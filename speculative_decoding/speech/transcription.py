@@ -143,8 +143,7 @@ class Transcriber:
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
 
     def __post_init__(self) -> None:
-        prompt = self.options.initial_prompt
-        self._initial = [] if prompt is None else self.text_tokens.encode(" " + prompt.strip(), "initial_prompt")
+        self._initial = self.text_tokens.initial_prompt(self.options.initial_prompt)
         self._tokens = [*self._initial]  # tokens of the initial prompt and all segments
         self._previous_from = 0  # the index of the first token to put before later windows
         self._last_speech = 0.0  # when the last word ended, in seconds

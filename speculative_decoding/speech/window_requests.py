@@ -63,6 +63,11 @@ class WindowRequests:
         """The maximum number of tokens of the previous text and the output together. Each may take up half."""
         return self.model.max_positions or MAX_POSITIONS
 
+    @property
+    def max_previous(self) -> int:
+        """The maximum number of tokens of the previous text, without the token before it."""
+        return self.max_positions // 2 - 1
+
     def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
         """Return the prefix, the constraints and the options for decoding an attempt."""
         audio = self.audio
@@ -109,8 +114,8 @@ class WindowRequests:
         drafts = [draft.window(attempt.transcript, second, rules is not None) for draft in self.drafts]
         return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence, search, draft_texts=drafts)
 
-    def decoded(self, request: Request) -> DecodedWindow:
-        """Return the output of a finished request."""
+    def decoded(self, request: Request, from_draft: Sequence[bool] = ()) -> DecodedWindow:
+        """Return the output of a finished request. from_draft: whether each token is an accepted draft token."""
         evidence = request.observer
         assert isinstance(evidence, Evidence) and evidence.probability is not None
         sum_logprob = evidence.sum_logprob if request.search is None else request.search.sum_logprob
@@ -123,6 +128,7 @@ class WindowRequests:
             request.options.temperature,
             sum_logprob / (len(tokens) + 1),
             float(evidence.probability),
+            from_draft,
         )
 
     @turn()

@@ -140,18 +140,19 @@ def test_logits_that_are_not_finite_end_only_their_stream() -> None:
         is_idle = False
 
         def __init__(self) -> None:
-            self.streams: list[Any] = []
+            self.numbers: list[int] = []
 
-        def open(self, options: Any) -> Any:
+        def open_stream(self, options: Any) -> Any:
             return type("Stream", (), {"append": lambda *_: None})()
 
-        def start(self, opened: Any) -> None:
-            self.streams.append(opened)
+        def start(self, number: int, opened: Any) -> list[Any]:
+            self.numbers.append(number)
+            return []
 
         def step(self) -> list[Any]:
             good = LiveUpdate(" a", "", 1.0, GenerationStats())
             bad = good._replace(final="", is_last=True, error=ArithmeticError("planted"))
-            return [(self.streams[0], bad), (self.streams[1], good)]
+            return [bad._replace(number=self.numbers[0]), good._replace(number=self.numbers[1])]
 
     items = [stream(), stream()]
     queue = LiveQueue(cast(Any, Failing()))

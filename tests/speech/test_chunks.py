@@ -27,24 +27,21 @@ def segment(text: str, start: float, words: list[Word] | None = None) -> Segment
 def test_chunks_are_merged_with_their_times_in_the_recording() -> None:
     """Three chunks of a recording; the first one determines the language of the others."""
     recording = open_audio(np.zeros(65 * 160, np.float32), [80])
-    used: list[str | None] = []
-    starts: list[int] = []
-
-    def scheduler(language: str | None) -> Any:
-        used.append(language)
-        return SimpleNamespace(run=run_chunks, options=TranscriptionOptions(), decoding=GenerationOptions())
+    used: list[tuple[int, str | None]] = []
 
     def run_chunks(chunks: Iterator[Any]) -> Iterator[TranscriptionEvent]:
         tasks = [each() for each in chunks]
         sizes = [task.recording.num_frames for task in tasks]
-        starts.extend(task.first_frame for task in tasks)
+        used.extend((task.first_frame, task.options.language) for task in tasks)
         for index in reversed(range(len(sizes))):
             words = [Word(" a", 0.1, 0.2, 0.5)]
             result = Transcription(f" {sizes[index]}", [], "de", 1.0, STATS)
             yield TranscriptionEvent(index, [segment(" a", 0.1, words)], sizes[index] / 100, 0.3, "de", result)
 
-    events = [*chunk_events(recording, 30, scheduler)]
-    assert used == [None, "de"] and starts == [0, 30, 60]
+    audio, options, decoding = SimpleNamespace(window_frames=30), TranscriptionOptions(), GenerationOptions()
+    scheduler: Any = SimpleNamespace(run=run_chunks, audio=audio, options=options, decoding=decoding)
+    events = [*chunk_events(recording, scheduler)]
+    assert used == [(0, None), (30, "de"), (60, "de")]
     result = events[-1].result
     assert result is not None and (result.text, result.seconds, result.language) == (" 30 30 5", 0.65, "de")
     assert [(each.id, each.seek, round(each.start, 6)) for each in result.segments] == [

@@ -24,8 +24,8 @@ from ..audio_file import SAMPLE_RATE
 from ..keywords import DECODING
 from .arriving import Arriving, Chunk
 from .display import JsonLines, TerminalText
-from .scheduler import OPTIONS
 from .sources import MICROPHONE, LiveSource
+from .stream import OPTIONS
 from .update import LiveUpdate
 
 STOPPED = 130  # exit status, as after Ctrl-C in other commands

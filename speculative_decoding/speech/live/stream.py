@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...decoding.results import GenerationStats
+from ...errors import InputError
 from ...sampling import GenerationOptions
+from ...sampling.values import Number
 from ..audio_file import SAMPLE_RATE, Samples
-from ..options import TranscriptionOptions
+from ..options import TranscriptionOptions, transcription_specs
 from ..segments import FRAMES_PER_SECOND, DecodedWindow, Window
 from ..speech_text import SpeechText
 from ..transcription import Attempt, has_no_speech
@@ -28,6 +30,13 @@ KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence before a window, because spee
 SKIPPED_FRAMES = 3 * FRAMES_PER_SECOND  # without text at the end of a window, after which it is cut
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
+
+# The transcription options of live speech. All others have no effect on it
+OPTIONS = (
+    *("task", "language", "initial_prompt", "condition_on_previous_text"),
+    *("logprob_threshold", "no_speech_threshold", "sample_len"),
+)
+EVERY = Number(0.1, 10)  # seconds
 
 
 class LiveStream:
@@ -75,8 +84,7 @@ class LiveStream:
         self._agreement = Agreement()
         self._heard = 0  # the last frame that the last hypothesis heard
         self._written = 0  # the last frame that was heard when a hypothesis first wrote the last final word
-        prompt = options.initial_prompt
-        self._initial = [] if prompt is None else text.encode(" " + prompt.strip(), "initial_prompt")
+        self._initial = text.initial_prompt(options.initial_prompt)
         self._context: list[HeardWord] = []  # final words before the window
 
     def append(self, samples: Samples) -> None:
@@ -116,12 +124,10 @@ class LiveStream:
         room = max_previous - len(initial)
         return Attempt(window, [*initial, *sentence[max(0, len(sentence) - room) :]], 0.0, self.transcript)
 
-    def add(
-        self, window: Window, decoded: DecodedWindow, from_draft: Sequence[bool], stats: GenerationStats
-    ) -> LiveUpdate:
-        """Add the output for a window. from_draft: for each of its tokens, whether it is an accepted draft token."""
+    def add(self, window: Window, decoded: DecodedWindow, stats: GenerationStats) -> LiveUpdate:
+        """Add the output for a window."""
         assert self.language is not None
-        self.last = Hypothesis.of(window.seek, decoded.tokens, from_draft, self._text, self.language)
+        self.last = Hypothesis.of(window.seek, decoded.tokens, decoded.from_draft, self._text, self.language)
         if has_no_speech(decoded, self.options):  # the text is dropped, but the model may well write it again
             self.last = self.last.after(0)
         final = self._agreement.add(self.last.words)
@@ -209,6 +215,13 @@ class LiveStream:
             is_last=is_last,
             pieces=tuple(merge_pieces(Piece(word.text, word.from_draft) for word in final)),
         )
+
+
+def require_live(options: Iterable[str]) -> None:
+    """Raise `InputError` for a transcription option without effect on live speech."""
+    for name in options:
+        if name in transcription_specs() and name not in OPTIONS:
+            raise InputError("has no effect on live speech", name, "leave it out")
 
 
 def text_of(words: Iterable[HeardWord]) -> str:

@@ -34,7 +34,8 @@ class LiveUpdate(NamedTuple):
         language: The language of the speech; None if it is not known yet.
         is_last: Whether the input has ended and everything is final.
         pieces: The parts of `final`, in order.
-        error: Why the stream ended early: logits that are not finite.
+        error: Why the stream ended early, such as logits that are not finite.
+        number: The number of the stream.
     """
 
     final: str
@@ -45,3 +46,8 @@ class LiveUpdate(NamedTuple):
     is_last: bool = False
     pieces: tuple[Piece, ...] = ()
     error: Exception | None = None
+    number: int = 0
+
+    @property
+    def result(self) -> None:
+        """Nothing: unlike a recording, a stream has no result beside its updates."""

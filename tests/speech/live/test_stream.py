@@ -67,7 +67,8 @@ class Recogniser:
             is_open = not word.ends_segment or is_cut_off
             if not is_open:
                 tokens.append(ZERO + (word.end - window.seek) // 2)
-        return DecodedWindow(tokens, TEXT.decode(tokens).strip(), 0.0, -0.1, 0.0 if heard else 0.99)
+        text, drafted = TEXT.decode(tokens).strip(), [True] * len(tokens)
+        return DecodedWindow(tokens, text, 0.0, -0.1, 0.0 if heard else 0.99, drafted)
 
 
 def updates(
@@ -85,7 +86,7 @@ def updates(
             window = stream.next_window()
             if window is not None:
                 decoded = recognise(window)
-                yield stream.add(window, decoded, [True] * len(decoded.tokens), GenerationStats()), window
+                yield stream.add(window, decoded, GenerationStats()), window
             elif (last := stream.end()) is not None:
                 yield last, None
     assert stream.is_done
@@ -151,7 +152,7 @@ def test_what_a_hypothesis_leaves_out_is_heard_again_without_a_prompt(num_words:
             stream.finish()
         window = stream.next_window()
         assert window is not None and not stream.attempt(window, 223).previous
-        found += stream.add(window, LeavingOut(words)(window), [True] * 1000, GenerationStats()).final
+        found += stream.add(window, LeavingOut(words)(window), GenerationStats()).final
     assert found == "".join(word.text for word in words)
 
 
@@ -193,7 +194,7 @@ def test_the_prompt_is_the_last_final_sentence() -> None:
         prompts.add(TEXT.decode(stream.attempt(window, 223).previous[len(initial) :]))
         assert [*stream.attempt(window, 223).previous[: len(initial)]] == initial
         assert len(stream.attempt(window, 5).previous) <= 5
-        stream.add(window, recognise(window), [], GenerationStats())
+        stream.add(window, recognise(window), GenerationStats())
     sentences = {"".join(word.text for word in words[i : i + 8]) for i in range(0, 72, 8)}
     assert len(prompts) > 3 and prompts <= {"", *sentences}
 
@@ -206,6 +207,6 @@ def test_memory_does_not_grow_with_the_speech() -> None:
         stream.append(noise(1, 1.0))
         window = stream.next_window()
         assert window is not None
-        stream.add(window, recognise(window), [True] * 1000, GenerationStats())
+        stream.add(window, recognise(window), GenerationStats())
         sizes.append((stream._recording._frames.nbytes, len(stream._context), len(stream._agreement.final)))
     assert max(sizes[100:]) <= max(sizes[:100]) and not stream.transcript

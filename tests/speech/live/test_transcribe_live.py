@@ -12,9 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding import InputError
+from speculative_decoding.rows import drive
 from speculative_decoding.session import Session
-from speculative_decoding.speech.live.api import live_scheduler
+from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.live.update import LiveUpdate
+from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.recording import open_audio
+from speculative_decoding.speech.scheduler import Scheduler
 from tests.support.speech import Letters, noise, speech_model
 from tests.support.tiny import noisy_copy, tiny_model
 
@@ -67,46 +71,82 @@ def test_a_draft_model_changes_nothing() -> None:
     assert seen(live(session=session)) == seen(live())
 
 
+def scheduler_of(live_slots: int, slots: int = 1) -> Scheduler:
+    return new_scheduler(Session(MODEL, Letters()), TranscriptionOptions(**OPTIONS), {}, slots, live_slots)
+
+
+def run(scheduler: Scheduler, found: dict[int, list[Any]]) -> None:
+    """Decode everything that is due, and add the events to those of their numbers."""
+    for event in drive(scheduler, ()):
+        found.setdefault(event.number, []).append(event)
+
+
 @pytest.mark.usefixtures("device")
-def test_streams_together_write_what_each_writes_alone() -> None:
+def test_streams_beside_a_recording_write_what_each_writes_alone() -> None:
     own: list[dict[str, Any]] = [{}, {"language": "de"}, {}]
-    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, len(own))
-    streams = [scheduler.open(options, STEP) for options in own]
-    found: list[list[LiveUpdate]] = [[] for _ in streams]
-    for stream in streams:
-        scheduler.start(stream)
+    scheduler = scheduler_of(live_slots=len(own))
+    streams = [scheduler.open_stream(options, STEP) for options in own]
+    found: dict[int, list[Any]] = {}
+    for number, stream in enumerate(streams):
+        assert not [*scheduler.start(number, stream)]
+    assert scheduler.is_idle and scheduler.wants_more
+    audio = noise(5, SECONDS)
+    found[9] = [*scheduler.submit((9, lambda: scheduler.task(open_audio(audio, [6]), {})))]
+    assert not scheduler.wants_more
     sounds = [chunks(i) for i in range(len(own))]
     for number, parts in enumerate(zip(*sounds, strict=True), 1):
         for stream, samples in zip(streams, parts, strict=True):
             stream.append(samples)
             if number == len(sounds[0]):
                 stream.finish()
-        while not scheduler.is_idle:
-            for stream, update in scheduler.step():
-                found[streams.index(stream)].append(update)
+        run(scheduler, found)
+    assert found.pop(9)[-1].result.text == Session(MODEL, Letters()).transcribe(audio, **OPTIONS).text
     alone = [live(i, **options) for i, options in enumerate(own)]
     # `live` finishes after the last hypothesis, `found` with it
     texts, expected = (
-        [("".join(each.final for each in updates), updates[-1].is_last) for updates in all] for all in (found, alone)
+        [("".join(each.final for each in updates), updates[-1].is_last) for updates in all]
+        for all in ([found[number] for number in range(len(own))], alone)
     )
     assert texts == expected and all(is_last and text for text, is_last in texts)
-    assert not scheduler.streams
 
 
 def test_a_cancelled_stream_frees_its_slot_and_does_not_disturb_others() -> None:
-    scheduler = live_scheduler(Session(MODEL, Letters()), OPTIONS, 2)
-    kept, dropped = scheduler.open(every=STEP), scheduler.open(every=STEP)
-    for stream in (kept, dropped):
-        scheduler.start(stream)
+    scheduler = scheduler_of(live_slots=2)
+    streams = [scheduler.open_stream(every=STEP) for _ in range(2)]
+    for number, stream in enumerate(streams):
+        assert not [*scheduler.start(number, stream)]
         stream.append(noise(3, 0.3))
-    scheduler.step()
-    scheduler.cancel(dropped)
-    scheduler.cancel(dropped)
-    kept.finish()
-    updates = []
-    while not scheduler.is_idle:
-        updates += scheduler.step()
-    assert {stream for stream, _ in updates} == {kept} and updates[-1][1].is_last and not scheduler.streams
+    assert (scheduler.waiting, scheduler.running) == (2, 0)
+    assert not [*scheduler.step()]
+    assert (scheduler.waiting, scheduler.running) == (0, 2)
+    for _ in range(2):
+        scheduler.cancel(1)
+    assert scheduler.running == 1
+    for stream in streams:
+        stream.finish()
+    found: dict[int, list[Any]] = {}
+    run(scheduler, found)
+    assert [*found] == [0] and found[0][-1].is_last and scheduler.is_idle
+
+
+def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording() -> None:
+    scheduler = scheduler_of(live_slots=1)
+    stream = scheduler.open_stream(every=STEP)
+    assert not [*scheduler.start(0, stream)]
+    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
+    stream.append(noise(3, STEP))
+    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (False, [0], 1)
+    assert not [*scheduler.resume(0)]
+    stream.append(noise(4, STEP))  # it is due again, but decoding
+    assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [], 1)
+    assert [*scheduler.start(1, scheduler.task(open_audio(noise(5, SECONDS), [6]), {}))]
+    assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [1], 1)
+    assert not [*scheduler.resume(1)]
+    assert (scheduler.running, scheduler.paused, scheduler.room) == (2, [], 0)
+    scheduler.cancel(1)
+    scheduler.cancel(0)
+    stream.append(noise(4, STEP))
+    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
 
 
 def test_reading_ahead_writes_the_text_of_what_was_heard_together() -> None:
