@@ -191,10 +191,12 @@ def listen(session: Session, stream: LiveStream) -> list[Hypothesis]:
     def time(token: int, window: Window) -> Time:
         return Time(window.seek + (token - audio.timestamp_begin) * FRAMES_PER_POSITION)
 
-    def added(window: Window, decoded: DecodedWindow, *rest: Any) -> LiveUpdate:
+    def added(decoded: DecodedWindow, *rest: Any) -> LiveUpdate:
+        window = stream.window
+        assert window is not None
         tokens = [time(token, window) if audio.is_timestamp(token) else token for token in decoded.tokens]
         hypotheses.append(Hypothesis(window.seek, [*tokens, audio.end]))
-        return add(window, decoded, *rest)
+        return add(decoded, *rest)
 
     stream.add = added  # type: ignore[method-assign, assignment]
     return hypotheses

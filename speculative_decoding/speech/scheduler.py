@@ -25,7 +25,6 @@ from .draft_texts import GivenTranscript, RecordingDraft
 from .keywords import split_names
 from .live.stream import EVERY, LiveStream, require_live
 from .live.update import LiveUpdate
-from .live.windows import LiveWindows
 from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
@@ -131,7 +130,7 @@ class RecordingWindows:
         return TranscriptionEvent(self.number, new, position, seconds, found.language, result)
 
 
-Windows = RecordingWindows | LiveWindows
+Windows = RecordingWindows | LiveStream
 
 
 @dataclass
@@ -192,10 +191,6 @@ class Scheduler:
         recording = open_audio(audio, self.num_mel_bins, voice=options.voice)
         return Task(recording, options, decoding, speech=recording.speech)
 
-    def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
-        """Return the task for a recording with its own options. Raises `InputError` naming an unusable option."""
-        return Task(recording, *self._options(overrides, self.decoding), speech=recording.speech)
-
     def open_stream(self, overrides: Mapping[str, Any] | None = None, every: float = 1.0) -> LiveStream:
         """Return a new stream with its own options, to pass to `start`. Raises `InputError`.
 
@@ -204,8 +199,9 @@ class Scheduler:
         assert self.live_decoding is not None
         require_live(overrides or {})
         options, decoding = self._options(overrides or {}, self.live_decoding)
-        language = language_code(self.audio, options)
-        return LiveStream(self._text, options, decoding, self.num_mel_bins, validate("every", EVERY, every), language)
+        every = validate("every", EVERY, every)
+        requests = self._requests(options, decoding, language_code(self.audio, options) or "")
+        return LiveStream(requests, self.num_mel_bins, every)
 
     def _options(
         self, overrides: Mapping[str, Any], decoding: GenerationOptions
@@ -267,7 +263,8 @@ class Scheduler:
         """Prepare a recording or stream, and pause it. Raises `InputError` if it cannot be transcribed so."""
         use_mlx()
         if isinstance(task, LiveStream):
-            self._waiting[number] = LiveWindows(number, task, self._requests(task, task.language or ""))
+            task.number = number
+            self._waiting[number] = task
             return
         recording, options = task.recording, task.options
         if options.word_timestamps and self.audio.alignment_note:
@@ -277,7 +274,7 @@ class Scheduler:
             length = self.audio.window_frames
             opening = recording.window(0, length, length)
             language = detected_language(self.model, self.audio, opening)
-        requests = self._requests(task, language, task.first_frame, task.speech)
+        requests = self._requests(options, task.decoding, language, task.first_frame, task.speech)
         most = requests.max_previous
         transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
         windows = RecordingWindows(number, transcriber, requests, task.speech)
@@ -285,12 +282,17 @@ class Scheduler:
         yield from self._continue(windows, windows.advance())
 
     def _requests(
-        self, task: Task | LiveStream, language: str, first_frame: int = 0, speech: SpeechTimes | None = None
+        self,
+        options: TranscriptionOptions,
+        decoding: GenerationOptions,
+        language: str,
+        first_frame: int = 0,
+        speech: SpeechTimes | None = None,
     ) -> WindowRequests:
-        output_language = task.options.output_language(language)
-        given = [self._transcript(text, output_language, speech) for text in task.decoding.draft_text]
+        output_language = options.output_language(language)
+        given = [self._transcript(text, output_language, speech) for text in decoding.draft_text]
         drafts = [RecordingDraft(transcript) for transcript in given if transcript.words.ids]
-        return WindowRequests(self.model, self._text, language, task.options, task.decoding, first_frame, drafts)
+        return WindowRequests(self.model, self._text, language, options, decoding, first_frame, drafts)
 
     def _prepared(self, text: str, language: str, speech: SpeechTimes | None) -> GivenTranscript:
         return GivenTranscript(text, self._text, language, self.model.pieces or {}, speech)

@@ -151,15 +151,8 @@ class WindowRequests:
 
 @turn()
 def detected_language(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> str:
-    """Return the code of the most probable language of a window."""
-    found = language_probabilities(model, audio, frames)
-    return max(found, key=found.__getitem__)
-
-
-def language_probabilities(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> dict[str, float]:
-    """Return the probability of each language as the token after startoftranscript. Runs one forward pass."""
+    """Return the code of the most probable language: the token after startoftranscript. Runs one forward pass."""
     cache = model.make_cache(model.encode_rows([frames])[0])
     logits = model.decode(mx.array([[audio.start]]), cache)[0, -1].astype(mx.float32)
-    ids = mx.array([*audio.languages.values()])
-    found: Sequence[float] = mx.softmax(logits[ids]).tolist()  # type: ignore[assignment]
-    return dict(zip(audio.languages, found, strict=True))
+    best = mx.argmax(logits[mx.array([*audio.languages.values()])])
+    return [*audio.languages][int(best.item())]  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.options import TranscriptionOptions
-from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import Scheduler, Task
 from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
@@ -421,7 +420,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled(baselines: list[
 
     scheduler = new_scheduler(own, TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):
-        assert len([*scheduler.start(number, scheduler.task(open_audio(audio, [6]), {}))]) == 1
+        assert len([*scheduler.start(number, scheduler.open(audio))]) == 1
         assert not [*scheduler.resume(number)]
     scheduler.cancel(0)
     results = []

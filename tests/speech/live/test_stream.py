@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from speculative_decoding.speech.live.update import LiveUpdate, Piece
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.segments import DecodedWindow, Window
 from speculative_decoding.speech.speech_text import SpeechText
+from speculative_decoding.speech.transcription import Attempt
+from speculative_decoding.speech.window_requests import WindowRequests
 from tests.support.speech import ZERO, Letters, noise, speech_model
 
 AUDIO = speech_model().audio
@@ -71,11 +74,21 @@ class Recogniser:
         return DecodedWindow(tokens, text, 0.0, -0.1, 0.0 if heard else 0.99, drafted)
 
 
+def stream_of(
+    options: TranscriptionOptions = TranscriptionOptions(),  # noqa: B008
+    *,
+    every: float = 1.0,
+    max_positions: int = 448,
+) -> LiveStream:
+    model: Any = SimpleNamespace(max_positions=max_positions, pieces=None)
+    return LiveStream(WindowRequests(model, TEXT, "en", options, GenerationOptions()), [6], every)
+
+
 def updates(
     recognise: Recogniser, seconds: int, *, step: float = 1.0, sound: np.ndarray | None = None, every: float = 1.0
 ) -> Iterator[tuple[LiveUpdate, Window | None]]:
     """Let speech arrive in steps, and yield each update with its window."""
-    stream = LiveStream(TEXT, TranscriptionOptions(), GenerationOptions(), [6], every, "en")
+    stream = stream_of(every=every)
     samples = np.tile(noise(1, 1.0), seconds) if sound is None else sound
     size = int(step * 16_000)
     for start in range(0, len(samples), size):
@@ -83,12 +96,11 @@ def updates(
         if start + size >= len(samples):
             stream.finish()
         while stream.is_due:
-            window = stream.next_window()
-            if window is not None:
-                decoded = recognise(window)
-                yield stream.add(window, decoded, GenerationStats()), window
-            elif (last := stream.end()) is not None:
-                yield last, None
+            attempt = stream.next_attempt()
+            if isinstance(attempt, Attempt):
+                yield stream.add(recognise(attempt.window), GenerationStats()), attempt.window
+            elif attempt is not None:
+                yield attempt, None
     assert stream.is_done
 
 
@@ -144,15 +156,15 @@ def test_what_a_hypothesis_leaves_out_is_heard_again_without_a_prompt(num_words:
             )(window)
 
     words = spoken(30, 1000)
-    stream = LiveStream(TEXT, TranscriptionOptions(), GenerationOptions(), [6], 1.0, "en")
+    stream = stream_of()
     found = ""
     for second in range(30):
         stream.append(noise(1, 1.0))
         if second == 29:
             stream.finish()
-        window = stream.next_window()
-        assert window is not None and not stream.attempt(window, 223).previous
-        found += stream.add(window, LeavingOut(words)(window), GenerationStats()).final
+        attempt = stream.next_attempt()
+        assert isinstance(attempt, Attempt) and not attempt.previous
+        found += stream.add(LeavingOut(words)(attempt.window), GenerationStats()).final
     assert found == "".join(word.text for word in words)
 
 
@@ -183,30 +195,34 @@ def test_what_is_no_speech_writes_nothing_and_does_not_stop_the_stream() -> None
 
 def test_the_prompt_is_the_last_final_sentence() -> None:
     words = spoken(40, 8)
-    stream = LiveStream(TEXT, TranscriptionOptions(initial_prompt="xyz"), GenerationOptions(), [6], 1.0, "en")
+    options = TranscriptionOptions(initial_prompt="xyz")
+    stream, short = stream_of(options), stream_of(options, max_positions=12)
     recognise = Recogniser(words)
     initial = TEXT.text_tokens(" xyz")
     prompts = set()
     for _ in range(40):
-        stream.append(noise(1, 1.0))
-        window = stream.next_window()
-        assert window is not None
-        prompts.add(TEXT.decode(stream.attempt(window, 223).previous[len(initial) :]))
-        assert [*stream.attempt(window, 223).previous[: len(initial)]] == initial
-        assert len(stream.attempt(window, 5).previous) <= 5
-        stream.add(window, recognise(window), GenerationStats())
+        for each in (stream, short):
+            each.append(noise(1, 1.0))
+            attempt = each.next_attempt()
+            assert isinstance(attempt, Attempt)
+            assert [*attempt.previous[: len(initial)]] == initial
+            if each is stream:
+                prompts.add(TEXT.decode(attempt.previous[len(initial) :]))
+            else:
+                assert len(attempt.previous) <= 5
+            each.add(recognise(attempt.window), GenerationStats())
     sentences = {"".join(word.text for word in words[i : i + 8]) for i in range(0, 72, 8)}
     assert len(prompts) > 3 and prompts <= {"", *sentences}
 
 
 def test_memory_does_not_grow_with_the_speech() -> None:
-    stream = LiveStream(TEXT, TranscriptionOptions(), GenerationOptions(), [6], 1.0, "en")
+    stream = stream_of()
     recognise = Recogniser(spoken(200, 9))
     sizes = []
     for _ in range(200):
         stream.append(noise(1, 1.0))
-        window = stream.next_window()
-        assert window is not None
-        stream.add(window, recognise(window), GenerationStats())
+        attempt = stream.next_attempt()
+        assert isinstance(attempt, Attempt)
+        stream.add(recognise(attempt.window), GenerationStats())
         sizes.append((stream._recording._frames.nbytes, len(stream._context), len(stream._agreement.final)))
-    assert max(sizes[100:]) <= max(sizes[:100]) and not stream.transcript
+    assert max(sizes[100:]) <= max(sizes[:100]) and not stream._transcript

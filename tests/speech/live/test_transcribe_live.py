@@ -17,7 +17,6 @@ from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
-from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.scheduler import Scheduler
 from tests.support.speech import Letters, noise, speech_model
 from tests.support.tiny import noisy_copy, tiny_model
@@ -91,7 +90,7 @@ def test_streams_beside_a_recording_write_what_each_writes_alone() -> None:
         assert not [*scheduler.start(number, stream)]
     assert scheduler.is_idle and scheduler.wants_more
     audio = noise(5, SECONDS)
-    found[9] = [*scheduler.submit((9, lambda: scheduler.task(open_audio(audio, [6]), {})))]
+    found[9] = [*scheduler.submit((9, lambda: scheduler.open(audio)))]
     assert not scheduler.wants_more
     sounds = [chunks(i) for i in range(len(own))]
     for number, parts in enumerate(zip(*sounds, strict=True), 1):
@@ -139,7 +138,7 @@ def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording() -> No
     assert not [*scheduler.resume(0)]
     stream.append(noise(4, STEP))  # it is due again, but decoding
     assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [], 1)
-    assert [*scheduler.start(1, scheduler.task(open_audio(noise(5, SECONDS), [6]), {}))]
+    assert [*scheduler.start(1, scheduler.open(noise(5, SECONDS)))]
     assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [1], 1)
     assert not [*scheduler.resume(1)]
     assert (scheduler.running, scheduler.paused, scheduler.room) == (2, [], 0)
