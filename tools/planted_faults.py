@@ -365,8 +365,8 @@ speech/live/agreement.py: words become final as soon as they are written | speec
 - return self.finish(self.num_final + num_equal)
 + return self.finish()
 speech/live/stream.py: a window is cut after the last segment, although it is not final | speech/live/test_stream.py
--     end._replace(frame=min(end.frame, self._written)) for end in self.last.ends if end.num_words <= num_final
-+     end for end in self.last.ends
+-     end._replace(frame=min(end.frame, self._written)) for end in self._last.ends if end.num_words <= num_final
++     end for end in self._last.ends
 speech/live/stream.py: a window that is cut by force starts half a second later | speech/live/test_stream.py
 - self._start = min(max(frame, self._start), self._recording.num_frames)
 + self._start = min(max(frame + 50, self._start), self._recording.num_frames)
@@ -404,7 +404,7 @@ speech/live/command.py: the exit status is 0 after Ctrl-C | speech/live/test_com
 - return STOPPED if is_stopped() else 0
 + return 0
 speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
-- language = event.language
+- options = replace(options, language=event.language)
 + pass
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
@@ -439,8 +439,17 @@ speech/scheduler.py: times are not put back after voice detection | speech/test_
 - new = [self.speech.restored(segment, first) for segment in new]
 + pass
 speech/scheduler.py: the times of a draft text are not those of the kept audio | speech/test_voice.py
-- self._transcript(text, output_language, task.speech)
+- self._transcript(text, output_language, speech)
 + self._transcript(text, output_language, None)
+speech/scheduler.py: streams take the slots of recordings | speech/live/test_transcribe_live.py
+- self.slots - sum(not windows.is_live for
++ self.slots - sum(True for
+speech/scheduler.py: a stream is decoded before it is due | speech/live/test_transcribe_live.py
+- for number, windows in self._waiting.items() if windows.is_due]
++ for number, windows in self._waiting.items()]
+speech/scheduler.py: recordings and streams share an engine | speech/live/test_transcribe_live.py
+- key = is_live, options.num_beams
++ key = False, options.num_beams
 speech/voice.py: the end of a part belongs to the next one | speech/test_voice.py
 - find = bisect_left if is_end else bisect_right
 + find = bisect_right

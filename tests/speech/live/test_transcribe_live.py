@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding import InputError
+from speculative_decoding import GenerationOptions, InputError
+from speculative_decoding.engine import Engine
 from speculative_decoding.rows import drive
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
@@ -128,22 +129,31 @@ def test_a_cancelled_stream_frees_its_slot_and_does_not_disturb_others() -> None
     assert [*found] == [0] and found[0][-1].is_last and scheduler.is_idle
 
 
-def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording() -> None:
-    scheduler = scheduler_of(live_slots=1)
+def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[int] = []
+    new_engine = Session.engine
+
+    def recorded(session: Session, options: GenerationOptions, slots: int) -> Engine:
+        engines.append(slots)
+        return new_engine(session, options, slots)
+
+    monkeypatch.setattr(Session, "engine", recorded)
+    scheduler = scheduler_of(live_slots=3)
     stream = scheduler.open_stream(every=STEP)
     assert not [*scheduler.start(0, stream)]
     assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
     stream.append(noise(3, STEP))
     assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (False, [0], 1)
     assert not [*scheduler.resume(0)]
-    stream.append(noise(4, STEP))  # it is due again, but decoding
+    stream.append(noise(4, STEP))  # it is due again, but still being decoded
     assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [], 1)
     assert [*scheduler.start(1, scheduler.open(noise(5, SECONDS)))]
     assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [1], 1)
     assert not [*scheduler.resume(1)]
     assert (scheduler.running, scheduler.paused, scheduler.room) == (2, [], 0)
-    scheduler.cancel(1)
-    scheduler.cancel(0)
+    assert engines == [3, 1]
+    for number in range(2):
+        scheduler.cancel(number)
     stream.append(noise(4, STEP))
     assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
 
