@@ -39,7 +39,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .drafters import DraftModel, TextStore
     from .loading.conversion import convert
-    from .rows import BatchResult
+    from .rows.scheduling import BatchResult
     from .scoring import Score, encode, score
 
 LATER = {  # imported on first use, because most runs do not need them

@@ -15,7 +15,7 @@ from .session import Prompt, Session
 
 if TYPE_CHECKING:
     from .drafters.draft_model import DraftVocabulary
-    from .rows import BatchResult
+    from .rows.scheduling import BatchResult
     from .sampling.keywords import OptionKeywords
 
 Draft = EncoderDecoder | DraftHead

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from .drafters.draft_text import DraftText
     from .drafters.writing import DraftWriter
     from .memory import TranslationMemory
-    from .rows import BatchResult, PromptScheduler
+    from .rows.prompts import PromptScheduler
+    from .rows.scheduling import BatchResult
     from .sampling.keywords import OptionKeywords
     from .scoring import Score
     from .speech.audio_file import Audio
@@ -459,7 +460,7 @@ class Session:
         Raises:
             InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
-        from .rows import in_order
+        from .rows.scheduling import in_order
 
         results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
         return in_order(results, attrgetter("index"))
@@ -477,18 +478,18 @@ class Session:
 
         At most a few times `slots` prompts are read ahead.
         """
-        from .rows import drive
+        from .rows.scheduling import drive, finished
 
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"must be a list of texts, not {short_repr(prompts)}", "prompts")
-        return drive(self.prompt_scheduler(slots, max_memory_gb, **options), enumerate(prompts))
+        return finished(drive(self.prompt_scheduler(slots, max_memory_gb, **options), enumerate(prompts)))
 
     @shows_options
     def prompt_scheduler(
         self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
     ) -> PromptScheduler:
-        """Return the scheduler of a batch; see `rows.drive` and `batch`."""
-        from .rows import PromptScheduler
+        """Return the scheduler of a batch; see `drive` and `batch`."""
+        from .rows.prompts import PromptScheduler
 
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
         chosen = self.options_with(options)

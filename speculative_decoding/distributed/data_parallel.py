@@ -7,24 +7,22 @@ faster ranks get more rows. This module is independent of models and of the cont
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ..rows.scheduling import BatchResult, Scheduler, finished
 from .channel import Channel
-
-if TYPE_CHECKING:
-    from ..rows import Scheduler
 
 Row = tuple[int, Mapping[str, Any]]  # its number in the job, and its fields
 Result = TypeVar("Result")
 
 
 class AllRanks(Generic[Result]):
-    """A `rows.Scheduler` on rank 0 that decodes rows on all ranks. Results come in order of completion.
+    """A `Scheduler` on rank 0 that decodes rows on all ranks. Results come in order of completion.
 
     Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 
     Args:
-        own: Decodes rows in this process, and returns one result for each row.
+        own: Decodes rows in this process.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
         max_pending: Unfinished rows to keep on each other rank. With fewer, it would idle while this process computes.
@@ -33,61 +31,82 @@ class AllRanks(Generic[Result]):
 
     def __init__(
         self,
-        own: Scheduler[Row, Result],
+        own: Scheduler[Row, Any],
         channel: Channel,
         ranks: range,
         *,
         max_pending: int,
-        parse: Callable[[Mapping[str, Any]], Result],
+        parse: Callable[[Mapping[str, Any]], BatchResult[Result]],
     ) -> None:
         self._own = own
         self._channel = channel
+        self._others = ranks
         self._max_pending = max_pending
         self._parse = parse
-        self._own_pending = 0  # unfinished rows of this process
-        self._pending = dict.fromkeys(ranks, 0)  # unfinished rows of each other rank
+        self._rank_of: dict[int, int] = {}  # of each unfinished row
+
+    def _pending(self, rank: int) -> int:
+        return sum(each == rank for each in self._rank_of.values())
+
+    @property
+    def running(self) -> int:
+        """The number of rows with a slot in this process."""
+        return self._own.running
+
+    @property
+    def waiting(self) -> int:
+        """The number of rows that wait here, or that other ranks have."""
+        return len(self._rank_of) - self.running
 
     @property
     def wants_more(self) -> bool:
-        return self._own.wants_more or min(self._pending.values()) < self._max_pending
+        return self._own.wants_more or min(map(self._pending, self._others)) < self._max_pending
 
     @property
     def is_idle(self) -> bool:
-        return self._own.is_idle and not any(self._pending.values())
+        return not self._rank_of
 
-    def submit(self, item: Row) -> Iterable[Result]:
-        rank = min(self._pending, key=self._pending.__getitem__)
-        if self._pending[rank] <= self._own_pending or not self._own.wants_more:
+    def submit(self, item: Row) -> Iterable[BatchResult[Result]]:
+        rank = min(self._others, key=self._pending)
+        if self._pending(rank) <= self._pending(0) or not self._own.wants_more:
+            self._rank_of[item[0]] = rank
             self._channel.send(item, rank)
-            self._pending[rank] += 1
             return []
-        self._own_pending += 1
-        return self._counted(self._own.submit(item))
+        self._rank_of[item[0]] = 0
+        return self._ended(finished(self._own.submit(item)))
 
-    def step(self) -> Iterator[Result]:
+    def step(self) -> Iterator[BatchResult[Result]]:
         if self._own.is_idle:
             messages = [self._channel.receive()]
         else:
-            yield from self._counted(self._own.step())
+            yield from self._ended(finished(self._own.step()))
             messages = self._channel.received()
-        for rank, message in messages:
-            self._pending[rank] -= 1
-            yield self._parse(message)
+        yield from self._ended(self._parse(message) for _, message in messages)
 
-    def _counted(self, results: Iterable[Result]) -> Iterator[Result]:
+    def cancel(self, number: int) -> None:
+        rank = self._rank_of.pop(number, None)
+        if rank == 0:
+            self._own.cancel(number)
+        elif rank is not None:
+            self._channel.send({"cancel": number}, rank)
+
+    def _ended(self, results: Iterable[BatchResult[Result]]) -> Iterator[BatchResult[Result]]:
         for result in results:
-            self._own_pending -= 1
-            yield result
+            if self._rank_of.pop(result.index, None) is not None:  # otherwise it was cancelled
+                yield result
 
 
 def serve_rows(scheduler: Scheduler[Row, Any], channel: Channel) -> int:
     """Decode the rows that rank 0 sends until it leaves, and return its exit status. Runs on all other ranks."""
     while True:
         for _, message in [channel.receive()] if scheduler.is_idle else channel.received():
-            if isinstance(message, dict):
+            if not isinstance(message, dict):
+                for result in finished(scheduler.submit(message)):
+                    channel.send(result)
+            elif "cancel" in message:
+                scheduler.cancel(message["cancel"])
+            else:
                 return int(message["leaves"])
-            for result in scheduler.submit(message):
-                channel.send(result)
         if not scheduler.is_idle:
-            for result in scheduler.step():
+            for result in finished(scheduler.step()):
                 channel.send(result)

@@ -13,6 +13,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, suggested_option, validate
 from ..sampling.values import ListOf, Text
 from ..session import Session
+from .decoder import DocumentDecoder
 from .decoding import Rules
 from .keywords import DocumentKeywords
 from .lengths import DocumentFindings
@@ -20,7 +21,6 @@ from .options import DocumentOptions
 from .pieces import Piece, parts_of
 from .rendering import Renderer
 from .results import DecodedDocument, DocumentPart
-from .scheduler import PieceScheduler, decode_parts
 from .splitting import effective_unit, source_language
 from .tokens import Literal
 
@@ -45,10 +45,10 @@ def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -
     Raises:
         InputError: The document cannot be read, or an option cannot be used.
     """
-    scheduler, parts = prepared(session, text, **options)
+    decoder, parts = prepared(session, text, **options)
     findings = DocumentFindings()
-    written = "".join([part.written for part in decoded_parts(scheduler, parts, findings)])
-    return DecodedDocument(written, findings.by_line(), scheduler.pieces, scheduler.stats)
+    written = "".join([part.written for part in decoded_parts(decoder, parts, findings)])
+    return DecodedDocument(written, findings.by_line(), decoder.scheduler.parts, decoder.scheduler.stats)
 
 
 def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
@@ -62,8 +62,8 @@ def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywor
 
 def prepared(
     session: Session, text: str, **options: Unpack[DocumentKeywords]
-) -> tuple[PieceScheduler, Iterator[Literal | Piece]]:
-    """Return a scheduler for a document, and its parts. Raises `InputError`."""
+) -> tuple[DocumentDecoder, Iterator[Literal | Piece]]:
+    """Return a decoder for a document, and its parts. Raises `InputError`."""
     text = validate("text", Text(may_be_empty=True), text)
     require_characters(text, "text")
     decoding: dict[str, Any] = {**options}
@@ -80,16 +80,16 @@ def prepared(
     reading = replace(reading, unit=effective_unit(reading))
     language = source_language(chosen.src_lang, prefix)
     rules = rules_for(session, chosen, prefix, keep)
-    scheduler = PieceScheduler(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
-    return scheduler, parts_of(StringIO(text, newline=""), reading, language)
+    decoder = DocumentDecoder(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
+    return decoder, parts_of(StringIO(text, newline=""), reading, language)
 
 
 def decoded_parts(
-    scheduler: PieceScheduler, parts: Iterator[Literal | Piece], findings: DocumentFindings | None = None
+    decoder: DocumentDecoder, parts: Iterator[Literal | Piece], findings: DocumentFindings | None = None
 ) -> Iterator[DocumentPart]:
     """Decode the parts of a document. findings: collects what a reader should check."""
     renderer = Renderer()
-    for part, decoded in decode_parts(scheduler, parts):
+    for part, decoded in decoder.decode(parts):
         written = renderer.add(part, decoded)
         if not isinstance(part, Piece) or decoded is None:
             yield DocumentPart(written)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated as A
@@ -29,17 +30,18 @@ from ..errors import InputError, Name
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
 from ..rooms import require_room
+from ..rows.parts import PartScheduler
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
+from .decoder import DocumentDecoder, require_usable
+from .decoding import Rules, Steps, decode_piece
 from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
 from .journal import Journal
 from .options import DocumentOptions
 from .output import Document, DocumentStream, write_documents
-from .outputs import DecodedPiece
 from .pieces import Piece
 from .reading import DocumentFile
-from .scheduler import PieceScheduler, decode_parts, require_usable
 from .splitting import effective_unit, source_language
 
 FILES = "decode these documents; - reads standard input"
@@ -122,19 +124,18 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
-        scheduler = PieceScheduler(
-            session, rules, prefix=flags.prefix, slots=flags.slots, recorded=run.recorded, finished=run.record, **limit
-        )
+        steps = partial(run.steps, rules)
+        decoder = DocumentDecoder(session, rules, prefix=flags.prefix, slots=flags.slots, steps=steps, **limit)
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
-                run.decode(scheduler, add_pair, total_size(flags.files))
+                run.decode(decoder, add_pair, total_size(flags.files))
         except KeyboardInterrupt:
             way_out = "" if journal is None else "; run the same command again to continue"
-            say(f"\ndocument: interrupted after {scheduler.pieces} pieces{way_out}")
+            say(f"\ndocument: interrupted after {run.finished} pieces{way_out}")
             return 130
         if journal is not None:
             journal.remove()
-    return finish(run, scheduler, config, pair.folders | settings, flags)
+    return finish(run, decoder.scheduler, config, pair.folders | settings, flags)
 
 
 def read_terms(path: Path) -> list[str]:
@@ -223,6 +224,7 @@ class Run:
         unchanged_since: See `write_documents`.
 
     Attributes:
+        finished: The number of pieces whose outputs are known.
         pieces: The number of written pieces.
         seconds: The time that it took.
     """
@@ -231,25 +233,28 @@ class Run:
     stream: DocumentStream
     journal: Journal | None
     unchanged_since: float = math.inf
+    finished: int = 0
     pieces: int = 0
     seconds: float = 0.0
 
-    def recorded(self, number: int, piece: Piece) -> DecodedPiece | None:
-        """Return the output for a piece that an earlier run has decoded."""
-        if self.journal is None or self.stream.current is None:
-            return None
-        return self.journal.recorded(number, piece, self.stream.current.file.name)
-
-    def record(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
-        """Record the output for a piece that was decoded."""
-        if self.journal is not None:
+    def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:
+        """Return the output for a piece that an earlier run has decoded, or decode and record it."""
+        decoded = None
+        if self.journal is not None and self.stream.current is not None:
+            decoded = self.journal.recorded(number, piece, self.stream.current.file.name)
+        is_new = decoded is None
+        if decoded is None:
+            decoded = yield from decode_piece(piece, rules)
+        self.finished += 1
+        if is_new and self.journal is not None:
             self.journal.append(number, piece, decoded)
+        return decoded
 
-    def decode(self, scheduler: PieceScheduler, add_pair: AddPair | None, size: int | None) -> None:
+    def decode(self, decoder: DocumentDecoder, add_pair: AddPair | None, size: int | None) -> None:
         """Decode and write all documents. size: their bytes, if they are known."""
         started = time.perf_counter()
         done = 0
-        decoded = decode_parts(scheduler, self.stream)
+        decoded = decoder.decode(self.stream)
         may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
         with progress(may_be_bar=may_be_bar) as show:
             for document, part, piece in write_documents(
@@ -261,12 +266,12 @@ class Run:
                     if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
                         add_pair(piece.source, piece.text)
                     self.seconds = time.perf_counter() - started
-                    rate = scheduler.stats.generated_tokens / self.seconds
+                    rate = decoder.scheduler.stats.generated_tokens / self.seconds
                     show(done, size, f"{self.pieces} pieces, {rate:.1f} tokens/s")
 
 
 def finish(
-    run: Run, scheduler: PieceScheduler, config: RunConfig, settings: Mapping[str, Any], flags: DocumentFlags
+    run: Run, scheduler: PartScheduler, config: RunConfig, settings: Mapping[str, Any], flags: DocumentFlags
 ) -> int:
     """Print a summary and what a reader should check, write the statistics, and return the exit status."""
     stats = scheduler.stats

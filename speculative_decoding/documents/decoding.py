@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 
+from ..rows.parts import Output
 from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
 from .fragile import fragile_parts, lost_parts, spans_around
 from .loops import loop_in
-from .outputs import DecodedPiece, DecodedText, Output
+from .outputs import DecodedPiece, DecodedText
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
 from .splitting import Span, fitting_spans

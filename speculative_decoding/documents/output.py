@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import InputError, Name, writing
 from ..loading.atomic_io import atomic_file, clean_up
+from .decoder import Decoded
 from .findings import Finding
 from .formats import FORMATS
 from .lengths import DocumentFindings
@@ -26,7 +27,6 @@ from .outputs import DecodedPiece
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
 from .rendering import Renderer
-from .scheduler import Decoded
 from .tokens import Literal
 
 END = Literal("")  # marks the end of each document in a stream of parts

@@ -11,14 +11,6 @@ from .places import Places
 from .splitting import Span, gaps
 
 
-class Output(NamedTuple):
-    """The output for a prompt. error: the reason if there is no output."""
-
-    text: str
-    finish_reason: str = "stop"
-    error: str | None = None
-
-
 class DecodedText(NamedTuple):
     """The output for a part of a piece.
 

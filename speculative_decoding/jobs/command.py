@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..rooms import require_room
-from ..rows import BatchResult, Scheduler
+from ..rows.scheduling import Progress, Scheduler
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import Bool, Flag, Int, Number, Text
@@ -59,7 +59,7 @@ PARALLEL = (
     "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
     "splits the lines (default: data)"
 )
-RowScheduler = Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
+RowScheduler = Scheduler[tuple[int, Any], Progress]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     config = run_config_from(chosen)
     pair = config.open()
     with config.with_memory(pair).session(pair) as session:
-        return serve_rows(row_scheduler(session, flags_from(BatchFlags, chosen)), processes.channel)
+        scheduler, _ = row_scheduler(session, flags_from(BatchFlags, chosen))
+        return serve_rows(scheduler, processes.channel)
 
 
 def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None = None) -> int:
@@ -194,7 +195,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             settle_exactness(session, files.slots, {})
         else:
             settle_exactness(session, files.slots, output.settings, is_new=output.is_new)
-        scheduler = row_scheduler(session, files)
+        scheduler, row = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
             scheduler = scheduler_of_all_ranks(scheduler, slots, processes)
@@ -205,6 +206,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             scheduler,
             write_to_stdout if output is None else output.write,
             slots=slots,
+            row=row,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows, or on the rows
             # beside it: a draft model of another vocabulary writes the texts of all rows together.
             with_draft_counts=isinstance(config.options.num_draft_tokens, int)
@@ -239,14 +241,17 @@ def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line
     return replace(parsed, fields={**parsed.fields, "prompt": prefix + parsed.fields["prompt"]})
 
 
-def row_scheduler(session: Session, files: BatchFlags) -> RowScheduler:
-    """Return a scheduler that decodes prompts, or transcribes recordings whose paths are relative to the input file."""
+def row_scheduler(session: Session, files: BatchFlags) -> tuple[RowScheduler, Callable[[Mapping[str, Any]], Any]]:
+    """Return a scheduler for prompts or recordings, and a function that returns its row for the fields of a line."""
     if session.model.audio is None:
-        return session.prompt_scheduler(files.slots, files.max_memory)
+        return session.prompt_scheduler(files.slots, files.max_memory), lambda fields: fields
     require_room("speech", "input")
-    from .recordings import RecordingScheduler
+    from ..speech.api import new_scheduler
+    from ..speech.keywords import split_options
+    from .recordings import opener
 
-    return RecordingScheduler(session, files.slots, Path() if files.input == "-" else Path(files.input).parent)
+    scheduler = new_scheduler(session, *split_options({}, session.model.audio), files.slots)
+    return scheduler, partial(opener, scheduler, Path() if files.input == "-" else Path(files.input).parent)
 
 
 def require_recordings(options: GenerationOptions, files: BatchFlags, processes: ProcessGroup | None) -> None:

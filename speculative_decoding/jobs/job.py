@@ -1,26 +1,21 @@
-"""Decodes lines into records, in the same order and in bounded memory. Knows nothing about models, files or screens.
-
-Lines finish in any order, and their results wait until all earlier records are written. If a whole window of lines
-waits for one slow line, no more lines are read. So the lines read ahead and the waiting results never exceed a window.
-"""
+"""Decodes lines into records, in the same order and in bounded memory. Knows nothing about models, files or screens."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from operator import attrgetter
 from typing import Any
 
 from ..cli.lines import InputLine
 from ..decoding.results import GenerationResult, GenerationStats
-from ..rows import BatchResult, Scheduler, drive, in_order
+from ..rows.parts import Window, decode_in_order
+from ..rows.scheduling import BatchResult, Progress, Scheduler
 from .fields import DRAFT_COUNTS, INPUT_HASH, input_hash
 from .input import ParsedLine
 
-WINDOW_BYTES = 2**26
+WINDOW_BYTES = 2**26  # of lines that wait for an earlier one
 
 
 @dataclass
@@ -93,62 +88,41 @@ def ratio(part: float, whole: float) -> float:
 class Job:
     """Decodes the lines of a file and writes one record for each.
 
-    It is a `rows.Scheduler` of numbered lines. Lines with something to decode are passed to another scheduler.
-
     Args:
         lines: The remaining lines; the first is number `totals.lines + 1`.
         parse: Parses a line into its prompt and options.
-        scheduler: Decodes numbered mappings with "prompt" or "audio", and options.
+        scheduler: Decodes numbered rows.
         write: Receives each record, in the order of the lines.
         slots: How many rows the scheduler decodes at once.
+        row: Returns the scheduler's row for the fields of a line: "prompt" or "audio", and options.
         with_draft_counts: Whether records contain draft counts. Set it only if the counts are the same in each run.
         totals: Totals of earlier runs, updated in place.
     """
 
     lines: Iterable[InputLine]
     parse: Callable[[InputLine], ParsedLine]
-    scheduler: Scheduler[tuple[int, Mapping[str, Any]], BatchResult[Any]]
+    scheduler: Scheduler[tuple[int, Any], Progress]
     write: Callable[[bytes], None]
     _: KW_ONLY
     slots: int
+    row: Callable[[Mapping[str, Any]], Any] = lambda fields: fields
     with_draft_counts: bool = True
     totals: JobTotals = field(default_factory=JobTotals)
-
-    def __post_init__(self) -> None:
-        self._window = max(256, 64 * self.slots)  # lines
-        self._unwritten: deque[ParsedLine] = deque()  # lines that have been read, in order
-        self._unwritten_bytes = 0
 
     def run(self) -> Iterator[JobTotals]:
         """Run the job. Yields the totals after each record, as the same object each time."""
         started = time.perf_counter()
-        for answer in in_order(drive(self, enumerate(self.lines)), attrgetter("index")):
-            self._write(self._unwritten.popleft(), answer)
+        window = Window[ParsedLine](self.slots, lambda parsed: len(parsed.line.content or b""), WINDOW_BYTES)
+        for parsed, answer in decode_in_order(self.scheduler, map(self.parse, self.lines), self._submit, window):
+            self._write(parsed, answer)
             self.totals.seconds = time.perf_counter() - started
             yield self.totals
-        assert not self._unwritten, "the scheduler ended without an answer for each row"
         self.totals.seconds = time.perf_counter() - started
 
-    @property
-    def wants_more(self) -> bool:
-        has_room = len(self._unwritten) < self._window and self._unwritten_bytes < WINDOW_BYTES
-        return has_room and self.scheduler.wants_more
-
-    @property
-    def is_idle(self) -> bool:
-        return self.scheduler.is_idle
-
-    def submit(self, item: tuple[int, InputLine]) -> Iterable[BatchResult[Any]]:
-        number, line = item
-        parsed = self.parse(line)
-        self._unwritten.append(parsed)
-        self._unwritten_bytes += len(line.content or b"")
+    def _submit(self, number: int, parsed: ParsedLine) -> Iterable[Progress]:
         if parsed.fields is None:
             return [BatchResult(number, None, parsed.error)]
-        return self.scheduler.submit((number, parsed.fields))
-
-    def step(self) -> Iterable[BatchResult[Any]]:
-        return self.scheduler.step()
+        return self.scheduler.submit((number, self.row(parsed.fields)))
 
     def _write(self, parsed: ParsedLine, answer: BatchResult[Any]) -> None:
         """Write the record of the next line, and add it to the totals."""
@@ -156,7 +130,6 @@ class Job:
         if answer.result is not None:
             totals.add(answer.result)
         self.write(record(parsed, answer.result, answer.error, self.with_draft_counts))
-        self._unwritten_bytes -= len(line.content or b"")
         totals.lines = line.number
         totals.input_bytes = line.end
         if answer.error is not None:

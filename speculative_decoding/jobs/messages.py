@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..decoding.results import GenerationResult, GenerationStats
-from ..rows import BatchResult
+from ..rows.scheduling import BatchResult
 
 
 def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult[GenerationResult]:

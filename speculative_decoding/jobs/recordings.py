@@ -5,21 +5,18 @@ This module is imported only for a line with "audio" or for a speech model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import Name
-from ..rows import BatchResult
 from ..sampling import GenerationOptions
 from ..sampling.options import OTHER_NAMES, listed, meant_options, validate
 from ..sampling.values import Text
-from ..session import Session
-from ..speech.api import new_scheduler
 from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
-from ..speech.scheduler import Event
+from ..speech.scheduler import Scheduler, Task
 from ..speech.segments import Segment
 from ..speech.transcription import Transcription
 from .fields import JOB_OPTIONS, LINE_OPTIONS, RECORD_FIELDS, LineFields, similarity_key
@@ -45,40 +42,10 @@ def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-class RecordingScheduler:
-    """Transcribes numbered lines with recordings; a `rows.Scheduler`.
-
-    Args:
-        session: A session with a speech model.
-        slots: How many recordings are transcribed together.
-        folder: The folder that relative paths start from.
-    """
-
-    def __init__(self, session: Session, slots: int, folder: Path) -> None:
-        self._scheduler = new_scheduler(session, *split_options({}, session.model.audio), slots)
-        self._folder = folder
-
-    @property
-    def wants_more(self) -> bool:
-        return self._scheduler.wants_more
-
-    @property
-    def is_idle(self) -> bool:
-        return self._scheduler.is_idle
-
-    def submit(self, item: tuple[int, Mapping[str, Any]]) -> Iterator[BatchResult[Transcription]]:
-        number, fields = item
-        found = {**fields, "audio": self._folder / fields["audio"]} if "audio" in fields else fields
-        return results(self._scheduler.submit((number, partial(self._scheduler.open, found))))
-
-    def step(self) -> Iterator[BatchResult[Transcription]]:
-        return results(self._scheduler.step())
-
-
-def results(events: Iterable[Event]) -> Iterator[BatchResult[Transcription]]:
-    for event in events:
-        if event.is_last:
-            yield BatchResult(event.number, event.result, None if event.error is None else str(event.error))
+def opener(scheduler: Scheduler, folder: Path, fields: Mapping[str, Any]) -> Callable[[], Task]:
+    """Return a function that opens the recording of a line. folder: where relative paths start."""
+    found = {**fields, "audio": folder / fields["audio"]} if "audio" in fields else fields
+    return partial(scheduler.open, found)
 
 
 def transcript_fields(result: Transcription) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A client's request while it is decoded: its prompts or its recording, and the progress that is still to be read.
+"""A client's request while it is decoded: what is decoded for it, and the progress that is still to be read.
 
 All methods run on the event loop. The decoding thread schedules calls to `on_queued`, `on_progress` and `fail` there.
 """
@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..decoding.results import GenerationStats
+from ..rows.scheduling import Progress
 from .errors import ServerError
 from .limits import Limits
 
 Callback = Callable[[], None]  # runs on the event loop
-
-
-class Progress(Protocol):
-    """A round of a prompt (`Event`), or new segments of a recording (`TranscriptionEvent`)."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this is the last progress of the item."""
 
 
 @dataclass(eq=False)
@@ -31,7 +24,12 @@ class ClientItem(ABC):
     """A separately decoded part of a client's request, and the output that the client has read so far.
 
     finish_reason: None until the last progress has been read. For an item without decoding, it is set from the start.
+    address: The client's address. The items of one address share their turns.
     """
+
+    takes_turns: ClassVar[bool] = False  # whether it needs a turn for each window or prompt
+    is_endless: ClassVar[bool] = False  # whether it may take hours
+    address = ""
 
     client: ClientRequest[Any] = field(init=False)
     index: int = field(init=False)  # position in the client's request
@@ -39,13 +37,26 @@ class ClientItem(ABC):
     finish_reason: str | None = field(init=False, default=None)
     stats: GenerationStats | None = field(init=False, default=None)
 
+    @property
+    def samples(self) -> Sequence[ClientItem]:
+        """The items that are submitted with this one: all samples of a prompt."""
+        return [self]
+
     @abstractmethod
     def check(self, limits: Limits) -> None:
         """Check everything that does not need the model. Raises a `ServerError` that names the field."""
 
     @abstractmethod
+    def start(self, scheduler: Any, number: int) -> Iterable[Progress]:
+        """Pass this item to a scheduler. Returns the first progress. Raises an error if the item cannot be decoded."""
+
+    def news(self, progress: Any) -> tuple[ClientItem, Any] | None:
+        """Return what a client reads of the scheduler's progress, and for which of the `samples`; None for nothing."""
+        return self, progress
+
+    @abstractmethod
     def add(self, progress: Any) -> None:
-        """Add the next `Progress` to the output. The last one sets `finish_reason` and `stats`."""
+        """Add the next progress to the output. The last one sets `finish_reason` and `stats`."""
 
     @abstractmethod
     def error_of(self, error: Exception) -> ServerError:
@@ -59,7 +70,7 @@ class ClientRequest(Generic[Item]):
     """The items of one HTTP request, which are decoded together. If one item fails, the whole request fails.
 
     Args:
-        items: Prompts, or a recording.
+        items: Prompts, or anything else.
         on_first_output: Called when the first output of each item is read.
 
     Attributes:
@@ -78,7 +89,7 @@ class ClientRequest(Generic[Item]):
         self._all_queued = asyncio.Event()
         if not self.unfinished:
             self._all_queued.set()
-        self._progress: asyncio.Queue[tuple[Item, Progress] | ServerError] = asyncio.Queue()
+        self._progress: asyncio.Queue[tuple[Item, Any] | ServerError] = asyncio.Queue()
 
     def on_queued(self) -> None:
         """Record that the decoding thread has accepted an item, which may still wait for a slot."""
@@ -86,7 +97,7 @@ class ClientRequest(Generic[Item]):
         if self._not_queued == 0:
             self._all_queued.set()
 
-    def on_progress(self, item: Item, progress: Progress) -> None:
+    def on_progress(self, item: Item, progress: Any) -> None:
         """Queue the progress of an item for the client."""
         if self.error is not None:
             return  # the progress was on its way when the request failed

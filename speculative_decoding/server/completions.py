@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .bodies import EventStream, cancel_on_disconnect, read_fields
 from .completion_format import CompletionResponse, parse_completion_request
 from .model_names import served_names
-from .prompts import ClientPrompt, client_prompts
+from .prompts import client_prompts
 from .service import Service
 from .streams import stream
 
@@ -25,14 +23,9 @@ async def completions(request: Request) -> Response:
     response = CompletionResponse(names.id, completion, service.session)
     prompts = client_prompts(completion.prompts)
     if not completion.stream:
-        await cancel_on_disconnect(request.receive, decode(service, prompts))
+        await cancel_on_disconnect(request.receive, service.decode(prompts))
         return JSONResponse(response.complete(prompts))
 
     events = stream(service, prompts, response.chunk, lambda: response.usage_chunks(prompts))
     await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
     return EventStream(events, service.limits.max_seconds)
-
-
-async def decode(service: Service, prompts: Sequence[ClientPrompt]) -> None:
-    with service.request(prompts) as client:
-        await client.wait_until_finished()

@@ -1,7 +1,7 @@
 """The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
 
-After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP, and
-uses prompts and recordings only through `DecodingQueue`.
+After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP, and of
+what is decoded, which is known to the `Lane`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -27,52 +26,21 @@ from ..sampling import GenerationOptions
 from ..session import Session
 from .client_request import Callback, ClientItem
 from .errors import FAILED, ServerError
+from .lane import Lane
 from .limits import EXTRA_SLOTS, Limits
-from .prompts import PromptQueue
 from .reading_threads import ReadingThreads
+from .texts import text_scheduler
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_FAILED_ROUNDS = 3  # consecutive failures, with no request finished in between
 
 
-class DecodingQueue(Protocol):
-    """Prompts or recordings that are decoded together. Like a `rows.Scheduler`, but clients may cancel items.
-
-    Attributes:
-        decoding: How many items have a slot.
-        waiting: How many items wait for a slot.
-        is_idle: Whether `step` has nothing to do.
-        active: The items that are not finished.
-        finished: How many items have finished without an error.
-    """
-
-    @property
-    def decoding(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def is_idle(self) -> bool: ...
-    @property
-    def active(self) -> Sequence[ClientItem]: ...
-    @property
-    def finished(self) -> int: ...
-
-    def submit(self, item: Any) -> Sequence[Callback]:
-        """Queue an item. Returns callbacks that notify its client. Raises an error if the item cannot be decoded."""
-
-    def cancel(self, item: Any) -> None:
-        """Free the slot of an item. A finished item is ignored."""
-
-    def step(self) -> Sequence[Callback]:
-        """Run a round. Returns callbacks that notify clients of the results."""
-
-
 class DecodingThread:
     """Decodes the items of all clients.
 
-    If a round fails, for example for lack of memory, all requests fail, and decoding continues with a new queue and a
-    new engine. After `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because only a new process may help.
-    With a sharded model, it ends after the first failure, because other ranks may be waiting for its part of a sum.
+    If a round fails, for example for lack of memory, all requests fail, and decoding continues with new engines. After
+    `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because only a new process may help. With a sharded
+    model, it ends after the first failure, because other ranks may be waiting for its part of a sum.
 
     Args:
         open_session: Loads the models. The context is entered and exited in the thread.
@@ -156,40 +124,33 @@ class DecodingThread:
     def _decode(self, session: Session) -> Exception | None:
         """Decode until `stop` is called. Returns the error if too many rounds fail."""
         while not self._is_stopping:
-            queue = self._new_queue(session)
+            lane = new_lane(session, self._limits)
             try:
-                while self._take(queue):
-                    self._call_on_loop(queue.step())
-                    self.decoding = queue.decoding
-                    self.waiting = queue.waiting
+                while self._take(lane):
+                    self._call_on_loop(lane.step())
+                    self.decoding = lane.decoding
+                    self.waiting = lane.waiting
             except Exception as error:
-                LOG.exception("a round failed, and with it %d requests", len(queue.active))
+                LOG.exception("a round failed, and with it %d requests", len(lane.active))
                 failure = ServerError(500, FAILED, code="round_failed")
-                self._call_on_loop([partial(item.client.fail, failure) for item in queue.active])
+                self._call_on_loop([partial(item.client.fail, failure) for item in lane.active])
                 self.decoding = 0
                 self.waiting = 0
-                self._failed_rounds = 1 if queue.finished else self._failed_rounds + 1
+                self._failed_rounds = 1 if lane.finished else self._failed_rounds + 1
                 if session.model.ranks > 1 or self._failed_rounds == MAX_FAILED_ROUNDS:
                     return error
         return None
 
-    def _new_queue(self, session: Session) -> DecodingQueue:
-        if session.model.audio is None:
-            return PromptQueue(session, self._limits)
-        from .live_queue import speech_queue
-
-        return speech_queue(session, self._limits)
-
-    def _take(self, queue: DecodingQueue) -> bool:
+    def _take(self, lane: Lane) -> bool:
         """Submit and cancel the pending items, and sleep while there is nothing to do. Returns False after `stop`."""
         with self._wake:
-            while queue.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
+            while lane.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
-        self._call_on_loop([call for item in to_submit for call in submit(queue, item)])
+        self._call_on_loop([call for item in to_submit for call in submit(lane, item)])
         for item in to_cancel:
-            queue.cancel(item)
+            lane.cancel(item)
         return not self._is_stopping
 
     def _call_on_loop(self, calls: Sequence[Callback]) -> None:
@@ -199,10 +160,19 @@ class DecodingThread:
                 self._loop.call_soon_threadsafe(run_all, calls)
 
 
-def submit(queue: DecodingQueue, item: ClientItem) -> Sequence[Callback]:
+def new_lane(session: Session, limits: Limits) -> Lane:
+    """Return a lane with new engines, for prompts and texts, or for recordings and live speech."""
+    if session.model.audio is None:
+        return Lane(text_scheduler(session, limits))
+    from .recordings import speech_scheduler
+
+    return Lane(speech_scheduler(session, limits), EXTRA_SLOTS)
+
+
+def submit(lane: Lane, item: ClientItem) -> Sequence[Callback]:
     """Submit an item. An error fails only this item's request, not the others in the same batch."""
     try:
-        return queue.submit(item)
+        return lane.submit(item)
     except Exception as error:
         if not isinstance(error, InputError | ServerError):
             LOG.exception("an item could not be prepared")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import BytesIO, StringIO
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from ..decoding.prompt import TOKEN_CHARACTERS, fits
-from ..documents.decoding import Rules, decode_piece
+from ..documents.decoding import Rules, Steps, decode_piece
 from ..documents.formats import FORMATS, format_of
 from ..documents.lengths import DocumentFindings
 from ..documents.options import DocumentOptions
-from ..documents.outputs import DecodedPiece, Output
+from ..documents.outputs import DecodedPiece
 from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
@@ -22,8 +22,7 @@ from ..documents.tokens import Block, Literal
 from ..sampling.options import validate
 from ..sampling.values import Text
 from .detection import CHARACTERS
-from .service import Service
-from .texts import Prompting, Steps
+from .texts import Prompting
 
 SAMPLE_PARTS = 1000  # of a document from which its language is detected
 
@@ -32,25 +31,43 @@ class Document:
     """A text or a file as pieces; a `DividedText`.
 
     Args:
-        lines: Its lines, each with its line end.
+        text: Its content.
         options: How it is read.
-        service: The service.
-        prompting: How its prompts are decoded.
+        file: The file; None for a text.
     """
 
-    def __init__(self, lines: Iterable[str], options: DocumentOptions, service: Service, prompting: Prompting) -> None:
-        self.prompting = prompting
-        language = source_language(prompting.options.src_lang, prompting.prefix)
-        self.parts = parts_of(lines, replace(options, unit=effective_unit(options)), language)
-        self._rules = Rules(fitting(service, prompting))
+    prompting: Prompting
+    parts: Iterator[Literal | Piece]
+
+    def __init__(self, text: str, options: DocumentOptions, file: DocumentFile | None = None) -> None:
+        self.text = text
+        self.file = file
+        self._options = replace(options, unit=effective_unit(options))
         self._renderer = Renderer()
         self._findings = DocumentFindings()
 
+    def sample(self) -> str:
+        """Return the first words, without markup."""
+        if self._options.format == "text":
+            return self.text
+        found: list[str] = []
+        parts = FORMATS[self._options.format or "text"].parse(StringIO(self.text, newline=""), self._options)
+        for part in islice(parts, SAMPLE_PARTS):
+            if isinstance(part, Block):
+                found.append(part.text)
+                if sum(map(len, found)) > CHARACTERS:
+                    break
+        return "\n".join(found)
+
+    def begin(self, prompting: Prompting) -> None:
+        self.prompting = prompting
+        language = source_language(prompting.options.src_lang, prompting.prefix)
+        parts = parts_of(StringIO(self.text, newline=""), self._options, language)
+        self.parts = chain([*islice(parts, 1)], parts)
+        self._rules = Rules(fitting(prompting))
+
     def steps(self, part: Literal | Piece) -> Steps | None:
         return decode_piece(part, self._rules) if isinstance(part, Piece) else None
-
-    def output(self, text: str, finish_reason: str) -> Output:
-        return Output(text, finish_reason)
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
         if result is not None and isinstance(part, Piece):
@@ -61,14 +78,9 @@ class Document:
         return [each._asdict() for each in self._findings.by_line()]
 
 
-def text_document(text: str, format: str, service: Service, prompting: Prompting) -> Document:
-    """Return a text of a request as a document. format: text or html."""
-    return Document(StringIO(text, newline=""), DocumentOptions(format=format), service, prompting)
-
-
-def fitting(service: Service, prompting: Prompting) -> Callable[[str], bool]:
+def fitting(prompting: Prompting) -> Callable[[str], bool]:
     """Return whether the model and the limits allow a text as a prompt, after its prefix."""
-    session, most = service.session, service.limits.max_prompt_tokens
+    session, most = prompting.session, prompting.limits.max_prompt_tokens
 
     def is_allowed(text: str) -> bool:
         prompt = prompting.prefix + text
@@ -81,48 +93,11 @@ def fitting(service: Service, prompting: Prompting) -> Callable[[str], bool]:
     return is_allowed
 
 
-def sample_of_text(text: str, format: str) -> str:
-    return sample(StringIO(text, newline=""), DocumentOptions(format=format))
-
-
-def sample(lines: Iterable[str], options: DocumentOptions) -> str:
-    """Return the first words of a document, without its markup."""
-    found: list[str] = []
-    for part in islice(FORMATS[options.format or "text"].parse(lines, options), SAMPLE_PARTS):
-        if isinstance(part, Block):
-            found.append(part.text)
-            if sum(map(len, found)) > CHARACTERS:
-                break
-    return "\n".join(found)
-
-
-@dataclass(frozen=True)
-class GivenFile:
-    """A file of a client; a `TextSource`.
-
-    name: its name, without folders. options: how it is read.
-    """
-
-    name: str
-    file: DocumentFile
-    text: str
-    options: DocumentOptions
-
-    def sample(self) -> str:
-        return sample(StringIO(self.text, newline=""), self.options)
-
-    def divide(self, service: Service, prompting: Prompting) -> Document:
-        return Document(StringIO(self.text, newline=""), self.options, service, prompting)
-
-    def encode(self, text: str) -> bytes:
-        return self.file.preamble + self.file.encode(text)
-
-
-def open_file(content: bytes, name: str, format: str | None) -> GivenFile:
+def open_file(content: bytes, name: str, format: str | None) -> Document:
     """Read a file. Raises `InputError`.
 
     format: one of the names in `FORMATS`; None for that of the name's suffix.
     """
     options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
     with DocumentFile(BytesIO(content), options, name) as file:
-        return GivenFile(name, file, "".join(file.lines), options)
+        return Document("".join(file.lines), options, file)

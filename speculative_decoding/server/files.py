@@ -17,11 +17,10 @@ from .forms import read_request, text_field
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
 from .service import Service
-from .texts import in_thread
-from .translator import Translator
+from .translator import Translator, in_thread
 
 if TYPE_CHECKING:
-    from .documents import GivenFile
+    from .documents import Document
 
 FIELDS = ("file", "source", "target", "format", "api_key")
 
@@ -39,14 +38,15 @@ async def translate_file(request: Request) -> Response:
     given = await opened(request, service, fields, part)
     request.scope["prompts"] = [given.text]
     found = await translator.translate(request, [given], source, target)
-    name, suffix = file_names(given.name, target)
-    key = files.keep(name, suffix, given.encode(found.texts[0]))
+    assert given.file is not None
+    name, suffix = file_names(given.file.name, target)
+    key = files.keep(name, suffix, given.file.preamble + given.file.encode(found.texts[0]))
     return JSONResponse(
         {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found.notes(is_list=False)}
     )
 
 
-async def opened(request: Request, service: Service, fields: Mapping[str, Any], part: Part | None) -> GivenFile:
+async def opened(request: Request, service: Service, fields: Mapping[str, Any], part: Part | None) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 

@@ -1,23 +1,23 @@
-"""Clients' prompts: how the decoding thread decodes them with an engine, and the output that the clients read."""
+"""Clients' prompts, and the output that the clients read."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TYPE_CHECKING
 
-from ..decoding.request import Request
 from ..decoding.results import GenerationStats
 from ..engine import Event
+from ..rows.prompts import PromptProgress
+from ..rows.scheduling import Progress
 from ..sampling import GenerationOptions
 from ..sampling.random import sample_seed
-from ..session import Session
-from .client_request import Callback, ClientItem
+from .client_request import ClientItem
 from .errors import ServerError
 from .limits import Limits
 
-LOG = logging.getLogger("speculative_decoding.server")
+if TYPE_CHECKING:
+    from .texts import TextScheduler
 
 
 @dataclass(eq=False)
@@ -31,22 +31,24 @@ class ClientPrompt(ClientItem):
 
     Attributes:
         samples: All samples of the prompt. They are queued with the first one, so that the prompt is encoded once.
-        request: The engine's request, used by the decoding thread only.
     """
 
     prompt: str
     options: GenerationOptions
     prompt_field: str = "prompt"
-    samples: Sequence[ClientPrompt] = field(init=False)
-    request: Request | None = field(init=False, default=None)
+    _samples: Sequence[ClientPrompt] = field(init=False)
     tokens: list[int] = field(init=False, default_factory=list)
     token_texts: list[str] = field(init=False, default_factory=list)
     logprobs: list[float] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.samples = [self]
+        self._samples = [self]
         if not self.prompt.strip():
             self.finish_reason, self.stats = "stop", GenerationStats()
+
+    @property
+    def samples(self) -> Sequence[ClientPrompt]:
+        return self._samples
 
     @property
     def text(self) -> str:
@@ -55,6 +57,16 @@ class ClientPrompt(ClientItem):
     def check(self, limits: Limits) -> None:
         limits.check_length(self.prompt_field, self.prompt)
         limits.check_options(self.options)
+
+    def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
+        for progress in scheduler.engine.submit((number, {"prompt": self.prompt, "options": self.options})):
+            if progress.error is not None:
+                raise progress.error
+        scheduler.check(number, self.prompt_field)
+        return ()
+
+    def news(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:
+        return None if progress.event is None else (self.samples[progress.sample], progress.event)
 
     def add(self, progress: Event) -> None:
         round = progress.round
@@ -77,68 +89,6 @@ def client_prompts(
         seeds = [sample_seed(options.seed, number) for number in range(options.num_return_sequences)]
         samples = [ClientPrompt(text, options.with_values(seed=seed), prompt_field) for seed in seeds]
         for each in samples:
-            each.samples = samples
+            each._samples = samples
         items += samples
     return items
-
-
-class PromptQueue:
-    """Decodes prompts for the decoding thread; see `DecodingQueue`."""
-
-    def __init__(self, session: Session, limits: Limits) -> None:
-        self._session = session
-        self._limits = limits
-        self._engine = session.engine(session.options_with({}), limits.slots)
-        self._unfinished: dict[Request, ClientPrompt] = {}
-        self.finished = 0
-
-    @property
-    def decoding(self) -> int:
-        return self._engine.decoding
-
-    @property
-    def waiting(self) -> int:
-        return self._engine.waiting
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.decoding or self.waiting)
-
-    @property
-    def active(self) -> list[ClientPrompt]:
-        return [*self._unfinished.values()]
-
-    def submit(self, item: ClientPrompt) -> list[Callback]:
-        if item is not item.samples[0]:
-            return []
-        length = self._session.planner.draft_length(item.options, self._limits.slots)
-        requests = self._engine.submit_samples(item.prompt, item.options, length)
-        try:
-            self._limits.check_tokens(item.prompt_field, requests[0].stats.prompt_tokens)
-            self._limits.check_tokens("decoder_prefix", requests[0].prefix_length - 1)
-        except ServerError:
-            for request in requests:
-                self._engine.cancel(request)
-            raise
-        for sample, request in zip(item.samples, requests, strict=True):
-            self._unfinished[request] = sample
-            sample.request = request
-        return [sample.client.on_queued for sample in item.samples]
-
-    def cancel(self, item: ClientPrompt) -> None:
-        if item.request is not None and item.request in self._unfinished:
-            del self._unfinished[item.request]
-            self._engine.cancel(item.request)
-
-    def step(self) -> list[Callback]:
-        return [self._tell(event) for event in self._engine.step()]
-
-    def _tell(self, event: Event) -> Callback:
-        """Return the callback that notifies a client of a round of its prompt."""
-        request = event.request
-        prompt = self._unfinished.pop(request) if event.is_last else self._unfinished[request]
-        if request.error:
-            LOG.error("a request failed: %s", request.error)
-            return partial(prompt.client.fail, prompt.error_of(ArithmeticError(request.error)))
-        self.finished += event.is_last
-        return partial(prompt.client.on_progress, prompt, event)

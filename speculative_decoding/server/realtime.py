@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from .bodies import error_response
 from .errors import ServerError
-from .live_queue import ClientStream
+from .live_streams import ClientStream
 from .model_names import ModelNames, served_names
 from .realtime_format import BYTES_PER_SAMPLE, RATE
 from .realtime_session import Event, RealtimeSession

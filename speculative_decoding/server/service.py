@@ -27,7 +27,6 @@ STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
 MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
-ROOM_SECONDS = 0.02  # between two looks for room in the queue
 
 
 class Service:
@@ -56,7 +55,6 @@ class Service:
         self._live: set[ClientRequest[Any]] = set()
         self._sockets = 0
         self._live_slots = 0  # that are taken
-        self._waiting_for_room = asyncio.Lock()
         self._seconds_per_item = 1.0  # a running mean; the first value is a guess
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -117,15 +115,6 @@ class Service:
                 headers={"Retry-After": str(retry_after)},
             )
 
-    async def wait_for_room(self, upload: Upload) -> None:
-        """Wait until the queue has room for a prompt of an upload, in the order of the calls.
-
-        An upload that `is_opening` already has room for its first prompt.
-        """
-        async with self._waiting_for_room:
-            while self.admitted - upload.is_opening >= self.limits.slots + self.limits.queue:
-                await asyncio.sleep(ROOM_SECONDS)
-
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
         """Admit a recording or a text, which stays in memory until the context exits. Raises `ServerError`.
@@ -182,6 +171,11 @@ class Service:
         deadline = asyncio.get_running_loop().time() + self.limits.max_seconds if upload is None else upload.deadline
         with self._decoding(items, self._requests, deadline) as request:
             yield request
+
+    async def decode(self, items: Sequence[Item], upload: Upload | None = None) -> None:
+        """Decode items completely; see `request`. Raises `ServerError`."""
+        with self.request(items, upload) as request:
+            await request.wait_until_finished()
 
     @contextmanager
     def socket(self) -> Iterator[None]:

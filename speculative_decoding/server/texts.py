@@ -1,30 +1,31 @@
-"""Decodes texts: divides each into parts, decodes parts of all of them together, and joins the outputs in order.
+"""Texts of clients: how they are divided into parts, decoded in turns with other texts and prompts, and joined again.
 
-What the parts of a text are is defined elsewhere: lines in this module, pieces of documents in documents.py.
+Lines are one kind of parts. Pieces of documents, the usual kind, are defined in documents.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ..decoding.prompt import usual_max_tokens
-from ..loading.tokenizer import Tokenizer
+from ..decoding.results import GenerationStats
+from ..errors import InputError
+from ..rows.parts import Output, PartScheduler, Plan, Steps, Window
+from ..rows.prompts import PromptProgress, PromptScheduler
+from ..rows.scheduling import BatchResult, Progress
 from ..sampling import GenerationOptions
-from .prompts import client_prompts
-from .service import Service
-from .uploads import Upload
+from ..session import Session
+from .client_request import ClientItem
+from .errors import ServerError
+from .limits import Limits
 
-CHUNK = 64  # parts that are read at a time
-Result = TypeVar("Result")
-Steps = Generator[list[str], Any, Any]  # yields prompts, is sent their outputs, and returns the result of a part
+TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
+MAX_COPIED = 64  # parts without prompts that are copied in a turn
+MAX_READ = 1 << 10  # parts of a request that wait for an earlier one
 
 
 @dataclass(frozen=True)
@@ -34,35 +35,43 @@ class Prompting:
     Args:
         prefix: The text before each of them.
         options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
-        tokenizer: The target's tokenizer, which counts the tokens of the sources.
+        session: The models. The target's tokenizer counts the tokens of the sources.
+        limits: Limits of the server.
     """
 
     prefix: str
     options: GenerationOptions
-    tokenizer: Tokenizer
+    session: Session
+    limits: Limits
 
-    def prompt(self, text: str) -> tuple[str, GenerationOptions]:
+    def prompt(self, text: str) -> dict[str, Any]:
         """Return the prompt for a text, and its options."""
         prompt, options = self.prefix + text, self.options
-        usual = usual_max_tokens(len(self.tokenizer.encode(prompt, options.src_lang)))
-        return prompt, options.with_values(max_tokens=min(usual, options.max_tokens))
+        usual = usual_max_tokens(len(self.session.tokenizer.encode(prompt, options.src_lang)))
+        return {"prompt": prompt, "options": options.with_values(max_tokens=min(usual, options.max_tokens))}
 
 
 class DividedText(Protocol):
-    """A text as parts. Its methods run in several threads, one at a time.
+    """A text or a file of a client.
 
-    prompting: How its prompts are decoded.
-    parts: The parts, in order, read as needed.
+    Attributes:
+        text: Its content.
+        prompting: How its prompts are decoded.
+        parts: Its parts, in order, read as needed. Neither is set before `begin`.
     """
 
+    text: str
     prompting: Prompting
     parts: Iterator[Any]
 
+    def sample(self) -> str:
+        """Return words from which to detect its language."""
+
+    def begin(self, prompting: Prompting) -> None:
+        """Set `prompting` and `parts`, and read the first part, which may take seconds."""
+
     def steps(self, part: Any) -> Steps | None:
         """Return how a part is decoded; None for one that is copied."""
-
-    def output(self, text: str, finish_reason: str) -> Any:
-        """Return what the steps are sent for a prompt."""
 
     def add(self, part: Any, result: Any) -> str:
         """Return what to write for the next part. result: that of its steps, or None."""
@@ -72,28 +81,36 @@ class DividedText(Protocol):
 
 
 class Lines:
-    """A text whose lines are the parts. It is used if the package was installed without documents/."""
+    """A text whose lines are the parts; a `DividedText`. It is used if the package was installed without documents/."""
 
-    def __init__(self, text: str, prompting: Prompting) -> None:
-        self.prompting = prompting
-        self.parts = iter(re.split("(\r\n|\r|\n)", text))
+    prompting: Prompting
+    parts: Iterator[str]
+
+    def __init__(self, text: str) -> None:
+        self.text = text
         self._line = 1
         self._findings: list[dict[str, Any]] = []
 
+    def sample(self) -> str:
+        return self.text
+
+    def begin(self, prompting: Prompting) -> None:
+        self.prompting = prompting
+        self.parts = iter(re.split("(\r\n|\r|\n)", self.text))
+
     def steps(self, part: str) -> Steps | None:
-        return decode_line(part) if part.strip() else None
+        if not part.strip():
+            return None
+        self.prompting.limits.check_length("q", part)
+        return decode_line(part)
 
-    def output(self, text: str, finish_reason: str) -> tuple[str, str]:
-        return " ".join(text.splitlines()), finish_reason
-
-    def add(self, part: str, result: tuple[str, str] | None) -> str:
+    def add(self, part: str, result: Output | None) -> str:
         if result is None:
             self._line += part.endswith(("\r", "\n"))
             return part
-        text, finish_reason = result
-        if finish_reason == "length":
+        if result.finish_reason == "length":
             self._findings.append({"line": self._line, "kind": "cut", "what": "the output reached the token limit"})
-        return text
+        return " ".join(result.text.splitlines())
 
     def findings(self) -> list[dict[str, Any]]:
         return self._findings
@@ -104,108 +121,178 @@ def decode_line(line: str) -> Steps:
     return output
 
 
-@dataclass
-class TextDecoder:
-    """Decodes the texts of a request, with at most `max_prompts` of its prompts in the queue.
+@dataclass(eq=False)
+class ClientText(ClientItem):
+    """The texts of a request, one after the other. Each has begun. Used by the decoding thread until it is finished.
 
-    Args:
-        service: The service.
-        upload: The request, which is being opened: it has been admitted, so its prompts wait for room in the queue.
-        client: The client's address. Clients take turns in the threads that read texts.
+    Attributes:
+        window: The parts that were read and are not written yet.
+        prompts: The prompts that wait for a turn, by number.
+        in_engine: The numbers of the prompts in the engine.
+        is_read: Whether all parts were read.
     """
 
-    service: Service
-    upload: Upload
-    client: str
+    takes_turns = True
+
+    texts: Sequence[DividedText]
+    address: str = ""
 
     def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.service.limits.max_prompts)
-        self._queued = 0
+        self.parts = ((text, part) for text in self.texts for part in text.parts)
+        self.window = Window[tuple[DividedText, Any]](0, lambda each: 1, MAX_READ)
+        self.written = {text: list[str]() for text in self.texts}
+        self.prompts: dict[Any, Mapping[str, Any]] = {}
+        self.in_engine: set[Any] = set()
+        self.is_read = False
+        self.total = GenerationStats()
 
-    async def decode(self, texts: Sequence[DividedText]) -> list[str]:
-        """Return the text to write for each. Raises `ServerError` if a prompt fails."""
-        written = [list[str]() for _ in texts]
-        waiting: deque[tuple[int, Any, asyncio.Task[Any] | None]] = deque()
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can go on before an output in the engine is complete."""
+        return bool(self.prompts) or (not self.is_read and self.window.has_room)
 
-        async def write(most: int) -> None:
-            """Write the first parts as soon as they are decoded, until at most this many wait."""
-            while len(waiting) > most:
-                number, part, task = waiting.popleft()
-                written[number].append(texts[number].add(part, None if task is None else await task))
+    def check(self, limits: Limits) -> None:
+        """Its prompts are checked one by one."""
 
-        parts = ((number, part) for number, text in enumerate(texts) for part in text.parts)
+    def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
+        scheduler.texts[number] = self
+        return ()
 
-        def read() -> list[tuple[int, Any, tuple[Steps, list[str]] | None]]:
-            return [(number, part, begun(texts[number], part)) for number, part in islice(parts, CHUNK)]
+    def add(self, progress: Progress) -> None:
+        self.finish_reason, self.stats = "stop", self.total
 
-        async with task_group() as group:
-            is_last = False
-            while not is_last:
-                chunk = await in_thread(self.service, self.client, read)
-                for number, part, first in chunk:
-                    task = None if first is None else group.create_task(self._decode(texts[number], *first))
-                    waiting.append((number, part, task))
-                is_last = len(chunk) < CHUNK
-                await write(0 if is_last else 2 * self.service.limits.max_prompts)
-        return ["".join(each) for each in written]
-
-    async def _decode(self, text: DividedText, steps: Steps, prompts: Sequence[str]) -> Any:
-        while True:
-            async with task_group() as group:
-                tasks = [group.create_task(self._output(text, prompt)) for prompt in prompts]
-            outputs = [task.result() for task in tasks]
-            following, result = await in_thread(self.service, self.client, partial(advanced, steps, outputs))
-            if following is None:
-                return result
-            prompts = following
-
-    async def _output(self, text: DividedText, prompt: str) -> Any:
-        (item,) = client_prompts([text.prompting.prompt(prompt)], prompt_field="q")
-        async with self._free:
-            await self.service.wait_for_room(self.upload)
-            self._queued += 1
-            self.upload.is_opening = False
-            try:
-                with self.service.request([item], self.upload) as request:
-                    await request.wait_until_finished()
-            finally:
-                self._queued -= 1
-                self.upload.is_opening = self._queued == 0  # a request counts as one prompt, or as those in the queue
-        return text.output(item.text, item.finish_reason or "")
+    def error_of(self, error: Exception) -> ServerError:
+        return ServerError.of(error, lambda option: "q" if option == "prompt" else option, "q")
 
 
-async def in_thread(service: Service, client: str, work: Callable[[], Result]) -> Result:
-    """Run work that may take long, such as reading a text of a megabyte, in the reading threads.
+class TextScheduler(PartScheduler):
+    """Decodes clients' prompts, which have a number, and the prompts of their texts, which have ((text, part), prompt).
 
-    client: its address. Clients take turns.
+    A prompt of a text waits for a turn, and a text has at most `max_prompts` of them in the engine. See `Lane`.
+
+    Args:
+        engine: Decodes prompts whose options are complete.
+        limits: Limits of the server.
+
+    Attributes:
+        texts: The texts that are being decoded, by number.
     """
 
-    def steps() -> Generator[None, None, Result]:
-        yield from ()
-        return work()
+    def __init__(self, engine: PromptScheduler, limits: Limits) -> None:
+        super().__init__(engine, raises_errors=True)
+        self.texts: dict[int, ClientText] = {}
+        self.engine = engine
+        self._limits = limits
 
-    return await asyncio.wrap_future(service.reading.run(client, steps()))
+    @property
+    def paused(self) -> list[int]:
+        most = self._limits.max_prompts
+        return [number for number, text in self.texts.items() if text.is_ready and len(text.in_engine) < most]
+
+    @property
+    def room(self) -> int:
+        return TURNS_PER_SLOT * self._limits.slots - sum(len(text.in_engine) for text in self.texts.values())
+
+    @property
+    def is_idle(self) -> bool:
+        return self.engine.is_idle and not self.paused
+
+    def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
+        """Let a prompt of a text wait for a turn."""
+        number, prompt = item
+        (text, _), _ = number
+        self.texts[text].prompts[number] = prompt
+        return ()
+
+    def check(self, number: Any, prompt_field: str) -> None:
+        """Raise `ServerError` if a prompt in the engine has too many tokens. prompt_field: the API's name for it."""
+        request = self.engine.requests(number)[0]
+        self._limits.check_tokens(prompt_field, request.stats.prompt_tokens)
+        self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
+
+    def resume(self, number: int) -> Iterator[Progress]:
+        """Give a prompt of a text to the engine."""
+        return self._guarded(number, self._take_turn)
+
+    def step(self) -> Iterator[Any]:
+        if self.engine.is_idle:
+            return
+        for progress in self.engine.step():
+            if not isinstance(progress.number, tuple):
+                yield progress
+            elif progress.is_last:
+                (text, _), _ = progress.number
+                yield from self._guarded(text, partial(self._receive, progress))
+
+    decode_round = step
+
+    def cancel(self, number: Any) -> None:
+        """Drop a prompt or a text."""
+        text = self.texts.pop(number, None)
+        if text is None:
+            self.engine.cancel(number)
+        else:
+            for part in {part for part, _ in (*text.prompts, *text.in_engine)}:
+                super().cancel(part)
+
+    def _guarded(self, number: int, work: Callable[[int, ClientText], None]) -> Iterator[Progress]:
+        """Do some work for a text. If that fails, only this text does."""
+        text = self.texts[number]
+        try:
+            work(number, text)
+        except (InputError, ServerError, ArithmeticError) as error:
+            self.cancel(number)
+            yield PromptProgress(number, error=error)
+        else:
+            if text.is_read and not text.window:
+                del self.texts[number]
+                yield BatchResult(number, None)
+
+    def _take_turn(self, number: int, text: ClientText) -> None:
+        for _ in range(MAX_COPIED):
+            if text.prompts or text.is_read:
+                break
+            self._read(number, text)
+        if text.prompts:
+            first = next(iter(text.prompts))
+            text.in_engine.add(first)
+            for progress in self.engine.submit((first, text.prompts.pop(first))):
+                return self._receive(progress, number, text)
+            self.check(first, "q")
+
+    def _read(self, number: int, text: ClientText) -> None:
+        """Read the next part of a text."""
+        if (found := next(text.parts, None)) is None:
+            text.is_read = True
+            return
+        own, part = found
+        place: Any = (number, text.window.add(found))
+        steps = own.steps(part)
+        if steps is None:
+            self._write(text, [BatchResult(place, None)])
+        else:
+            self._write(text, self.submit((place, Plan(steps, own.prompting.prompt))))
+
+    def _receive(self, progress: PromptProgress, number: int, text: ClientText) -> None:
+        text.in_engine.remove(progress.number)
+        if progress.result is not None:
+            text.total.add(progress.result.stats)
+        self._write(text, self.receive(progress))
+
+    def _write(self, text: ClientText, results: Iterable[BatchResult[Any]]) -> None:
+        """Write the parts that are finished and whose predecessors are."""
+        for each in results:
+            _, place = each.number
+            for (own, part), found in text.window.receive(BatchResult(place, each.result)):
+                text.written[own].append(own.add(part, found.result))
 
 
-def begun(text: DividedText, part: Any) -> tuple[Steps, list[str]] | None:
-    """Return the steps of a part and their first prompts, or None for a part that is copied."""
-    steps = text.steps(part)
-    return None if steps is None else (steps, next(steps))
-
-
-def advanced(steps: Steps, outputs: Sequence[Any]) -> tuple[list[str] | None, Any]:
-    """Return the next prompts, or None and the result."""
-    try:
-        return steps.send(outputs), None
-    except StopIteration as end:
-        return None, end.value
-
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks until all have ended. The first error cancels the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+def text_scheduler(session: Session, limits: Limits) -> TextScheduler:
+    """Return a scheduler for a session with a model that reads text."""
+    engine = PromptScheduler(
+        lambda own: own["options"],
+        partial(session.engine, session.options_with({}), limits.slots),
+        lambda options: session.planner.draft_length(options, limits.slots),
+        reads_text=True,
+    )
+    return TextScheduler(engine, limits)

@@ -19,7 +19,6 @@ from ..speech.api import mel_bins
 from ..speech.audio_file import AudioBytes
 from ..speech.recording import Recording, frame_bytes_per_second, opening
 from ..speech.speech_text import SpeechText
-from ..speech.transcription import Transcription
 from .bodies import EventStream, cancel_on_disconnect, read_body
 from .errors import ServerError
 from .model_names import served_names
@@ -68,8 +67,9 @@ async def transcribe(request: Request, task: str) -> Response:
         upload.size -= size  # only the frames are in memory from now on
         item = ClientRecording(recording, wanted.options, wanted.decoding, address)
         if not wanted.stream:
-            result = await cancel_on_disconnect(request.receive, complete(service, item, upload))
-            return transcription_response(wanted, result)
+            await cancel_on_disconnect(request.receive, service.decode([item], upload))
+            assert item.result is not None
+            return transcription_response(wanted, item.result)
         text_tokens = SpeechText(service.session.tokenizer, audio) if wanted.rounds else None
         event_of = partial(delta_event, text_tokens=text_tokens)
         events = stream(service, [item], event_of, lambda: done_events(item, wanted.rounds), upload)
@@ -117,10 +117,3 @@ async def opened(service: Service, address: str, steps: Generator[None, None, Re
         return await asyncio.wrap_future(service.reading.run(address, steps))
     except InputError as error:
         raise ServerError.of(error, field_name, "file") from None
-
-
-async def complete(service: Service, item: ClientRecording, upload: Upload) -> Transcription:
-    with service.request([item], upload) as client:
-        await client.wait_until_finished()
-        assert item.result is not None
-        return item.result

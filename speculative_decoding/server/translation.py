@@ -16,40 +16,19 @@ from .bodies import JSON, media_type
 from .errors import ServerError
 from .forms import read_request, require_field, text_field
 from .languages import english_name
-from .service import Service
-from .texts import DividedText, Lines, Prompting, in_thread
-from .translator import Translator
+from .texts import DividedText, Lines
+from .translator import Translator, in_thread
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
 FORMATS = ("text", "html")
 MAX_TEXTS = 128  # of a request
 
 
-class GivenText(NamedTuple):
-    """A text of a request; a `TextSource`."""
-
-    text: str
-    format: str = "text"
-
-    def sample(self) -> str:
-        if self.format == "text":
-            return self.text
-        from .documents import sample_of_text
-
-        return sample_of_text(self.text, self.format)
-
-    def divide(self, service: Service, prompting: Prompting) -> DividedText:
-        if not has_room("documents"):
-            return Lines(self.text, prompting)
-        from .documents import text_document
-
-        return text_document(self.text, self.format, service, prompting)
-
-
 class TranslationRequest(NamedTuple):
     """is_list: whether the client sent a list of texts. alternatives: how many it would like; there are none."""
 
-    texts: list[GivenText]
+    texts: list[str]
+    format: str
     is_list: bool
     source: str
     target: str
@@ -62,8 +41,9 @@ async def translate(request: Request) -> Response:
     service.require_text()
     fields, _ = await read_request(request, service.limits.max_body, FIELDS)
     wanted = parse_translation_request(fields, is_form=media_type(request) != JSON)
-    request.scope["prompts"] = [each.text for each in wanted.texts]
-    found = await translator.translate(request, wanted.texts, wanted.source, wanted.target)
+    request.scope["prompts"] = wanted.texts
+    texts = [divided(text, wanted.format) for text in wanted.texts]
+    found = await translator.translate(request, texts, wanted.source, wanted.target)
     content: dict[str, Any] = {"translatedText": found.texts if wanted.is_list else found.texts[0]}
     if wanted.alternatives:
         content["alternatives"] = [[] for _ in wanted.texts] if wanted.is_list else []
@@ -90,8 +70,17 @@ def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> Tr
     texts = [q] if isinstance(q, str) else list(q)
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
-    given_texts = [GivenText(text, format) for text in texts]
-    return TranslationRequest(given_texts, not isinstance(q, str), source, target, alternatives)
+    return TranslationRequest(texts, format, not isinstance(q, str), source, target, alternatives)
+
+
+def divided(text: str, format: str) -> DividedText:
+    """Return a text of a request, to be divided into parts. format: text or html."""
+    if not has_room("documents"):
+        return Lines(text)
+    from ..documents.options import DocumentOptions
+    from .documents import Document
+
+    return Document(text, DocumentOptions(format=format))
 
 
 async def detect(request: Request) -> Response:

@@ -1,11 +1,12 @@
-"""Translates the texts of a request: chooses their languages, admits the request, and decodes all texts together."""
+"""Translates the texts of a request: chooses their languages, admits the request, and reads and decodes all texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -15,22 +16,10 @@ from .detection import Detection, Detector
 from .errors import ServerError
 from .languages import Languages, Prefixes
 from .service import Service
-from .texts import DividedText, Prompting, TextDecoder, in_thread
+from .texts import ClientText, DividedText, Prompting
 
 AUTO = "auto"
-
-
-class TextSource(Protocol):
-    """A text or file of a client. text: its content, which is returned if it is already in the target language."""
-
-    @property
-    def text(self) -> str: ...
-
-    def sample(self) -> str:
-        """Return words from which to detect its language."""
-
-    def divide(self, service: Service, prompting: Prompting) -> DividedText:
-        """Return its parts."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -70,46 +59,46 @@ class Translator:
         """The languages of the model. The service must be ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
-    async def translate(
-        self, request: Request, sources: Sequence[TextSource], source: str, target: str
-    ) -> Translations:
+    async def translate(self, request: Request, texts: Sequence[DividedText], source: str, target: str) -> Translations:
         """Translate texts from one language, or from the detected languages if it is `AUTO`. Raises `ServerError`."""
         client = request.client.host if request.client else ""
-        size = sum(len(each.text) for each in sources)
-        with self.service.upload(self.service.limits.max_body) as upload, self.service.opening(upload):
-            upload.add(size)
-            decoder = TextDecoder(self.service, upload, client)
-            working = upload.unless_failed(self._translate(decoder, sources, source, target))
-            return await cancel_on_disconnect(request.receive, working)
-
-    async def _translate(
-        self, decoder: TextDecoder, sources: Sequence[TextSource], source: str, target: str
-    ) -> Translations:
-        try:
-            found = await self._detected(decoder.client, sources, target) if source == AUTO else []
-            kept = self.languages.target(target) if found else None  # the language of texts that are not translated
-            chosen = [each["language"] for each in found] or [source] * len(sources)
-            prompting = {language: self._prompting(language, target) for language in {*chosen} - {kept}}
-            texts = {
-                number: each.divide(self.service, prompting[language])
-                for number, (each, language) in enumerate(zip(sources, chosen, strict=True))
-                if language != kept
-            }
-            written = dict(zip(texts, await decoder.decode([*texts.values()]), strict=True))
-        except InputError as error:
-            raise ServerError.of(error, subject="q") from None
+        with self.service.upload(self.service.limits.max_body) as upload:
+            with self.service.opening(upload):
+                upload.add(sum(len(each.text) for each in texts))
+                beginning = upload.unless_failed(self._begin(client, texts, source, target))
+                item, found = await cancel_on_disconnect(request.receive, beginning)
+            await cancel_on_disconnect(request.receive, self.service.decode([item], upload))
+        written = {text: "".join(parts) for text, parts in item.written.items()}
         return Translations(
-            [written.get(number, each.text) for number, each in enumerate(sources)],
+            [written.get(each, each.text) for each in texts],
             found,
-            [texts[number].findings() if number in texts else [] for number in range(len(sources))],
+            [each.findings() if each in written else [] for each in texts],
         )
 
-    async def _detected(self, client: str, sources: Sequence[TextSource], target: str) -> list[Detection]:
+    async def _begin(
+        self, client: str, texts: Sequence[DividedText], source: str, target: str
+    ) -> tuple[ClientText, list[Detection]]:
+        """Detect the languages, and begin to read all texts that are not in the target language already."""
+        try:
+            found = await self._detected(client, texts, target) if source == AUTO else []
+            kept = self.languages.target(target) if found else None  # the language of texts that are not translated
+            chosen = [each["language"] for each in found] or [source] * len(texts)
+            prompting = {language: self._prompting(language, target) for language in {*chosen} - {kept}}
+            begun = []
+            for text, language in zip(texts, chosen, strict=True):
+                if language != kept:
+                    await in_thread(self.service, client, partial(text.begin, prompting[language]))
+                    begun.append(text)
+        except InputError as error:
+            raise ServerError.of(error, subject="q") from None
+        return ClientText(begun, client), found
+
+    async def _detected(self, client: str, texts: Sequence[DividedText], target: str) -> list[Detection]:
         """Return the most likely language of each text, which may be the target language."""
         self.detector.require_installed("source")
         codes = [*self.languages.into(target), self.languages.target(target)]
         return await in_thread(
-            self.service, client, lambda: [self.detector.detect(each.sample(), codes)[0] for each in sources]
+            self.service, client, lambda: [self.detector.detect(each.sample(), codes)[0] for each in texts]
         )
 
     def _prompting(self, source: str, target: str) -> Prompting:
@@ -117,4 +106,17 @@ class Translator:
         session, limits = self.service.session, self.service.limits
         most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions
         defaults = replace(self.service.options, max_tokens=min(limits.max_output_tokens, most))
-        return Prompting(pair.prefix, defaults.override_for_row(pair.options), session.tokenizer)
+        return Prompting(pair.prefix, defaults.override_for_row(pair.options), session, limits)
+
+
+async def in_thread(service: Service, client: str, work: Callable[[], Result]) -> Result:
+    """Run work that may take long, such as reading a text of a megabyte, in the reading threads.
+
+    client: its address. Clients take turns.
+    """
+
+    def steps() -> Generator[None, None, Result]:
+        yield from ()
+        return work()
+
+    return await asyncio.wrap_future(service.reading.run(client, steps()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
-from ..rows import drive
+from ..rows.scheduling import drive
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .audio_file import Audio

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from ..decoding.results import GenerationStats
 from ..models.audio import AudioFrames
-from ..rows import in_order
+from ..rows.scheduling import in_order
 from .recording import Recording
 from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment

@@ -12,7 +12,7 @@ from ..cli.common import printing, say
 from ..cli.progress import ShowProgress, progress
 from ..decoding.results import GenerationStats
 from ..errors import InputError, one_line
-from ..rows import in_order
+from ..rows.scheduling import in_order
 from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
 from .subtitle_options import SubtitleOptions

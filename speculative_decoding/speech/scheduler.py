@@ -17,7 +17,7 @@ from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
 from ..models.threads import use_mlx
 from ..models.whisper_tokens import AudioConfig
-from ..rows import drive
+from ..rows.scheduling import drive
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr, validate
 from .audio_file import Audio
@@ -135,7 +135,7 @@ Windows = RecordingWindows | LiveStream
 
 @dataclass
 class Scheduler:
-    """Decodes the windows of recordings and live streams side by side; a `rows.Scheduler`.
+    """Decodes the windows of recordings and live streams side by side; a `Scheduler`.
 
     A caller that shares slots between clients uses `start`, `decode_round` and `resume` instead of `submit` and `step`.
     A recording or stream that is `paused` between two outputs has no slot until it is resumed. Each has separate state,
@@ -211,8 +211,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """The number of recordings and streams whose window is being decoded."""
-        return len(self._decoding)
+        """The number of recordings and streams that have a slot. A stream has one from its start to its end."""
+        return len(self._decoding) + sum(windows.is_live for windows in self._waiting.values())
 
     @property
     def paused(self) -> list[int]:
@@ -221,7 +221,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self.paused)
+        return sum(not windows.is_live for windows in self._waiting.values())
 
     @property
     def room(self) -> int:
@@ -299,7 +299,7 @@ class Scheduler:
 
     def decode_round(self) -> Iterator[Event]:
         """Run a round of everything that has a slot. A recording or stream releases it when its output is complete."""
-        for engine in [*self._engines.values()]:
+        for engine in [each for each in self._engines.values() if not each.is_idle]:
             for request, round, _ in engine.step():
                 windows, from_draft = self._decoding[request]
                 from_draft += round.from_draft

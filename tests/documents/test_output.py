@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from speculative_decoding import InputError
-from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding import InputError, Session
+from speculative_decoding.decoding.results import GenerationResult, GenerationStats
 from speculative_decoding.documents.command import Run, continued_from, document_of, opened_journal
+from speculative_decoding.documents.decoder import DocumentDecoder
+from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.destinations import Destinations
 from speculative_decoding.documents.journal import Journal
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.output import DocumentStream
-from speculative_decoding.documents.outputs import DecodedPiece
-from speculative_decoding.documents.pieces import Piece
-from speculative_decoding.documents.scheduler import Decoded
-from speculative_decoding.documents.tokens import Literal
 from speculative_decoding.loading import atomic_io
-from tests.documents.decoders import decode_with
+from speculative_decoding.rows.scheduling import BatchResult
 from tests.support.kill_states import KillStates
+from tests.support.tiny import tiny_model
+from tests.support.together import Letters
 
 FILES = {
     "a.txt": b"One line.\r\nAnother  one\r\n\r\n--- 12\nThe last line",
@@ -38,31 +40,28 @@ SWAPPED = {
     "c.jsonl": b'{"id": 1, "text": "A \\u00c4 B"}\n',
 }
 PIECES = 5
+RULES = Rules()
 
 
-class SwappingScheduler:
-    """A scheduler of parts with `str.swapcase` for a model."""
+class SwappingPrompts:
+    """A scheduler of prompts with `str.swapcase` for a model, which decodes them at once."""
 
     wants_more = is_idle = True
-    stats = GenerationStats()
+    running = waiting = 0
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self) -> None:
         self.decoded = 0
 
-    def submit(self, item: tuple[int, Literal | Piece]) -> Iterator[tuple[int, Decoded]]:
-        number, part = item
-        decoded: DecodedPiece | None = None
-        if isinstance(part, Piece):
-            decoded = self.run.recorded(number, part)
-            if decoded is None:
-                self.decoded += 1
-                decoded = decode_with(part, str.swapcase)
-                self.run.record(number, part, decoded)
-        yield number, (part, decoded)
+    def submit(self, item: tuple[Any, Mapping[str, Any]]) -> list[BatchResult[GenerationResult]]:
+        number, prompt = item
+        self.decoded += 1
+        return [BatchResult(number, GenerationResult(prompt["prompt"].swapcase(), [], "stop", GenerationStats()))]
 
-    def release(self) -> None:
-        pass
+
+def swapping_decoder(run: Run, prompts: SwappingPrompts) -> DocumentDecoder:
+    session: Any = Session(tiny_model(), Letters())
+    session.prompt_scheduler = lambda slots, **options: prompts
+    return DocumentDecoder(session, RULES, steps=partial(run.steps, RULES))
 
 
 def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int:
@@ -75,16 +74,16 @@ def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int
             document.check(stack)
         journal = opened_journal(stack, {"unit": "line"}, places, force)
         run = Run(documents, DocumentStream(documents, "en"), journal, continued_from(journal, force))
-        scheduler = SwappingScheduler(run)
+        prompts = SwappingPrompts()
 
         def add(source: str, target: str) -> None:
             if run.pieces == stop:
                 raise KeyboardInterrupt
 
-        run.decode(scheduler, add, None)  # type: ignore[arg-type]
+        run.decode(swapping_decoder(run, prompts), add, None)
         assert journal is not None and run.pieces == PIECES
         journal.remove()
-    return scheduler.decoded
+    return prompts.decoded
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -212,7 +211,7 @@ def test_memory_does_not_grow_with_a_text(folder: Path, tmp_path: Path) -> None:
         with ExitStack() as stack:
             documents[0].check(stack)
             documents[1].check(stack)
-            run.decode(SwappingScheduler(run), None, None)  # type: ignore[arg-type]
+            run.decode(swapping_decoder(run, SwappingPrompts()), None, None)
         assert tracemalloc.get_traced_memory()[1] < 250_000
     finally:
         tracemalloc.stop()

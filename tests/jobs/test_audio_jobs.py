@@ -59,8 +59,8 @@ def content() -> bytes:
 
 
 def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> None:
-    scheduler = row_scheduler(session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
-    totals = run_job(folder / "out", content(), scheduler, format="jsonl")
+    rows = row_scheduler(session(), BatchFlags(input=str(folder / "job.jsonl"), slots=2))
+    totals = run_job(folder / "out", content(), *rows, format="jsonl")
     records = [json.loads(line) for line in (folder / "out").read_bytes().splitlines()]
     assert [each["line"] for each in records] == [*range(1, 11)] and records[0]["id"] == 7
     for line, error in ERRORS.items():
@@ -93,8 +93,8 @@ def test_lines_with_recordings_have_draft_texts_of_their_own(folder: Path) -> No
         {"audio": "a.wav", **FIRST},
         {"audio": "a.wav", "draft_text": 3, **FIRST},
     ]
-    scheduler = row_scheduler(own, BatchFlags(input=str(folder / "job.jsonl"), slots=2))
-    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), scheduler, format="jsonl")
+    rows = row_scheduler(own, BatchFlags(input=str(folder / "job.jsonl"), slots=2))
+    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), *rows, format="jsonl")
     *found, refused = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
     assert [each["text"] for each in found] == [alone[0].text, alone[1].text, alone[0].text]
     assert "draft_text: must be text, or a list of such, not 3" in refused["error"]
@@ -106,8 +106,8 @@ def test_lines_with_recordings_have_draft_texts_of_their_own(folder: Path) -> No
 def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Path) -> None:
     own = Session(tiny_model(), TextLetters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lines = [{"audio": "a.wav"}, {"prompt": "abc", "audio": "a.wav", "language": "de"}]
-    scheduler = row_scheduler(own, BatchFlags(input="job.jsonl", slots=2))
-    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), scheduler, format="jsonl")
+    rows = row_scheduler(own, BatchFlags(input="job.jsonl", slots=2))
+    run_job(folder / "out", "\n".join(map(json.dumps, lines)).encode(), *rows, format="jsonl")
     refused, carried = (json.loads(line) for line in (folder / "out").read_bytes().splitlines())
     assert "this model reads text" in refused["error"]
     assert carried["audio"] == "a.wav" and carried["language"] == "de" and "error" not in carried

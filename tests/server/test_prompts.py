@@ -10,9 +10,9 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server.client_request import ClientRequest
-from speculative_decoding.server.decoding_thread import submit
+from speculative_decoding.server.decoding_thread import new_lane, submit
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.prompts import PromptQueue, client_prompts
+from speculative_decoding.server.prompts import client_prompts
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 
@@ -21,7 +21,7 @@ from tests.support.together import Letters
 def test_a_failing_planner_fails_one_prompt(error: Exception, status: int, caplog: pytest.LogCaptureFixture) -> None:
     """The decoding thread takes several prompts at once; an exception would lose the others."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=3))
-    queue = PromptQueue(session, Limits())
+    lane = new_lane(session, Limits())
     draft_length = session.planner.draft_length
     results = iter([error])
 
@@ -33,10 +33,10 @@ def test_a_failing_planner_fails_one_prompt(error: Exception, status: int, caplo
     session.planner.draft_length = fails_once  # type: ignore[method-assign, assignment]
     items = [client_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
     clients = [ClientRequest([item]) for item in items]
-    for call in [call for item in items for call in submit(queue, item)]:
+    for call in [call for item in items for call in submit(lane, item)]:
         call()
     assert clients[0].error is not None and clients[0].error.status == status
-    assert queue.active == [items[1]] and clients[1].error is None
+    assert lane.active == [items[1]] and clients[1].error is None
 
 
 def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate() -> None:
@@ -53,19 +53,20 @@ def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate() -> N
     session.model.encode_rows = counted  # type: ignore[method-assign]
 
     async def decode(leaves: bool) -> list[str | None]:
-        queue = PromptQueue(session, Limits())
+        lane = new_lane(session, Limits())
         client = ClientRequest(client_prompts([("fed", options)]))
-        for call in [call for item in client.items for call in submit(queue, item)]:
+        for call in [call for item in client.items for call in submit(lane, item)]:
             call()
         await client.wait_until_queued()
         if leaves:
-            queue.cancel(client.items[1])
-            client.items[1].finish_reason = "cancelled"
-        while queue.active:
-            for call in queue.step():
+            lane.cancel(client.items[1])
+            assert lane.is_idle and not lane.active
+            return [each.text for each in client.items]
+        while lane.active:
+            for call in lane.step():
                 call()
         await client.wait_until_finished()
         return [each.text for each in client.items]
 
     assert asyncio.run(decode(leaves=False)) == expected and encoded == [1]
-    assert asyncio.run(decode(leaves=True)) == [expected[0], "", expected[2]]
+    assert asyncio.run(decode(leaves=True)) == ["", "", ""]

@@ -17,7 +17,7 @@ from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.live_queue import ClientStream
+from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime import MAX_UNREAD, Connection

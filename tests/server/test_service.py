@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +15,12 @@ import pytest
 from speculative_decoding import Event, GenerationOptions
 from speculative_decoding.decoding.results import GenerationStats, Round
 from speculative_decoding.server.client_request import ClientRequest
-from speculative_decoding.server.completions import decode
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.prompts import ClientPrompt
 from speculative_decoding.server.service import COLLECTED_BYTES, MAX_UPLOADS, Service
 from speculative_decoding.server.streams import KEEP_ALIVE_SECONDS, stream
-from speculative_decoding.server.texts import Lines, Prompting, TextDecoder
 from tests.support.waiting import ManualLoop, run_manually
 
 LIMITS = Limits(slots=2, queue=2, max_prompts=4, max_seconds=100.0, grace=30.0)
@@ -70,7 +67,7 @@ class World:
 
     def decode(self, *prompts: ClientPrompt) -> asyncio.Task[None]:
         """Send a request whose client waits for the complete output."""
-        return self.loop.create_task(decode(self.service, prompts))
+        return self.loop.create_task(self.service.decode(prompts))
 
     def streaming(self, *prompts: ClientPrompt) -> list[Any]:
         """Send a request whose client reads a stream. Returns the events so far."""
@@ -289,7 +286,7 @@ async def test_a_blank_prompt_needs_no_decoding(world: World) -> None:
     progress(items[1], "a", "stop")
     await whole
     assert [item.text for item in items] == ["", "a", ""]
-    await decode(world.service, [ClientPrompt("", GenerationOptions())])
+    await world.service.decode([ClientPrompt("", GenerationOptions())])
 
 
 @law
@@ -308,131 +305,6 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
             assert world.service.admitted == 2  # the rest of the recording has arrived
     await draining
     assert world.ended == [None]
-
-
-class Immediately:
-    """Reading threads that do everything at once, on the event loop."""
-
-    def run(self, client: str, steps: Generator[None, None, Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            next(steps)
-        except StopIteration as end:
-            future.set_result(end.value)
-        return future
-
-
-LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
-
-
-@contextmanager
-def decoding(world: World, *texts: str) -> Iterator[asyncio.Task[list[str]]]:
-    """Decode the lines of texts, as one request."""
-    prompting = Prompting("", GenerationOptions(), LETTERS)
-    world.thread.reading = Immediately()
-    with world.service.upload(1000) as upload, world.service.opening(upload):
-        decoder = TextDecoder(world.service, upload, "a")
-        work = upload.unless_failed(decoder.decode([Lines(text, prompting) for text in texts]))
-        task = world.loop.create_task(work)
-        yield task
-        task.cancel()
-
-
-def finish(world: World, *items: ClientPrompt) -> None:
-    for item in items:
-        progress(item, item.prompt.upper(), "stop")
-
-
-@law
-async def test_texts_share_the_prompts_that_a_request_may_have_in_the_queue(world: World) -> None:
-    submitted = world.thread.submitted
-    with decoding(world, "a\n\nb\r\nc", "d\re\nf\ng") as task:
-        await world.loop.advance()
-        assert [item.prompt for item in submitted] == [*"abcd"] and world.service.admitted == 4
-        finish(world, submitted[2], submitted[1])
-        await world.loop.advance()
-        assert [item.prompt for item in submitted[4:]] == [*"ef"] and world.service.admitted == 4
-        finish(world, submitted[0], *submitted[3:])
-        await world.loop.advance()
-        finish(world, *submitted[6:])
-        await world.loop.advance()
-        assert task.result() == ["A\n\nB\r\nC", "D\rE\nF\nG"]
-    assert world.service.admitted == 0
-
-
-@law
-async def test_an_admitted_text_waits_for_room_and_counts_as_one_prompt_meanwhile(world: World) -> None:
-    submitted = world.thread.submitted
-    with decoding(world, "a\nb") as task:
-        assert world.service.admitted == 1
-        with world.service.request(others := prompts(3)):
-            await world.loop.advance(50)
-            assert [item.prompt for item in submitted[3:]] == ["a"] and world.service.admitted == 4
-            with pytest.raises(ServerError, match="the queue are full"), world.service.request(prompts(1)):
-                pass
-            finish(world, *submitted[3:])
-            await world.loop.advance(1)
-            finish(world, others[0])
-            await world.loop.advance(1)
-            assert [item.prompt for item in submitted[3:]] == ["a", "b"]
-            finish(world, submitted[-1])
-            await world.loop.advance()
-        assert task.result() == ["A\nB"]
-
-
-@law
-async def test_a_text_has_one_deadline_for_all_its_lines(world: World) -> None:
-    submitted = world.thread.submitted
-    with decoding(world, "a\n" * 9) as task:
-        for _ in range(2):
-            await world.loop.advance(49.9)
-            finish(world, *submitted[-4:])
-        await world.loop.advance()
-        assert len(submitted) == 9 and not task.done()
-        await world.loop.advance(0.3)
-        with pytest.raises(ServerError, match="not finished within 100 s") as error:
-            await task
-    assert error.value.status == 504 and world.thread.cancelled[-1:] == submitted[-1:]
-
-
-@law
-async def test_a_text_may_finish_while_the_server_is_stopping(world: World) -> None:
-    with decoding(world, "a\nb\nc\nd\ne") as task:
-        await world.loop.advance()
-        draining = world.loop.create_task(world.service.drain())
-        await world.loop.advance(10)
-        finish(world, *world.thread.submitted)
-        await world.loop.advance(1)
-        finish(world, world.thread.submitted[-1])
-        await world.loop.advance()
-        assert task.result() == ["A\nB\nC\nD\nE"]
-    await draining
-    assert world.ended == [None]
-
-
-@law
-async def test_a_failed_prompt_ends_its_text_and_cancels_the_other_prompts(world: World) -> None:
-    with decoding(world, "a\nb\nc\nd\ne") as task:
-        await world.loop.advance()
-        world.thread.submitted[0].client.fail(ServerError(500, "broken"))
-        await world.loop.advance()
-        with pytest.raises(ServerError, match="broken"):
-            await task
-        assert {*world.thread.submitted[1:]} <= {*world.thread.cancelled} and world.service.admitted == 1
-    assert world.service.admitted == 0
-
-
-def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -> None:
-    prompting = Prompting("ab", GenerationOptions(max_tokens=50), LETTERS)
-    found = [prompting.prompt(text) for text in ("c", "c" * 100)]
-    assert [(prompt[:3], options.max_tokens) for prompt, options in found] == [("abc", 32 + 3 * 3), ("abc", 50)]
-
-
-def test_a_line_that_reached_the_token_limit_is_kept_and_listed() -> None:
-    lines = Lines("a\r\nb", Prompting("", GenerationOptions(), LETTERS))
-    written = [lines.add(part, (part, "length") if part.strip() else None) for part in lines.parts]
-    assert "".join(written) == "a\r\nb"
-    assert [(each["line"], each["kind"]) for each in lines.findings()] == [(1, "cut"), (2, "cut")]
 
 
 @law

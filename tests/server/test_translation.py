@@ -46,7 +46,7 @@ def test_fields_without_effect_are_accepted() -> None:
 
 @needs_room("documents")
 def test_html_is_accepted() -> None:
-    assert parse(format="html").texts[0].format == "html"
+    assert parse(format="html").format == "html"
 
 
 def test_without_documents_html_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
 from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.command import RowScheduler
-from speculative_decoding.rows import BatchResult
+from speculative_decoding.rows.scheduling import BatchResult
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # selects the next row to finish
@@ -46,6 +46,14 @@ class FakeScheduler:
         self._prompts: dict[int, str] = {}
 
     @property
+    def running(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    @property
     def wants_more(self) -> bool:
         return len(self._prompts) < self._slots
 
@@ -64,6 +72,9 @@ class FakeScheduler:
         prompt = self._prompts.pop(number)
         is_long = "too long" in prompt
         return [BatchResult(number, None if is_long else result_of(prompt), "too long" if is_long else None)]
+
+    def cancel(self, number: int) -> None:
+        self._prompts.pop(number, None)
 
 
 def result_of(prompt: str) -> GenerationResult:
@@ -92,6 +103,7 @@ def run_job(
     path: Path,
     content: bytes,
     scheduler: RowScheduler | None = None,
+    row: Callable[[Mapping[str, Any]], Any] = lambda fields: fields,
     *,
     format: str = "text",
     settings: Mapping[str, Any] = SETTINGS,
@@ -109,6 +121,7 @@ def run_job(
             scheduler or FakeScheduler(),
             output.write,
             slots=4,
+            row=row,
             totals=totals,
         )
         with output.running():

@@ -30,7 +30,7 @@ from speculative_decoding.distributed.process_group import join_process_group
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.rows import PromptScheduler
+from speculative_decoding.rows.prompts import PromptScheduler
 from speculative_decoding.server.command import main as serve_command
 from tests.support.device import use
 from tests.support.paths import GOLDENS

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding import GenerationOptions, InputError
 from speculative_decoding.engine import Engine
-from speculative_decoding.rows import drive
+from speculative_decoding.rows.scheduling import drive
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.live.update import LiveUpdate
@@ -116,9 +116,9 @@ def test_a_cancelled_stream_frees_its_slot_and_does_not_disturb_others() -> None
     for number, stream in enumerate(streams):
         assert not [*scheduler.start(number, stream)]
         stream.append(noise(3, 0.3))
-    assert (scheduler.waiting, scheduler.running) == (2, 0)
+    assert (len(scheduler.paused), scheduler.running) == (2, 2)
     assert not [*scheduler.step()]
-    assert (scheduler.waiting, scheduler.running) == (0, 2)
+    assert (len(scheduler.paused), scheduler.running) == (0, 2)
     for _ in range(2):
         scheduler.cancel(1)
     assert scheduler.running == 1

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import pytest
 
-from speculative_decoding.rows import BatchResult, drive, in_order
+from speculative_decoding.rows.scheduling import BatchResult, drive, in_order
 
 
 class Newest:

@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.client_request import ClientItem
+from speculative_decoding.server.decoding_thread import new_lane
 from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.live_queue import ClientStream, LiveQueue, SpeechQueue, speech_queue
+from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.realtime_format import RATE
 from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.speech.live.resampler import Resampler
-from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.recording import open_audio
 from tests.support.speech import Letters, noise, speech_model
@@ -63,16 +63,16 @@ def expected(speech: list[NDArray[np.int16]], **options: Any) -> list[str]:
     return [update.final for update in session().transcribe_live(chunks, reads_ahead=False, **SHORT, **options)]
 
 
-def submit(queue: SpeechQueue, item: ClientItem) -> Client:
+def submit(lane: Lane, item: ClientItem) -> Client:
     client = Client(item)
-    for call in queue.submit(item):
+    for call in lane.submit(item):
         call()
     return client
 
 
-def run(queue: SpeechQueue) -> None:
-    while not queue.is_idle:
-        for call in queue.step():
+def run(lane: Lane) -> None:
+    while not lane.is_idle:
+        for call in lane.step():
             call()
 
 
@@ -82,82 +82,52 @@ def stream(**options: Any) -> ClientStream:
 
 def test_texts_do_not_depend_on_other_clients() -> None:
     """Nor on drafts, nor on how much of the speech has arrived before the decoding thread begins."""
-    queue = speech_queue(session("ngram"), Limits(slots=3))
+    lane = new_lane(session("ngram"), Limits(slots=3))
     own: list[dict[str, Any]] = [{}, {"language": "en"}, {"initial_prompt": "fed cab"}]
     items = [stream(**options) for options in own]
     items[0].append(pieces(0)[0].tobytes())
-    clients = [submit(queue, item) for item in items]
-    run(queue)
+    clients = [submit(lane, item) for item in items]
+    run(lane)
     audio = noise(1, 0.5)
     recording = ClientRecording(open_audio(audio, [6]), TranscriptionOptions(**FIRST), session().options)
-    listener = submit(queue, recording)
+    listener = submit(lane, recording)
     for number in range(2):
         for seed, item in enumerate(items):
             if (seed, number) != (0, 0):
                 item.append(pieces(seed)[number].tobytes())
-        run(queue)
-    assert queue.decoding == 3 and all(item.waiting_seconds < 1 for item in items)
+        run(lane)
+    assert lane.decoding == 3 and all(item.waiting_seconds < 1 for item in items)
     for item in items:
         item.finish()
-    run(queue)
+    run(lane)
     for seed, (client, options) in enumerate(zip(clients, own, strict=True)):
         assert [update.final for update in client.updates] == expected(pieces(seed), **options)
         assert client.updates[-1].is_last and sum(bool(update.final) for update in client.updates) > 2
     assert listener.updates[-1].result.text == session().transcribe(audio, **FIRST).text
-    assert queue.decoding == queue.waiting == 0 == len(queue.active)
+    assert lane.decoding == lane.waiting == 0 == len(lane.active)
     assert [item.finish_reason for item in items] == ["stop"] * 3
     assert items[0].stats is not None and items[0].stats.drafted_by_kind["text"] > 0
 
 
 def test_a_cancelled_stream_frees_its_slot_even_while_it_is_decoded() -> None:
-    queue = speech_queue(session(), Limits(slots=1))
+    lane = new_lane(session(), Limits(slots=1))
     gone, early = stream(), stream()
     gone.append(pieces(0)[0].tobytes())
-    client = submit(queue, gone)
-    queue.step()
+    client = submit(lane, gone)
+    lane.step()
     updates = len(client.updates)
-    queue.cancel(early)  # was never submitted
+    lane.cancel(early)  # was never submitted
     for _ in range(2):
-        queue.cancel(gone)
-    run(queue)
-    assert (queue.decoding, queue.active, len(client.updates)) == (0, [], updates)
+        lane.cancel(gone)
+    run(lane)
+    assert (lane.decoding, lane.active, len(client.updates)) == (0, [], updates)
 
 
 def test_a_prompt_that_cannot_be_encoded_names_its_field() -> None:
-    queue = speech_queue(session(), Limits())
+    lane = new_lane(session(), Limits())
     item = stream(initial_prompt="<|en|>")
     Client(item)
     with pytest.raises(InputError) as raised:
-        queue.submit(item)
+        lane.submit(item)
     assert item.error_of(raised.value).param == "session.audio.input.transcription.prompt"
-    assert queue.decoding == 0 and queue.is_idle
-
-
-def test_logits_that_are_not_finite_end_only_their_stream() -> None:
-    class Failing:
-        """A scheduler whose first stream fails."""
-
-        is_idle = False
-
-        def __init__(self) -> None:
-            self.numbers: list[int] = []
-
-        def open_stream(self, options: Any) -> Any:
-            return type("Stream", (), {"append": lambda *_: None})()
-
-        def start(self, number: int, opened: Any) -> list[Any]:
-            self.numbers.append(number)
-            return []
-
-        def step(self) -> list[Any]:
-            good = LiveUpdate(" a", "", 1.0, GenerationStats())
-            bad = good._replace(final="", is_last=True, error=ArithmeticError("planted"))
-            return [bad._replace(number=self.numbers[0]), good._replace(number=self.numbers[1])]
-
-    items = [stream(), stream()]
-    queue = LiveQueue(cast(Any, Failing()))
-    clients = [submit(cast(Any, queue), item) for item in items]
-    calls = queue.step()
-    calls[0]()
-    assert clients[0].error is not None and clients[0].error.code == "not_finite"
-    assert queue.active == [items[1]]
+    assert lane.decoding == 0 and lane.is_idle

@@ -1,0 +1,1 @@
+"""Decodes many items together: prompts, recordings, the lines of a file, the parts of a text."""

@@ -1,0 +1,200 @@
+"""Decodes texts and files part by part: many parts together, but with results in order and in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ..decoding.results import GenerationStats
+from .scheduling import BatchResult, Progress, Scheduler, drive, finished
+
+Part = TypeVar("Part")
+
+MIN_WINDOW = 256  # parts that are read ahead, at least
+WINDOW_PER_SLOT = 64
+
+
+class Output(NamedTuple):
+    """The output for a prompt. error: the reason if there is no output."""
+
+    text: str
+    finish_reason: str = "stop"
+    error: Exception | str | None = None
+
+
+Steps = Generator[list[str], list[Output], Any]  # yields prompts, is sent their outputs, and returns the result
+
+
+class Window(Generic[Part]):
+    """Parts that were read, and the results of those that wait for an earlier one. Parts finish in any order.
+
+    If a whole window waits for one slow part, no more parts are read, so memory does not grow with their number.
+
+    Args:
+        slots: How many prompts are decoded together.
+        size: Returns the size of a part.
+        largest: The size of all parts in the window, after which no more are read.
+    """
+
+    def __init__(self, slots: int, size: Callable[[Part], int], largest: int) -> None:
+        self._most = max(MIN_WINDOW, WINDOW_PER_SLOT * slots)
+        self._size = size
+        self._free = largest
+        self._number = count()
+        self._parts: deque[tuple[int, Part]] = deque()
+        self._results: dict[int, BatchResult[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._parts) < self._most and self._free > 0
+
+    def add(self, part: Part) -> int:
+        """Add the next part. Returns its number."""
+        self._free -= self._size(part)
+        self._parts.append((next(self._number), part))
+        return self._parts[-1][0]
+
+    def receive(self, progress: Progress) -> Iterator[tuple[Part, BatchResult[Any]]]:
+        """Take the progress of a part. Yields the next parts whose results are known, in order."""
+        self._results |= {each.index: each for each in finished([progress])}
+        while self._parts and self._parts[0][0] in self._results:
+            number, part = self._parts.popleft()
+            self._free += self._size(part)
+            yield part, self._results.pop(number)
+
+
+def decode_in_order(
+    scheduler: Scheduler[Any, Progress],
+    parts: Iterable[Part],
+    submit: Callable[[int, Part], Iterable[Progress]],
+    window: Window[Part],
+) -> Iterator[tuple[Part, BatchResult[Any]]]:
+    """Decode parts, and yield each with its result, in order, as soon as it is known.
+
+    submit: Passes a numbered part to the scheduler. Returns progress that is available at once.
+    """
+
+    def read(part: Part) -> Iterable[Progress]:
+        return submit(window.add(part), part)
+
+    for progress in drive(scheduler, parts, read, lambda: window.has_room):
+        yield from window.receive(progress)
+    assert not window, "the scheduler ended without a result for each part"
+
+
+class Plan(NamedTuple):
+    """How a part is decoded.
+
+    steps: The texts to decode.
+    prompt: Returns the prompt for a text, with its options.
+    """
+
+    steps: Steps
+    prompt: Callable[[str], Mapping[str, Any]]
+
+
+@dataclass
+class Task:
+    """A part that is being decoded.
+
+    outputs: The outputs of its current prompts, or None for each that is not known yet.
+    """
+
+    number: Any
+    plan: Plan
+    outputs: list[Output | None] = field(default_factory=list)
+
+
+class PartScheduler:
+    """Decodes numbered parts, whose prompts may depend on the outputs of earlier prompts; a `Scheduler`.
+
+    Args:
+        prompts: Decodes the prompts. Each has a pair as its number: that of its part, and a number of its own.
+        raises_errors: Raise the error of a prompt instead of giving it to the part.
+
+    Attributes:
+        stats: The sum over all prompts.
+        prompts: The number of submitted prompts.
+        parts: The number of finished parts.
+    """
+
+    def __init__(
+        self, prompts: Scheduler[tuple[Any, Mapping[str, Any]], Progress], *, raises_errors: bool = False
+    ) -> None:
+        self.stats = GenerationStats()
+        self.prompts = self.parts = 0
+        self._scheduler = prompts
+        self._raises_errors = raises_errors
+        self._tasks: dict[Any, tuple[Task, int]] = {}  # by number of a prompt: its task, and its index there
+
+    @property
+    def running(self) -> int:
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
+
+    @property
+    def wants_more(self) -> bool:
+        return self._scheduler.wants_more
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def submit(self, item: tuple[Any, Plan]) -> Iterator[BatchResult[Any]]:
+        number, plan = item
+        return self._advance(Task(number, plan), None)
+
+    def step(self) -> Iterator[BatchResult[Any]]:
+        for progress in self._scheduler.step():
+            yield from self.receive(progress)
+
+    def cancel(self, number: Any) -> None:
+        for prompt, (task, _) in [*self._tasks.items()]:
+            if task.number == number:
+                del self._tasks[prompt]
+                self._scheduler.cancel(prompt)
+
+    def receive(self, progress: Progress) -> Iterator[BatchResult[Any]]:
+        """Take the progress of a prompt. Yields the result of its part if that is known now."""
+        if not progress.is_last:
+            return
+        task, index = self._tasks.pop(progress.number)
+        if isinstance(progress.error, Exception) and self._raises_errors:
+            raise progress.error
+        if progress.error is not None:
+            task.outputs[index] = Output("", "error", progress.error)
+        else:
+            self.stats.add(progress.result.stats)
+            task.outputs[index] = Output(progress.result.text, progress.result.finish_reason)
+        outputs = [output for output in task.outputs if output is not None]
+        if len(outputs) == len(task.outputs):
+            yield from self._advance(task, outputs)
+
+    def _advance(self, task: Task, outputs: list[Output] | None) -> Iterator[BatchResult[Any]]:
+        """Submit the next prompts of a part, or finish it. outputs: the outputs of its last prompts."""
+        try:
+            texts: Sequence[str] = next(task.plan.steps) if outputs is None else task.plan.steps.send(outputs)
+        except StopIteration as end:
+            self.parts += 1
+            yield BatchResult(task.number, end.value)
+            return
+        task.outputs = [None] * len(texts)
+        for index, text in enumerate(texts):
+            number = task.number, self.prompts
+            self._tasks[number] = task, index
+            self.prompts += 1
+            for progress in self.submit_prompt((number, task.plan.prompt(text))):
+                yield from self.receive(progress)
+
+    def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
+        """Pass a numbered prompt to the scheduler of prompts."""
+        return self._scheduler.submit(item)

@@ -1,0 +1,179 @@
+"""The items of all clients in one scheduler: who has the next turn, who is told what, and what is cancelled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+from ..errors import InputError
+from ..rows.scheduling import Progress, Scheduler
+from .client_request import Callback, ClientItem
+from .errors import ServerError
+from .turns import Turns
+
+LOG = logging.getLogger("speculative_decoding.server")
+
+
+class TurnScheduler(Scheduler[Any, Any], Protocol):
+    """A scheduler whose items need a slot again and again: for each window of a recording, or prompt of a text.
+
+    paused: The numbers of the items that can use a slot now.
+    room: How many slots are free.
+    """
+
+    @property
+    def paused(self) -> Sequence[int]: ...
+    @property
+    def room(self) -> int: ...
+
+    def resume(self, number: int) -> Iterable[Progress]:
+        """Give a paused item a slot, even if none is free. Returns progress that is available immediately."""
+
+    def decode_round(self) -> Iterable[Progress]:
+        """Run a round of every item that has a slot, without giving others a slot."""
+
+
+class Lane:
+    """Decodes prompts, texts, recordings and live speech for the decoding thread.
+
+    Items that take turns wait until `Turns` chooses them, by the number of turns that each client has had: a recording
+    has a turn for each output, a text for each prompt. All others are passed on at once: a prompt to the queue of the
+    engine, and live speech, which has a slot from its start to its end, whenever enough has arrived.
+
+    With extra turns, a new item does not wait for the turns in progress. Items that have had a turn wait for the first
+    turns in progress, to avoid slowing them down.
+
+    Args:
+        scheduler: Decodes the items.
+        extra_turns: How many of the scheduler's turns are reserved for items that have not had a turn.
+
+    Attributes:
+        finished: How many items have ended without an error, and updates of endless ones.
+    """
+
+    def __init__(self, scheduler: TurnScheduler, extra_turns: int = 0) -> None:
+        self._scheduler = scheduler
+        self._extra = extra_turns
+        self._turns = Turns[int](credit=1.0)
+        self._next_number = count()
+        self._items: dict[int, ClientItem] = {}  # that are not finished
+        self._numbers: dict[ClientItem, int] = {}  # of the same items and all their samples
+        self._started: set[int] = set()  # the items that take turns and have had one
+        self._first: set[int] = set()  # the items in their first turn, if there are extra turns
+        self._held: dict[int, set[int]] = {}  # item -> first turns that it waits for
+        self.finished = 0
+
+    @property
+    def decoding(self) -> int:
+        """How many items have a slot."""
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a slot."""
+        return self._scheduler.waiting + len(self._turns.items) - len(self._started)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `step` has nothing to do."""
+        return self._scheduler.is_idle and not self._turns.waiting
+
+    @property
+    def active(self) -> Sequence[ClientItem]:
+        """The items that are not finished."""
+        return [*self._items.values()]
+
+    def submit(self, item: ClientItem) -> Sequence[Callback]:
+        """Queue an item. Returns callbacks that notify its client. Raises an error if the item cannot be decoded."""
+        if item in self._numbers:  # it was submitted with another sample of its prompt
+            return []
+        number = next(self._next_number)
+        self._items[number] = item
+        self._numbers |= dict.fromkeys(item.samples, number)
+        if item.takes_turns:
+            self._turns.enter(number, item.address)
+            self._turns.wait(number)
+            return [item.client.on_queued]
+        try:
+            calls = self._told(item.start(self._scheduler, number))
+        except Exception:
+            self._forget(number)
+            raise
+        return [*(each.client.on_queued for each in item.samples), *calls]
+
+    def cancel(self, item: ClientItem) -> None:
+        """Free the slot of an item, and of all samples of its prompt. A finished item is ignored."""
+        if item in self._numbers:
+            self._forget(self._numbers[item])
+
+    def step(self) -> Sequence[Callback]:
+        """Run a round. Returns callbacks that notify clients of the results."""
+        calls: list[Callback] = []
+        for number in self._scheduler.paused:
+            if not self._items[number].takes_turns:
+                calls += self._told(self._scheduler.resume(number))
+        while (turn := self._next_turn()) is not None:
+            calls += self._give_turn(turn)
+        return calls + self._told(self._scheduler.decode_round())
+
+    def _next_turn(self) -> int | None:
+        """Return the item that has the next turn, or None if there is no free one or no item may take it."""
+        paused = [number for number in self._scheduler.paused if self._items[number].takes_turns]
+        self._first.difference_update(paused)
+        for number in paused:
+            if not self._turns.is_waiting(number):
+                self._turns.wait(number)
+                self._held[number] = set(self._first)
+        room = self._scheduler.room
+        if room <= 0:
+            return None
+        held = [number for number, firsts in self._held.items() if firsts & self._first]
+        return self._turns.take(newcomers_only=room <= self._extra, without=held)
+
+    def _give_turn(self, number: int) -> list[Callback]:
+        item = self._items[number]
+        calls: list[Callback] = []
+        self._turns.charge(number, 1)
+        self._held.pop(number, None)
+        if number not in self._started:
+            self._started.add(number)
+            if self._extra:
+                self._first.add(number)
+            try:
+                calls += self._told(item.start(self._scheduler, number))
+            except InputError as error:
+                self._forget(number)
+                calls.append(partial(item.client.fail, item.error_of(error)))
+        if number in self._items:
+            calls += self._told(self._scheduler.resume(number))
+        return calls
+
+    def _told(self, progress: Iterable[Progress]) -> list[Callback]:
+        """Return the callbacks that notify clients of progress."""
+        calls: list[Callback] = []
+        for each in progress:
+            item = self._items[each.number]
+            if each.is_last:
+                self._forget(each.number)
+            if isinstance(each.error, Exception):
+                if not isinstance(each.error, InputError | ServerError):
+                    LOG.error("a request failed: %s", each.error)
+                calls.append(partial(item.client.fail, item.error_of(each.error)))
+                continue
+            self.finished += each.is_last or item.is_endless
+            if (news := item.news(each)) is not None:
+                calls.append(partial(item.client.on_progress, *news))
+        return calls
+
+    def _forget(self, number: int) -> None:
+        """Forget an item that has finished or is cancelled, and free its slot."""
+        for each in self._items.pop(number).samples:
+            del self._numbers[each]
+        self._turns.leave(number)
+        self._held.pop(number, None)
+        for numbers in (self._started, self._first):
+            numbers.discard(number)
+        self._scheduler.cancel(number)

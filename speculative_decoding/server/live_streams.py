@@ -1,0 +1,102 @@
+"""Live speech of clients, and what they have read of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ..decoding.results import GenerationStats
+from ..rows.scheduling import Progress
+from ..speech.audio_file import SAMPLE_RATE, Samples
+from ..speech.live.resampler import Resampler
+from ..speech.live.stream import LiveStream
+from ..speech.live.update import LiveUpdate
+from ..speech.scheduler import Scheduler
+from .client_request import ClientItem
+from .errors import ServerError
+from .limits import Limits
+from .realtime_format import RATE, field_path
+
+
+@dataclass(eq=False)
+class ClientStream(ClientItem):
+    """Speech that a client sends in pieces. It is kept until the decoding thread has begun to transcribe it.
+
+    Args:
+        options: How to transcribe it; already checked.
+        wake: Wakes the decoding thread.
+
+    Raises:
+        InputError: PyAV is not installed.
+    """
+
+    is_endless = True
+
+    options: Mapping[str, Any]
+    wake: Callable[[], None]
+    stream: LiveStream | None = field(init=False, default=None)
+    _kept: list[Samples] = field(init=False, default_factory=list)
+    _num_kept: int = field(init=False, default=0)
+    _is_finished: bool = field(init=False, default=False)
+    _lock: Lock = field(init=False, default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self.stats = GenerationStats()
+        self._resampler = Resampler(RATE)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How much audio no hypothesis has heard."""
+        with self._lock:
+            return self._num_kept / SAMPLE_RATE + (0.0 if self.stream is None else self.stream.waiting_seconds)
+
+    def append(self, pcm: bytes) -> None:
+        """Append samples: 16-bit, little-endian, mono, at `RATE`."""
+        self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
+
+    def finish(self) -> None:
+        """Let the text of all speech so far become final."""
+        rest = self._resampler.finish()
+        del self._resampler  # many finished streams may wait
+        self._is_finished = True
+        self._pass_on(rest)
+
+    def _pass_on(self, samples: Samples) -> None:
+        with self._lock:
+            if len(samples):  # often none are complete, and many empty arrays would need memory
+                self._kept.append(samples)
+                self._num_kept += len(samples)
+            self._empty()
+        self.wake()
+
+    def start(self, scheduler: Scheduler, number: int) -> Iterable[Progress]:
+        stream = scheduler.open_stream(self.options)
+        with self._lock:
+            self.stream = stream
+            self._empty()
+        return scheduler.start(number, stream)
+
+    def _empty(self) -> None:
+        """Pass everything on that is kept, once there is a stream."""
+        if self.stream is not None:
+            for samples in self._kept:
+                self.stream.append(samples)
+            self._kept, self._num_kept = [], 0
+            if self._is_finished:
+                self.stream.finish()
+
+    def check(self, limits: Limits) -> None:
+        """`RealtimeSession` has checked the options."""
+
+    def add(self, progress: LiveUpdate) -> None:
+        assert self.stats is not None
+        self.stats.add(progress.stats)
+        if progress.is_last:
+            self.finish_reason = "stop"
+
+    def error_of(self, error: Exception) -> ServerError:
+        return ServerError.of(error, field_path)

@@ -1,0 +1,226 @@
+"""Texts in turns: which prompts are in the engine, which text fails, and what is written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError
+from speculative_decoding.decoding.results import GenerationResult, GenerationStats
+from speculative_decoding.rows.parts import Output
+from speculative_decoding.rows.prompts import PromptProgress
+from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.lane import Lane
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.texts import MAX_COPIED, TURNS_PER_SLOT, ClientText, Lines, Prompting, TextScheduler
+
+LIMITS = Limits(slots=3, queue=2, max_prompts=4, max_prompt_tokens=30)
+LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
+
+
+def prompting(prefix: str = "", **options: Any) -> Prompting:
+    return Prompting(prefix, GenerationOptions(**options), cast(Any, SimpleNamespace(tokenizer=LETTERS)), LIMITS)
+
+
+class Engine:
+    """A scheduler of prompts that decodes nothing. `finish` ends prompts, whose outputs are in capital letters."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[Any, str] = {}
+        self.most = 0  # prompts at a time
+        self._ended: list[PromptProgress] = []
+
+    @property
+    def running(self) -> int:
+        return len(self.prompts)
+
+    waiting = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.prompts and not self._ended
+
+    def requests(self, number: Any) -> list[Any]:
+        count = len(self.prompts[number])
+        return [SimpleNamespace(stats=GenerationStats(prompt_tokens=count), prefix_length=1)]
+
+    def submit(self, item: tuple[Any, Mapping[str, Any]]) -> list[PromptProgress]:
+        number, prompt = item
+        if "\0" in prompt["prompt"]:
+            return [PromptProgress(number, error=InputError("contains a NUL character", "prompt"))]
+        self.prompts[number] = prompt["prompt"]
+        self.most = max(self.most, len(self.prompts))
+        return []
+
+    def step(self) -> list[PromptProgress]:
+        found, self._ended = self._ended, []
+        return [each for each in found if self.prompts.pop(each.number, None) is not None]
+
+    def cancel(self, number: Any) -> None:
+        self.prompts.pop(number, None)
+
+    def finish(self, *texts: str, error: Exception | None = None) -> None:
+        for number, prompt in [*self.prompts.items()]:
+            if prompt in texts:
+                result = GenerationResult(prompt.upper(), [], "stop", GenerationStats(generated_tokens=1))
+                self._ended.append(PromptProgress(number, result=None if error else result, error=error))
+
+
+class World:
+    """A lane, and clients that send texts."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.lane = Lane(TextScheduler(cast(Any, self.engine), LIMITS))
+
+    def send(self, *texts: str, client: str = "a") -> ClientText:
+        lines = [Lines(text) for text in texts]
+        for each in lines:
+            each.begin(prompting())
+        item = ClientText(lines, client)
+        ClientRequest([item])
+        for call in self.lane.submit(item):
+            call()
+        self.run()
+        return item
+
+    def run(self) -> None:
+        """Run rounds until there is nothing to do but what is in the engine."""
+        for _ in range(4 * MAX_COPIED):
+            for call in self.lane.step():
+                call()
+
+    @property
+    def items(self) -> list[ClientText]:
+        return [cast(ClientText, item) for item in self.lane.active]
+
+    def finish(self, *texts: str) -> None:
+        self.engine.finish(*texts)
+        self.run()
+
+    @property
+    def in_engine(self) -> list[str]:
+        return [*self.engine.prompts.values()]
+
+
+def ended(item: ClientText) -> bool:
+    """Whether the client was told that its text is finished."""
+    return item.client.unfinished == 0 and item.client.error is None
+
+
+def outputs(item: ClientText) -> list[str]:
+    return ["".join(parts) for parts in item.written.values()]
+
+
+def test_texts_of_a_request_share_the_prompts_that_it_may_have_in_the_engine() -> None:
+    world = World()
+    item = world.send("a\n\nb\r\nc", "d\re\nf\ng")
+    assert world.in_engine == [*"abcd"]
+    world.finish("c", "b")
+    assert world.in_engine == [*"adef"]
+    world.finish("a", "d", "e", "f")
+    world.finish("g")
+    assert ended(item) and outputs(item) == ["A\n\nB\r\nC", "D\rE\nF\nG"] and world.lane.is_idle
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_texts_come_out_line_by_line_in_whatever_order_prompts_finish(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World()
+    texts = [
+        "\n".join(rng.choice(["", " ", "ab", "c d"]) for _ in range(rng.randrange(3 * MAX_COPIED))) for _ in range(6)
+    ]
+    items = [world.send(*texts[2 * i : 2 * i + 2], client=str(i)) for i in range(3)]
+    while world.in_engine:
+        world.finish(rng.choice(world.in_engine))
+    assert all(map(ended, items)) and world.engine.most <= TURNS_PER_SLOT * LIMITS.slots
+    assert [written for item in items for written in outputs(item)] == [text.upper() for text in texts]
+
+
+def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
+    """However many requests the first one has sent, and whatever it has in the queue."""
+    world = World()
+    for _ in range(3):
+        world.send("\n".join("a" * 99), client="busy")
+    assert world.in_engine == ["a"] * TURNS_PER_SLOT * LIMITS.slots
+    world.send("b\nc\nd\ne\nf\ng", client="new")
+    (first, *_) = world.engine.prompts
+    world.engine._ended.append(PromptProgress(first, result=GenerationResult("A", [], "stop", GenerationStats())))
+    world.run()
+    assert world.in_engine.count("b") == 1
+    served = []
+    for _ in range(8):
+        oldest = next(iter(world.engine.prompts))
+        served.append(world.engine.prompts[oldest])
+        world.engine._ended.append(PromptProgress(oldest, result=GenerationResult("", [], "stop", GenerationStats())))
+        world.run()
+    assert 3 <= world.in_engine.count("a") <= 4  # half of the engine is the new client's
+    assert {"b", "c", "d"} & {*served, *world.in_engine} == {"b", "c", "d"}
+
+
+def test_a_failed_prompt_ends_its_text_only() -> None:
+    world = World()
+    broken, good = world.send("a\nb\nc\nd\ne", client="x"), world.send("f\ng", client="y")
+    world.engine.finish("a", error=ArithmeticError("planted"))
+    world.run()
+    error = broken.client.error
+    assert error is not None and (error.status, error.code) == (500, "not_finite")
+    assert world.in_engine == ["f", "g"] and world.items == [good]
+    world.finish("f", "g")
+    assert ended(good) and outputs(good) == ["F\nG"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("x\0", "q: contains a NUL character"), ("x" * 31, "q: has 31 tokens (at most 30 here)")]
+)
+def test_a_line_that_cannot_be_decoded_ends_its_text_and_is_named(line: str, message: str) -> None:
+    world = World()
+    good, bad = world.send("a\nb"), world.send(f"c\n{line}\nd")
+    world.finish("a")
+    error = bad.client.error
+    assert error is not None and (error.status, error.param) == (400, "q") and error.message.startswith(message)
+    assert world.in_engine == ["b"] and world.items == [good]
+
+
+def test_a_cancelled_text_leaves_nothing_in_the_engine() -> None:
+    world = World()
+    gone, good = world.send("a\nb\nc\nd\ne", client="x"), world.send("f", client="y")
+    world.lane.cancel(gone)
+    assert world.in_engine == ["f"] and world.items == [good]
+    world.finish("f")
+    assert ended(good) and world.lane.is_idle
+
+
+def test_a_text_without_words_needs_no_prompt() -> None:
+    world = World()
+    items = [world.send(text) for text in ("", "\n" * 3 * MAX_COPIED, "\n" * (2 * MAX_COPIED - 1))]
+    assert all(map(ended, items)) and world.engine.most == 0
+    assert [outputs(item)[0] for item in items] == ["", "\n" * 3 * MAX_COPIED, "\n" * (2 * MAX_COPIED - 1)]
+
+
+def test_the_statistics_of_a_text_are_the_sum_over_its_prompts() -> None:
+    world = World()
+    item = world.send("a\nb\nc")
+    world.engine.finish("a", "b", "c")
+    for call in world.lane.step():
+        call()
+    (_, progress) = item.client._progress.get_nowait()  # type: ignore[misc]
+    item.add(progress)
+    assert item.finish_reason == "stop" and item.stats is not None and item.stats.generated_tokens == 3
+
+
+def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -> None:
+    found = [prompting("ab", max_tokens=50).prompt(text) for text in ("c", "c" * 100)]
+    assert [(each["prompt"][:3], each["options"].max_tokens) for each in found] == [("abc", 32 + 3 * 3), ("abc", 50)]
+
+
+def test_a_line_that_reached_the_token_limit_is_kept_and_listed() -> None:
+    lines = Lines("a\r\nb")
+    lines.begin(prompting())
+    written = [lines.add(part, Output(part, "length") if part.strip() else None) for part in lines.parts]
+    assert "".join(written) == "a\r\nb"
+    assert [(each["line"], each["kind"]) for each in lines.findings()] == [(1, "cut"), (2, "cut")]
