@@ -352,6 +352,7 @@ def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
         ),
         ({"initial_prompt": "a <|en|>"}, "initial_prompt: contains the special token <|en|>; remove it"),
         ({"clip_timestamps": "1,x"}, "clip_timestamps: must be numbers with commas, not '1,x'"),
+        ({"drafter": "model"}, "drafter: model needs a draft model; name one, or choose ngram"),
     ],
 )
 def test_unsuitable_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:

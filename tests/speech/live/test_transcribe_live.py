@@ -152,9 +152,12 @@ def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording(monkeyp
     assert not [*scheduler.resume(1)]
     assert (scheduler.running, scheduler.paused, scheduler.room) == (2, [], 0)
     assert engines == [3, 1]
-    for number in range(2):
+    other = scheduler.open_stream(every=STEP)
+    assert not [*scheduler.start(2, other)]
+    for number in range(3):
         scheduler.cancel(number)
-    stream.append(noise(4, STEP))
+    for each in (stream, other):
+        each.append(noise(4, STEP))
     assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
 
 
@@ -184,6 +187,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"every": 0}, "every: must be"),
     ({"language": "Klingon"}, "language: 'Klingon' is unknown"),
     ({"delta": "x"}, "delta: must be"),
+    ({"drafter": "model"}, "drafter: model needs a draft model"),
     ({"wrong": 1}, "wrong: transcriptions have no such option"),
 ]
 
@@ -196,6 +200,11 @@ def test_options_without_effect_are_refused_before_anything_is_heard(options: di
 
     with pytest.raises(InputError, match=message):
         Session(MODEL, Letters()).transcribe_live(never(), **options)
+
+
+def test_a_stream_refuses_options_without_effect() -> None:
+    with pytest.raises(InputError, match="word_timestamps: has no effect on live speech"):
+        scheduler_of(live_slots=1).open_stream({"word_timestamps": True})
 
 
 def test_nothing_is_read_before_the_first_update_is_wanted() -> None:
