@@ -176,9 +176,7 @@ class Scheduler:
         self._text = SpeechText(self.tokenizer, self.audio)
         # The parts of a recording, and several recordings, may give the same text
         self._transcript = lru_cache(KEPT_DRAFT_TEXTS)(self._prepared)
-        if (
-            self.live_decoding is not None and self.live_slots
-        ):  # now, so that no stream waits for a comparison of widths
+        if self.live_slots and self.live_decoding is not None:  # now, so that no stream waits for comparisons of widths
             self._engine(self.live_decoding, is_live=True)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
@@ -216,11 +214,12 @@ class Scheduler:
 
     @property
     def paused(self) -> list[int]:
-        """The numbers of those whose next window can be decoded, and waits for `resume`."""
+        """The numbers of the recordings and streams whose next window can be decoded, and waits for `resume`."""
         return [number for number, windows in self._waiting.items() if windows.is_due]
 
     @property
     def waiting(self) -> int:
+        """The number of recordings that wait for a slot."""
         return sum(not windows.is_live for windows in self._waiting.values())
 
     @property
@@ -260,7 +259,7 @@ class Scheduler:
             yield from self.resume(number)
 
     def start(self, number: int, task: Task | LiveStream) -> Iterator[Event]:
-        """Prepare a recording or stream, and pause it. Raises `InputError` if it cannot be transcribed so."""
+        """Prepare a recording or stream, and pause it. Raises `InputError` if its options cannot be used."""
         use_mlx()
         if isinstance(task, LiveStream):
             task.number = number
@@ -312,7 +311,7 @@ class Scheduler:
                         yield from self._continue(windows, windows.add(output, request.stats))
 
     def _continue(self, windows: Windows, event: Event | None) -> Iterator[Event]:
-        """Yield an event. Unless it is the last one, the next window waits until it is due, and for `resume`."""
+        """Yield an event, if there is one. Unless it is the last, the next window waits until it is resumed."""
         if event is None or not event.is_last:
             self._waiting[windows.number] = windows
         if event is not None:
