@@ -16,6 +16,7 @@ from speculative_decoding.engine import Engine
 from speculative_decoding.rows.scheduling import drive
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
+from speculative_decoding.speech.live import stream as live_stream
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
@@ -69,6 +70,23 @@ def test_drafts_change_nothing_and_save_calls(setting: str) -> None:
 def test_a_draft_model_changes_nothing() -> None:
     session = Session(MODEL, Letters(), draft_model=noisy_copy(MODEL))
     assert seen(live(session=session)) == seen(live())
+
+
+def test_a_given_text_is_a_draft_from_the_first_hypothesis() -> None:
+    alone = live()[0]
+    given = live(draft_text=alone.pending)[0]
+    assert given.stats.accepted_by_kind["text"] > 0 == alone.stats.accepted_by_kind["text"]
+    assert given.stats.target_calls < alone.stats.target_calls
+
+
+def test_the_language_is_detected_again_until_some_text_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = ["en", "de"] * 20
+    detected = iter(codes)
+    monkeypatch.setattr(live_stream, "detected_language", lambda *_: next(detected))
+    found = live(language=None)
+    first = next(number for number, each in enumerate(found) if each.final)
+    assert first > 0 and [each.language for each in found[: first + 1]] == codes[: first + 1]
+    assert {each.language for each in found[first:]} == {codes[first]} != {codes[first + 1]}
 
 
 def scheduler_of(live_slots: int, slots: int = 1) -> Scheduler:
