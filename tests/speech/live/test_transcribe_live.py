@@ -20,6 +20,7 @@ from speculative_decoding.speech.live import stream as live_stream
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
+from tests.support.rooms import needs_room
 from tests.support.speech import Letters, noise, speech_model
 from tests.support.tiny import noisy_copy, tiny_model
 
@@ -223,6 +224,17 @@ def test_options_without_effect_are_refused_before_anything_is_heard(options: di
 def test_a_stream_refuses_options_without_effect() -> None:
     with pytest.raises(InputError, match="word_timestamps: has no effect on live speech"):
         scheduler_of(live_slots=1).open_stream({"word_timestamps": True})
+    with pytest.warns(match="top_k: has no effect at temperature 0"):
+        Session(MODEL, Letters()).transcribe_live([], top_k=3)
+
+
+@needs_room("beam_search")
+def test_streams_are_decoded_without_the_beams_of_recordings() -> None:
+    own = Session(MODEL, Letters(), None, GenerationOptions(num_beams=2))
+    scheduler = new_scheduler(own, TranscriptionOptions(), {}, live_slots=1)
+    assert scheduler.live_decoding is not None
+    assert (scheduler.decoding.num_beams, scheduler.decoding.drafter) == (2, "none")
+    assert (scheduler.live_decoding.num_beams, scheduler.live_decoding.drafter) == (1, "ngram")
 
 
 def test_nothing_is_read_before_the_first_update_is_wanted() -> None:
