@@ -557,6 +557,21 @@ server/sockets.py: pings keep a socket open | server/test_sockets.py
 server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
 - if len(body) > max_bytes:
 + if len(chunk) > max_bytes:
+server/fields.py: true is accepted in place of the number that has no effect | server/test_fields.py
+- if value != field.only or isinstance(value, bool) != isinstance(field.only, bool):
++ if value != field.only:
+server/fields.py: the fields of an object are named without its path | server/test_fields.py
+- values |= parse_fields(value, field.type, f"{full}.")
++ values |= parse_fields(value, field.type)
+server/translation.py: a request's fields are checked before its token | server/test_libretranslate.py
+-     require_token(request.scope, token)
+-     return parse_fields(sent, table)
++     found = parse_fields(sent, table)
++     require_token(request.scope, token)
++     return found
+server/model_names.py: a request for any model is served | server/test_completion_format.py
+- if requested is not None and requested != self.id and requested not in self.aliases:
++ if False:
 server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
 -             queue.cancel(item)
 +             pass

@@ -140,15 +140,16 @@ def model_fields(settings: ServerSettings, name: str) -> dict[str, object]:
 
 
 async def models(request: Request) -> Response:
-    settings = request.app.state.settings
-    names = dict.fromkeys(settings.listed or (settings.model,))
-    return JSONResponse({"object": "list", "data": [model_fields(settings, name) for name in names]})
+    settings, names = request.app.state.settings, served_names(request.app.state)
+    listed = dict.fromkeys(names.listed or (names.id,))
+    return JSONResponse({"object": "list", "data": [model_fields(settings, name) for name in listed]})
 
 
 async def model(request: Request) -> Response:
-    settings, name = request.app.state.settings, request.path_params["name"]
-    served_names(request.app.state).require(name)
-    return JSONResponse(model_fields(settings, name if name in settings.listed else settings.model))
+    settings, names = request.app.state.settings, served_names(request.app.state)
+    requested = request.path_params["name"]
+    found = names.find(requested)
+    return JSONResponse(model_fields(settings, requested if requested in names.listed else found))
 
 
 async def health(request: Request) -> Response:

@@ -7,68 +7,17 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..checkpoints.json_text import is_json_value, parse_json_object
-from ..errors import InputError
 from .errors import ServerError
 
-JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
 BODY_SECONDS = 30.0  # time limit for receiving a body
 LIBRETRANSLATE = ("/translate", "/translate_file", "/detect", "/languages", "/frontend/settings")
 DOWNLOADS = "/download_file/"  # paths with a name that gives access to a file
 Result = TypeVar("Result")
-
-
-def media_type(request: Request) -> str:
-    """Return the Content-Type without parameters, in lower case."""
-    return str(request.headers.get("content-type", "")).partition(";")[0].strip().lower()
-
-
-async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = False) -> dict[str, Any]:
-    """Read a JSON object, and drop its null fields, which count as missing. Raises `ServerError`.
-
-    Args:
-        request: The request.
-        max_bytes: The maximum size of the body.
-        accept_form: Whether to accept a form, too. A field that occurs several times becomes a list.
-    """
-    content_type = media_type(request)
-    accepted = (JSON, FORM) if accept_form else (JSON,)
-    if content_type not in accepted:
-        raise ServerError(415, f"Content-Type must be {' or '.join(accepted)}, not {content_type[:80]!r}")
-    body = await read_body(request, max_bytes)
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
-
-    try:
-        if content_type == FORM:
-            form = parse_qs(text, errors="strict")
-            fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
-        else:
-            fields = parse_object(text, "body") if text.strip() else {}
-    except UnicodeDecodeError as error:
-        raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def parse_object(text: str, subject: str) -> dict[str, Any]:
-    """Parse a JSON object from a client. Raises `ServerError`. subject: its name in messages."""
-    try:
-        fields = parse_json_object(text)
-    except InputError as error:
-        raise ServerError(400, f"invalid {subject}: {error}", code="invalid_json") from None
-    if not is_json_value(fields):
-        message = f"invalid {subject}: a lone surrogate, NaN or Infinity is not JSON"
-        raise ServerError(400, message, code="invalid_json")
-    return fields
 
 
 async def read_body(

@@ -5,7 +5,6 @@ All options of `GenerationOptions` that may differ between prompts are additiona
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,49 +15,74 @@ from typing import Any
 from ..decoding.results import Round
 from ..drafters.base import COPY, MEMORY, TEXT
 from ..engine import Event
-from ..errors import InputError, UnknownOption
+from ..errors import InputError
 from ..loading.tokenizer import continuation_text
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, OTHER_NAMES, option_specs, short_repr, validate
-from ..sampling.values import Bool, Int, ListOf, Text, Union
+from ..sampling.options import MAX_SEED
+from ..sampling.values import Bool, Int, ListOf, OneOrMore, Text, Union, Value
 from ..session import Session
 from .errors import ServerError
+from .fields import ANY_TEXT, Anything, Field, option_fields, parse_fields
 from .model_names import ModelNames
 from .prompts import ClientPrompt
 from .service import Service
 
-# OpenAI's fields that are accepted only with the value that has no effect: this value, and the reason
-UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
-    "echo": (False, "the output of an encoder-decoder does not continue the prompt"),
-    "best_of": (1, "use n and choose one"),
-    "frequency_penalty": (0, "use repetition_penalty"),
-    "presence_penalty": (0, "use repetition_penalty"),
-    "logit_bias": ({}, "not supported"),
-    "suffix": ("", "an encoder-decoder does not fill in text"),
-}
-# OpenAI's fields that are ignored, because they concern accounts, billing, caches and stored answers
+
+class Prediction(Value):
+    """OpenAI's `prediction`, as its text. Parts of the text follow each other."""
+
+    expected = '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
+    metavar = "TEXT"
+
+    def accept(self, value: Any) -> str:
+        if not isinstance(value, dict) or value.keys() != {"type", "content"} or value["type"] != "content":
+            raise TypeError
+        content = value["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list) or not all(map(is_text_part, parts)):
+            raise TypeError
+        return "".join(part["text"] for part in parts)
+
+
+def is_text_part(part: Any) -> bool:
+    is_part = isinstance(part, dict) and part.keys() == {"type", "text"}
+    return is_part and part["type"] == "text" and isinstance(part["text"], str)
+
+
+# OpenAI's fields that concern accounts, billing, caches and stored answers
 IGNORED = (
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
+    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("service_tier", "store", "user"),
 )
-
-
-EMPTY_IS_MISSING = ("model", "stop", "src_lang", "tgt_lang")  # an empty string counts as a missing field
-FIELDS = (
-    *("prompt", "model", "n", "stream", "stream_options", "rounds", "prediction"),
-    *(name for name, spec in option_specs().items() if spec.per_row and name != "num_return_sequences"),
-)
+FIELDS: Mapping[str, Field] = {
+    "prompt": Field(Union((ANY_TEXT, ListOf(ANY_TEXT)))),
+    "model": Field(Anything(), blank=True),
+    "n": Field(Int(1)),
+    "stream": Field(Bool()),
+    "stream_options": Field({"include_usage": Field(Bool())}),
+    "rounds": Field(Bool()),
+    "prediction": Field(Prediction(), option="draft_text"),
+    **option_fields(),
+    "stop": Field(OneOrMore(Text()), blank=True),
+    "src_lang": Field(Text(), blank=True),
+    "tgt_lang": Field(Text(), blank=True),
+    "logprobs": Field(Union((Bool(), Int(0)))),
+    "num_return_sequences": Field(refused="is not a field of this API; use n"),
+    "echo": Field(only=False, refused="the output of an encoder-decoder does not continue the prompt"),
+    "best_of": Field(only=1, refused="use n and choose one"),
+    "frequency_penalty": Field(only=0, refused="use repetition_penalty"),
+    "presence_penalty": Field(only=0, refused="use repetition_penalty"),
+    "logit_bias": Field(only={}, refused="logit biases are not supported"),
+    "suffix": Field(only="", refused="an encoder-decoder does not fill in text"),
+    **dict.fromkeys(IGNORED, Field(Anything(), ignored=True)),
+}
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The fields of a request."""
+    """The fields of a request. model: the name in its response."""
 
+    model: str
     prompts: Sequence[tuple[str, GenerationOptions]]  # each has n choices
     n: int
     stream: bool
@@ -68,104 +92,47 @@ class CompletionRequest:
 
 def parse_completion_request(fields: Mapping[str, Any], service: Service, names: ModelNames) -> CompletionRequest:
     """Parse a request. Raises a `ServerError` that names the field."""
-    is_empty = {name for name in EMPTY_IS_MISSING if fields.get(name) == ""}
-    fields = {name: value for name, value in fields.items() if name not in IGNORED and name not in is_empty}
-    names.require(fields.pop("model", names.id))
-    for name, (neutral, reason) in UNSUPPORTED.items():
-        value = fields.pop(name, neutral)
-        if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
-            raise ServerError(400, f"{name}: must be {json.dumps(neutral)}: {reason}", name, "unsupported_value")
-
-    stream_options = fields.pop("stream_options", {})
-    draft_field = "draft_text"
-    if "prediction" in fields:
-        if "draft_text" in fields:
-            raise ServerError(400, "prediction: cannot be combined with draft_text; leave one out", "prediction")
-        draft_field = "prediction"
-        fields["draft_text"] = parse_prediction(fields.pop("prediction"))
+    limits = service.limits
+    is_predicted = fields.get("prediction") is not None
+    if is_predicted and fields.get("draft_text") is not None:
+        raise ServerError(400, "prediction: cannot be combined with draft_text; leave one out", "prediction")
+    own = parse_fields(fields, {**FIELDS, "max_tokens": Field(Int(1, limits.max_output_tokens))})
+    model = names.find(own.pop("model", None))
+    prompt, n = own.pop("prompt", ""), own.pop("n", 1)
+    stream, rounds = own.pop("stream", False), own.pop("rounds", False)
+    include_usage = own.pop("include_usage", None)
+    field_names = {"draft_text": "prediction"} if is_predicted else {}
     try:
-        stream = validate("stream", Bool(), fields.pop("stream", False))
-        rounds = validate("rounds", Bool(), fields.pop("rounds", False))
-        n = validate("n", Int(1), fields.pop("n", 1))
-        text = Text(may_be_empty=True)
-        prompt = validate("prompt", Union((text, ListOf(text))), fields.pop("prompt", ""))
-        if "max_tokens" in fields:
-            validate("max_tokens", Int(1, service.limits.max_output_tokens), fields["max_tokens"])
-        options = parse_options(fields, service.options)
-        if "draft_text" in fields:
-            service.limits.check_draft_texts(draft_field, options.draft_text)
-    except UnknownOption as error:
-        name = str(error.field)
-        if name in OTHER_NAMES:
-            raise ServerError.of(error) from None
-        raise ServerError.unknown_field(name, FIELDS) from None
+        options = options_of(own, service.options)
     except InputError as error:
-        raise ServerError.of(error, lambda name: draft_field if name == "draft_text" else name) from None
+        raise ServerError.of(error, lambda name: field_names.get(name, name)) from None
+    if "draft_text" in own:
+        limits.check_draft_texts(field_names.get("draft_text", "draft_text"), options.draft_text)
 
     if isinstance(prompt, str) and not prompt.strip():
         raise ServerError(400, "prompt: is empty; give it some text", "prompt", "invalid_value")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
-    max_prompts = service.limits.max_prompts
-    if not 1 <= len(texts) * n <= max_prompts:
-        message = f"prompt: prompt and n must ask for 1 to {max_prompts} texts, not {len(texts) * n}"
+    if not 1 <= len(texts) * n <= limits.max_prompts:
+        message = f"prompt: prompt and n must ask for 1 to {limits.max_prompts} texts, not {len(texts) * n}"
         raise ServerError(400, message, "prompt")
     if n > 1 and options.is_greedy:
         raise ServerError(400, "n: must be 1 at temperature 0, where all choices are the same", "n")
-    if rounds and not stream:
-        raise ServerError(400, "rounds: has no effect without stream; leave it out", "rounds")
+    for name, given in (("rounds", rounds), ("stream_options", include_usage is not None)):
+        if given and not stream:
+            raise ServerError(400, f"{name}: has no effect without stream; leave it out", name)
 
-    include_usage = parse_include_usage(stream_options, stream)
     options = options.with_values(num_return_sequences=n)
-    return CompletionRequest([(text, options) for text in texts], n, stream, include_usage, rounds)
+    return CompletionRequest(model, [(text, options) for text in texts], n, stream, include_usage or False, rounds)
 
 
-def parse_prediction(value: Any) -> str:
-    """Return the text of OpenAI's `prediction`. Its parts follow each other. Raises a `ServerError`."""
-    if not isinstance(value, dict) or value.keys() != {"type", "content"} or value["type"] != "content":
-        problem = f'must be {{"type": "content", "content": ...}}, not {short_repr(value)}'
-        raise ServerError(400, f"prediction: {problem}", "prediction", "invalid_value")
-    content = value["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not all(map(is_text_part, parts)):
-        problem = f'must be a text, or a list of {{"type": "text", "text": ...}}, not {short_repr(content)}'
-        raise ServerError(400, f"prediction.content: {problem}", "prediction", "invalid_value")
-    return "".join(part["text"] for part in parts)
-
-
-def is_text_part(part: Any) -> bool:
-    is_part = isinstance(part, dict) and part.keys() == {"type", "text"}
-    return is_part and part["type"] == "text" and isinstance(part["text"], str)
-
-
-def parse_include_usage(stream_options: Any, stream: bool) -> bool:
-    if not isinstance(stream_options, dict) or not stream_options.keys() <= {"include_usage"}:
-        raise ServerError(400, 'stream_options: must be an object with only "include_usage"', "stream_options")
-    if stream_options and not stream:
-        raise ServerError(400, "stream_options: has no effect without stream; leave it out", "stream_options")
-    include_usage = stream_options.get("include_usage", False)
-    if not isinstance(include_usage, bool):
-        raise ServerError(400, "stream_options.include_usage: must be true or false", "stream_options")
-    return include_usage
-
-
-def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
+def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
     """Return the server's options, overridden by the fields of a request. Raises `InputError` or `ServerError`."""
-    fields = dict(fields)
-    if "num_return_sequences" in fields:
-        message = "num_return_sequences: is not a field of this API; use n"
-        raise ServerError(400, message, "num_return_sequences", "unsupported_value")
-    for name, spec in option_specs().items():
-        if name in fields and not spec.per_row:
-            message = f"{name}: is set when the server starts; leave it out"
-            raise ServerError(400, message, name, "unsupported_value")
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = [fields["stop"]]
-    if "logprobs" in fields and not isinstance(fields["logprobs"], bool):
-        if validate("logprobs", Int(0), fields["logprobs"]) > 0:
+    fields = {"seed": secrets.randbelow(MAX_SEED + 1), **fields}
+    if not isinstance(fields.get("logprobs", False), bool):
+        if fields["logprobs"] > 0:
             message = "logprobs: must be 0: only the logprobs of the generated tokens are available"
             raise ServerError(400, message, "logprobs", "unsupported_value")
         fields["logprobs"] = True
-    fields.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
     options = defaults.override_for_row(fields)
     options.require_effect(fields)
     return options
@@ -174,14 +141,14 @@ def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> Gen
 class CompletionResponse:
     """Builds the JSON of one response. All its chunks have the same id and time."""
 
-    def __init__(self, model: str, request: CompletionRequest, session: Session) -> None:
+    def __init__(self, request: CompletionRequest, session: Session) -> None:
         self._request = request
         self._session = session
         self._base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": request.model,
         }
 
     def complete(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:

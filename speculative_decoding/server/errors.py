@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import InputError, UnknownOption, one_line
@@ -55,12 +54,6 @@ class ServerError(Exception):
         param = subject if error.field is None else name(error.field)[:80]
         code = "unknown_field" if isinstance(error, UnknownOption) else "invalid_value"
         return cls(400, error.message(name), param, code)
-
-    @classmethod
-    def unknown_field(cls, name: str, known: Collection[str]) -> ServerError:
-        similar = get_close_matches(name, known, 1)
-        hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(known)}"
-        return cls(400, f"{name[:80]}: unknown field; {hint}", name[:80], "unknown_field")
 
     @property
     def content(self) -> dict[str, Any]:

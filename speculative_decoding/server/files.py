@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,16 +12,14 @@ from starlette.responses import JSONResponse, Response
 from ..errors import InputError
 from ..rooms import has_room
 from .errors import ServerError
-from .forms import read_request, text_field
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
 from .service import Service
+from .translation import IN_FILES, read_request
 from .translator import Translator, in_thread
 
 if TYPE_CHECKING:
     from .documents import Document
-
-FIELDS = ("file", "source", "target", "format", "api_key")
 
 
 async def translate_file(request: Request) -> Response:
@@ -33,27 +30,23 @@ async def translate_file(request: Request) -> Response:
     if not has_room("documents"):
         raise ServerError(501, "file: files require the folder documents, which this server lacks; send text", "file")
     files.require_room(1)
-    fields, part = await read_request(request, service.limits.max_body, FIELDS)
-    source, target = (text_field(fields, name) for name in ("source", "target"))
-    given = await opened(request, service, fields, part)
+    fields = await read_request(request, service.limits.max_body, IN_FILES)
+    given = await opened(request, service, fields["file"], fields.get("format"))
     request.scope["prompts"] = [given.text]
-    found = await translator.translate(request, [given], source, target)
+    found = await translator.translate(request, [given], fields["source"], fields["target"])
     assert given.file is not None
-    name, suffix = file_names(given.file.name, target)
+    name, suffix = file_names(given.file.name, fields["target"])
     key = files.keep(name, suffix, given.file.preamble + given.file.encode(found.texts[0]))
     return JSONResponse(
         {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found.notes(is_list=False)}
     )
 
 
-async def opened(request: Request, service: Service, fields: Mapping[str, Any], part: Part | None) -> Document:
+async def opened(request: Request, service: Service, part: Part, format: str | None) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
-    if part is None:
-        raise ServerError(400, "file: is missing; send a file as multipart/form-data", "file")
     client = request.client.host if request.client else ""
-    format = fields.get("format") or None
     try:
         return await in_thread(service, client, lambda: open_file(part.content, base_name(part.file_name), format))
     except InputError as error:

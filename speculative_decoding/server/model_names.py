@@ -1,4 +1,4 @@
-"""The names of the served model."""
+"""The names of the served model, and the only place where the model of a request is looked up."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ WHISPER = "whisper-1"  # OpenAI's name, which many clients hard-code; it stands 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The name in responses, and other names that requests may use."""
+    """The name in responses, other names that requests may use, and those of all that /v1/models lists."""
 
     id: str
     aliases: Collection[str] = ()
+    listed: Collection[str] = ()
 
-    def require(self, requested: object, field: str = "model") -> None:
-        """Raise `ServerError` for the name of another model. field: where the request has it."""
-        if requested != self.id and requested not in self.aliases:
+    def find(self, requested: object = None, field: str = "model") -> str:
+        """Return the name of the requested model in responses. None means the model of a request that names none.
+
+        Raises `ServerError` for the name of another model. field: where the request has it.
+        """
+        if requested is not None and requested != self.id and requested not in self.aliases:
             message = f"{field}: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
             raise ServerError(404, message, field, "model_not_found")
+        return self.id
 
 
 def served_names(state: State) -> ModelNames:
     """Return the names that requests may currently use. state: the application's state."""
-    names = [*state.settings.aliases, *([WHISPER] if state.service.is_speech else [])]
-    return ModelNames(state.settings.model, names)
+    settings = state.settings
+    names = [*settings.aliases, *([WHISPER] if state.service.is_speech else [])]
+    return ModelNames(settings.model, names, settings.listed)

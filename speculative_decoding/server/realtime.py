@@ -16,9 +16,10 @@ from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from .bodies import error_response
 from .errors import ServerError
+from .fields import parse_fields
 from .live_streams import ClientStream
 from .model_names import ModelNames, served_names
-from .realtime_format import BYTES_PER_SAMPLE, RATE
+from .realtime_format import BYTES_PER_SAMPLE, QUERY, RATE
 from .realtime_session import Event, RealtimeSession
 from .service import Service
 
@@ -34,24 +35,13 @@ async def realtime(socket: WebSocket) -> None:
     try:
         audio = service.require_speech()
         names = served_names(state)
-        check_query(socket.query_params, names)
+        names.find(parse_fields(socket.query_params, QUERY).get("model"))
     except ServerError as error:
         service.metrics.errors.labels(error.code or error.status).inc()
         return await socket.send_denial_response(error_response(socket.url.path, error))
     with service.socket():
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None)
         await Connection(socket, service, names, audio).serve()
-
-
-def check_query(query: Mapping[str, str], names: ModelNames) -> None:
-    """Check the parameters of the address. Raises `ServerError`."""
-    for name, value in query.items():
-        if name == "model":
-            names.require(value)
-        elif name != "intent":
-            raise ServerError.unknown_field(name, ("intent", "model"))
-        elif value != "transcription":
-            raise ServerError(400, f"intent: must be transcription, not {value[:80]!r}", "intent", "invalid_value")
 
 
 class Connection:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, written
 from ..models.whisper_tokens import AudioConfig
-from ..sampling.options import short_repr, validate
+from ..sampling.options import short_repr, suggested_option
 from ..sampling.values import Bool, Text
 from ..speech.options import TranscriptionOptions
 from ..speech.scheduler import language_code
 from .errors import ServerError
+from .fields import Anything, Field, parse_fields
 from .limits import Limits
 from .model_names import ModelNames
 
@@ -24,19 +23,41 @@ BYTES_PER_SAMPLE = 2
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 INPUT = "session.audio.input"
 TRANSCRIPTION = f"{INPUT}.transcription"
-FIELDS = {  # of each event that a client may send, in addition to `type` and `event_id`
-    "session.update": ("session",),
-    "input_audio_buffer.append": ("audio",),
-    "input_audio_buffer.commit": (),
-    "input_audio_buffer.clear": (),
+FORMAT: Mapping[str, Field] = {
+    "type": Field(only="audio/pcm", refused="convert the audio"),
+    "rate": Field(only=RATE, refused="resample the audio"),
 }
-# OpenAI's fields of a session that are accepted only if they are null, and the reason
-UNSUPPORTED = {
-    f"{INPUT}.turn_detection": "the server does not detect turns; send input_audio_buffer.commit where one ends",
-    f"{INPUT}.noise_reduction": "Whisper models are trained with noise",
-    f"{TRANSCRIPTION}.delay": "text is sent as soon as two hypotheses agree on it",
-    f"{TRANSCRIPTION}.keywords": "put them into the prompt",
-    f"{TRANSCRIPTION}.languages": "name one language, or none to detect it",
+TRANSCRIPTION_FIELDS: Mapping[str, Field] = {
+    "model": Field(Anything()),
+    "language": Field(),
+    "prompt": Field(option="initial_prompt"),
+    "delay": Field(refused="is not supported: text is sent as soon as two hypotheses agree on it"),
+    "keywords": Field(refused="is not supported: put them into the prompt"),
+    "languages": Field(refused="is not supported: name one language, or none to detect it"),
+}
+NO_TURNS = "the server does not detect turns; send input_audio_buffer.commit where one ends"
+INPUT_FIELDS: Mapping[str, Field] = {
+    "format": Field(FORMAT),
+    "transcription": Field(TRANSCRIPTION_FIELDS),
+    "turn_detection": Field(refused=f"is not supported: {NO_TURNS}"),
+    "noise_reduction": Field(refused="is not supported: Whisper models are trained with noise"),
+}
+SESSION: Mapping[str, Field] = {
+    "type": Field(only="transcription", refused="this server only transcribes", required='"transcription"'),
+    "audio": Field({"input": Field(INPUT_FIELDS)}),
+    "include": Field(only=[], refused="log-probabilities are not sent"),
+    "hypotheses": Field(Bool()),
+}
+QUERY: Mapping[str, Field] = {  # the parameters of the address
+    "intent": Field(Text(("transcription",))),
+    "model": Field(Anything()),
+}
+OF_ALL: Mapping[str, Field] = {"type": Field(), "event_id": Field()}
+EVENTS: Mapping[str, Mapping[str, Field]] = {  # that a client may send, and their fields
+    "session.update": {**OF_ALL, "session": Field(SESSION, required="an object with the settings to change")},
+    "input_audio_buffer.append": {**OF_ALL, "audio": Field(required="samples in base64")},
+    "input_audio_buffer.commit": OF_ALL,
+    "input_audio_buffer.clear": OF_ALL,
 }
 FIELD_PATHS = {"language": f"{TRANSCRIPTION}.language", "initial_prompt": f"{TRANSCRIPTION}.prompt"}
 
@@ -77,34 +98,20 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
     return event_id
 
 
-def parse_type(fields: Mapping[str, Any]) -> str:
-    """Return the type of an event, after checking which fields it has. Raises `ServerError`."""
+def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an event: its `type`, and `audio` or those of `SESSION` by option. Raises `ServerError`."""
     kind = fields.get("type")
-    if not isinstance(kind, str) or kind not in FIELDS:
-        similar = get_close_matches(kind, FIELDS, 1) if isinstance(kind, str) else []
-        hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(FIELDS)}"
+    if not isinstance(kind, str) or kind not in EVENTS:
+        hint = written(suggested_option(str(kind), EVENTS))
         message = f"type: {short_repr(kind)} is not an event of a transcription; {hint}"
         raise ServerError(400, message, "type", "unknown_event")
-    for name in FIELDS[kind]:
-        if name not in fields:
-            raise ServerError(400, f"{name}: is missing", name, "missing_field")
-    require_known(fields, ("type", "event_id", *FIELDS[kind]))
-    return kind
+    return parse_fields(fields, EVENTS[kind])
 
 
-def require_known(fields: Collection[str], known: Sequence[str], path: str = "") -> None:
-    """Raise `ServerError` for a field that is not `known`. path: of the object, with a dot at its end."""
-    for name in fields:
-        if name not in known:
-            raise ServerError.unknown_field(f"{path}{name}", [f"{path}{each}" for each in known])
-
-
-def parse_audio(audio: Any) -> bytes:
+def parse_audio(audio: str) -> bytes:
     """Return the samples of an append. Raises `ServerError`."""
     try:
-        pcm = base64.b64decode(validate("audio", Text(may_be_empty=True), audio), validate=True)
-    except InputError as error:
-        raise ServerError.of(error) from None
+        pcm = base64.b64decode(audio, validate=True)
     except ValueError as error:
         raise ServerError(400, f"audio: is not base64 ({error})", "audio", "invalid_value") from None
     if len(pcm) % BYTES_PER_SAMPLE:
@@ -113,66 +120,30 @@ def parse_audio(audio: Any) -> bytes:
     return pcm
 
 
-def updated(settings: Settings, session: Any, names: ModelNames, audio: AudioConfig, limits: Limits) -> Settings:
-    """Return settings with the fields of an update. Null counts as missing.
+def updated(
+    settings: Settings, values: Mapping[str, Any], names: ModelNames, audio: AudioConfig, limits: Limits
+) -> Settings:
+    """Return settings with the values of an update. An empty text removes the earlier one.
 
     Args:
         settings: The settings before it.
-        session: The `session` of the client's event.
+        values: The values of `SESSION` by option.
         names: The names of the served model.
         audio: The model's audio config.
         limits: The limits of the server.
 
     Raises:
-        ServerError: A field cannot be used. Its `param` is the path of the field.
+        ServerError: A value cannot be used. Its `param` is the path of the field.
     """
-    fields = object_fields("session", session, ("type", "audio", "include", "hypotheses"))
-    require_value("session.type", fields.get("type"), "transcription", "this server only transcribes")
-    require_value("session.include", fields.get("include", []), [], "log-probabilities are not sent")
-    own = object_fields("session.audio", fields.get("audio"), ("input",)).get("input")
-    own = object_fields(INPUT, own, ("format", "transcription", "turn_detection", "noise_reduction"))
-    form = object_fields(f"{INPUT}.format", own.get("format"), ("type", "rate"))
-    require_value(f"{INPUT}.format.type", form.get("type", "audio/pcm"), "audio/pcm", "convert the audio")
-    require_value(f"{INPUT}.format.rate", form.get("rate", RATE), RATE, "resample the audio")
-    known = ("model", "language", "prompt", "delay", "keywords", "languages")
-    chosen = object_fields(TRANSCRIPTION, own.get("transcription"), known)
-    require_supported([f"{INPUT}.{name}" for name in own] + [f"{TRANSCRIPTION}.{name}" for name in chosen])
-    names.require(chosen.get("model", names.id), f"{TRANSCRIPTION}.model")
+    model = names.find(values.get("model"), f"{TRANSCRIPTION}.model")
+    language = values.get("language", settings.language) or None
+    prompt = values.get("initial_prompt", settings.prompt) or None
     try:
-        language, prompt = (
-            validate(f"{TRANSCRIPTION}.{name}", Text(may_be_empty=True), chosen.get(name, before or "")) or None
-            for name, before in (("language", settings.language), ("prompt", settings.prompt))
-        )
-        hypotheses = validate("session.hypotheses", Bool(), fields.get("hypotheses", settings.hypotheses))
         language_code(audio, TranscriptionOptions(language=language))
     except InputError as error:
         raise ServerError.of(error, field_path) from None
-    limits.check_length(f"{TRANSCRIPTION}.prompt", prompt or "")
-    return replace(settings, language=language, prompt=prompt, hypotheses=hypotheses)
-
-
-def object_fields(path: str, value: Any, known: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of an object that are not null. Raises `ServerError`."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ServerError(400, f"{path}: must be an object, not {short_repr(value)}", path, "invalid_value")
-    require_known(value, known, f"{path}.")
-    return {name: each for name, each in value.items() if each is not None}
-
-
-def require_supported(paths: Iterable[str]) -> None:
-    """Raise `ServerError` for a field of the API that this server does not have."""
-    for path in paths:
-        if (reason := UNSUPPORTED.get(path)) is not None:
-            raise ServerError(400, f"{path}: is not supported: {reason}", path, "unsupported_value")
-
-
-def require_value(path: str, value: Any, expected: Any, way_out: str) -> None:
-    """Raise `ServerError` for another value than the only one that is possible."""
-    if value != expected or isinstance(value, bool):
-        message = f"{path}: must be {json.dumps(expected)}, not {short_repr(value)}; {way_out}"
-        raise ServerError(400, message, path, "invalid_value")
+    limits.check_length(FIELD_PATHS["initial_prompt"], prompt or "")
+    return Settings(model, language, prompt, values.get("hypotheses", settings.hypotheses))
 
 
 def field_path(option: str) -> str:

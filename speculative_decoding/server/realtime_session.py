@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from ..models.whisper_tokens import AudioConfig
 from ..speech.live.update import LiveUpdate, Piece
-from .bodies import parse_object
 from .errors import ServerError
+from .fields import parse_json
 from .limits import Limits
 from .model_names import ModelNames
 from .realtime_format import (
@@ -18,8 +18,8 @@ from .realtime_format import (
     RATE,
     Settings,
     parse_audio,
+    parse_event,
     parse_event_id,
-    parse_type,
     updated,
 )
 
@@ -95,13 +95,14 @@ class RealtimeSession:
         """Handle an event of the client. It is answered with an error event if it cannot be used."""
         event_id = None
         try:
-            fields = parse_object(text, "event")
+            fields = parse_json(text, "event")
             event_id = parse_event_id(fields)
-            match parse_type(fields):
+            values = parse_event(fields)
+            match values["type"]:
                 case "session.update":
-                    self._update(fields["session"])
+                    self._update(values)
                 case "input_audio_buffer.append":
-                    self._append(fields["audio"])
+                    self._append(values["audio"])
                 case "input_audio_buffer.commit":
                     self._commit()
                 case "input_audio_buffer.clear":
@@ -147,11 +148,11 @@ class RealtimeSession:
         else:
             self._drop()
 
-    def _update(self, session: Any) -> None:
-        self._settings = updated(self._settings, session, self._names, self._audio, self._limits)
+    def _update(self, values: Mapping[str, Any]) -> None:
+        self._settings = updated(self._settings, values, self._names, self._audio, self._limits)
         self._send("session.updated", session=self._content)
 
-    def _append(self, audio: Any) -> None:
+    def _append(self, audio: str) -> None:
         pcm = parse_audio(audio)
         if self._refused is not None or not pcm:
             return

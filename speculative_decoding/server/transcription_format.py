@@ -16,10 +16,9 @@ from ..decoding.results import GenerationStats
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
-from ..sampling.options import option_specs, refusal
-from ..sampling.values import Bool, ListOf, Text, Value
+from ..sampling.values import Bool, ListOf, Text
 from ..speech.formats import write
-from ..speech.keywords import split_options
+from ..speech.keywords import DECODING, split_options
 from ..speech.live.update import Piece, merge_pieces
 from ..speech.options import TranscriptionOptions, transcription_specs
 from ..speech.scheduler import TranscriptionEvent, language_code
@@ -27,6 +26,7 @@ from ..speech.segments import Segment
 from ..speech.speech_text import SpeechText
 from ..speech.transcription import Transcription
 from .errors import ServerError
+from .fields import Field, File, option_fields, parse_fields
 from .model_names import ModelNames
 from .multipart import Part
 from .recordings import ClientRecording, field_name
@@ -34,29 +34,33 @@ from .recordings import ClientRecording, field_name
 SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # the media type of each format
 FORMATS = ("json", "verbose_json", "text", *SUBTITLES)
 GRANULARITIES = ("word", "segment")
-UNSUPPORTED = {  # OpenAI's fields that are refused, and the reason
-    "include": "log-probabilities are only returned as averages, with response_format verbose_json",
-    "chunking_strategy": "windows follow the speech",
-    "known_speaker_names": "speakers are not told apart",
-    "known_speaker_references": "speakers are not told apart",
-}
-# Options that have another name in this API, or that would let a client make the server read a file repeatedly
-OTHER_OPTIONS = {
-    "task": "send the recording to /v1/audio/translations",
-    "word_timestamps": "use timestamp_granularities[]",
-    "initial_prompt": "use prompt",
-    "src_lang": "use language",
-    "clip_timestamps": "send only this part of the recording",
-}
-FIELDS: Mapping[str, Value] = {
-    **{name: spec.type for name, spec in option_specs().items() if spec.per_row},
-    **{name: spec.type for name, spec in transcription_specs().items()},
-    "model": Text(may_be_empty=True),
-    "prompt": Text(may_be_empty=True),
-    "response_format": Text(FORMATS),
-    "stream": Bool(),
-    "rounds": Bool(),
-    "timestamp_granularities": ListOf(Text(GRANULARITIES)),
+NO_OPTION = Field(refused="is not a field of this API; leave it out")
+NO_SPEAKERS = Field(ListOf(Text()), refused="is not supported: speakers are not told apart")
+FIELDS: Mapping[str, Field] = {
+    "file": Field(File(), required="a recording"),
+    "model": Field(),
+    "prompt": Field(option="initial_prompt"),
+    "response_format": Field(Text(FORMATS)),
+    "timestamp_granularities": Field(ListOf(Text(GRANULARITIES))),
+    "stream": Field(Bool()),
+    "rounds": Field(Bool()),
+    **{name: field if name in DECODING else NO_OPTION for name, field in option_fields().items()},
+    **{name: Field(spec.type) for name, spec in transcription_specs().items()},
+    # OpenAI's fields that the server does not have
+    "include": Field(
+        ListOf(Text()),
+        refused="is not supported: log-probabilities are only returned as averages, with response_format verbose_json",
+    ),
+    "chunking_strategy": Field(refused="is not supported: windows follow the speech"),
+    "known_speaker_names": NO_SPEAKERS,
+    "known_speaker_references": NO_SPEAKERS,
+    # Options that have another name in this API, or that would let a client make the server read a file repeatedly
+    "task": Field(refused="is not a field of this API; send the recording to /v1/audio/translations"),
+    "word_timestamps": Field(refused="is not a field of this API; use timestamp_granularities[]"),
+    "initial_prompt": Field(refused="is not a field of this API; use prompt"),
+    "src_lang": Field(refused="is not a field of this API; use language"),
+    "max_tokens": Field(refused="is not a field of this API; use sample_len"),
+    "clip_timestamps": Field(refused="is not a field of this API; send only this part of the recording"),
 }
 
 
@@ -78,7 +82,7 @@ class TranscriptionRequest:
 
 
 def parse_transcription_request(
-    parts: Sequence[Part], task: str, names: ModelNames, audio: AudioConfig, defaults: GenerationOptions
+    parts: list[Part], task: str, names: ModelNames, audio: AudioConfig, defaults: GenerationOptions
 ) -> TranscriptionRequest:
     """Parse a form. Raises a `ServerError` that names the field.
 
@@ -89,12 +93,12 @@ def parse_transcription_request(
         audio: The model's audio config.
         defaults: The server's decoding options.
     """
-    content, fields = parse_fields(parts)
-    granularities = fields.pop("timestamp_granularities", ())
-    names.require(fields.pop("model", names.id))
-    response_format = fields.pop("response_format", "json")
-    stream = fields.pop("stream", False)
-    rounds = fields.pop("rounds", False)
+    options = parse_fields(parts, FIELDS)
+    names.find(options.pop("model", None))
+    content = options.pop("file").content
+    granularities = options.pop("timestamp_granularities", ())
+    response_format = options.pop("response_format", "json")
+    stream, rounds = options.pop("stream", False), options.pop("rounds", False)
     if stream and response_format != "json":
         raise ServerError(400, f"stream: must be false with response_format {response_format}; use json", "stream")
     if rounds and not stream:
@@ -103,9 +107,7 @@ def parse_transcription_request(
         message = f"timestamp_granularities: has no effect with response_format {response_format}; use verbose_json"
         raise ServerError(400, message, "timestamp_granularities")
 
-    options = fields | {"task": task, "word_timestamps": "word" in granularities}
-    if "prompt" in options:
-        options["initial_prompt"] = options.pop("prompt")
+    options |= {"task": task, "word_timestamps": "word" in granularities}
     if options.get("temperature") == 0:
         del options["temperature"]  # in this API, 0 lets the temperature rise where necessary, like the default
     try:
@@ -115,54 +117,7 @@ def parse_transcription_request(
         decoding.with_values(temperature=1.0).require_effect(given)  # the temperature may rise
     except InputError as error:
         raise ServerError.of(error, field_name) from None
-    return TranscriptionRequest(content, own, decoding, response_format, granularities or ["segment"], stream, rounds)
-
-
-def parse_fields(parts: Sequence[Part]) -> tuple[bytes, dict[str, Any]]:
-    """Return the content of the file, and the values of all other fields. A field that is a list may be repeated.
-
-    Empty fields are left out, because programs send them for inputs that the user left blank.
-    """
-    content: bytes | None = None
-    fields: dict[str, Any] = {}
-    for part in parts:
-        name = part.name.removesuffix("[]")
-        is_list = isinstance(FIELDS.get(name), ListOf)
-        if (name in fields and not is_list) or (name == "file" and content is not None):
-            raise ServerError(400, f"{name[:80]}: is given twice", name)
-        if part.is_file != (name == "file"):
-            raise ServerError(400, f"{name[:80]}: must {'not ' if part.is_file else ''}be a file", name[:80])
-        if name == "file":
-            content = part.content
-        elif not part.content and (name in FIELDS or name in UNSUPPORTED or name in OTHER_OPTIONS):
-            continue
-        elif is_list:
-            fields[name] = [*fields.get(name, ()), parse_value(name, part.content)]
-        else:
-            fields[name] = parse_value(name, part.content)
-    if content is None:
-        raise ServerError(400, "file: is missing; send a recording", "file")
-    return content, fields
-
-
-def parse_value(name: str, content: bytes) -> Any:
-    """Parse the text of a field, or one item of a list. Raises a `ServerError` that names the field."""
-    if name in UNSUPPORTED:
-        raise ServerError(400, f"{name}: is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
-    if name in OTHER_OPTIONS:
-        raise ServerError(400, f"{name}: is not a field of this API; {OTHER_OPTIONS[name]}", name, "unsupported_value")
-    if name not in FIELDS:
-        raise ServerError.unknown_field(name, [each for each in FIELDS if each not in OTHER_OPTIONS])
-    value = FIELDS[name]
-    if isinstance(value, ListOf):
-        value = value.item
-    try:
-        text = content.decode()
-        return value.parse(text)
-    except UnicodeDecodeError:
-        raise ServerError(400, f"{name}: is not UTF-8", name, "invalid_value") from None
-    except (ValueError, TypeError, OverflowError):
-        raise ServerError(400, f"{name}: {refusal(value, text)}", name, "invalid_value") from None
+    return TranscriptionRequest(content, own, decoding, response_format, granularities or ("segment",), stream, rounds)
 
 
 def transcription_response(request: TranscriptionRequest, result: Transcription) -> Response:

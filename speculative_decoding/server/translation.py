@@ -1,94 +1,94 @@
-"""LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings."""
+"""LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings.
+
+The fields of its API for files are here, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..errors import InputError
 from ..rooms import has_room
-from ..sampling.options import validate
 from ..sampling.values import Int, ListOf, Text, Union
-from .bodies import JSON, media_type
 from .errors import ServerError
-from .forms import read_request, require_field, text_field
+from .fields import ANY_TEXT, FORM, JSON, Anything, Field, File, parse_fields, read_fields
+from .guard import require_token
 from .languages import english_name
+from .multipart import MULTIPART
 from .texts import DividedText, Lines
 from .translator import Translator, in_thread
 
-FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
 FORMATS = ("text", "html")
 MAX_TEXTS = 128  # of a request
+LANGUAGES: Mapping[str, Field] = {
+    "source": Field(Text(), required="a language, or auto", blank=True),
+    "target": Field(Text(), required="a language", blank=True),
+}
+OF_ALL: Mapping[str, Field] = {"api_key": Field(Anything()), "file": Field(File(), ignored=True)}
+FIELDS: Mapping[str, Field] = {
+    "q": Field(Union((ANY_TEXT, ListOf(ANY_TEXT))), required="a text", blank=True),
+    **LANGUAGES,
+    "format": Field(Text(FORMATS), blank=True),
+    "alternatives": Field(Int(0), blank=True),
+    **OF_ALL,
+}
+DETECTED: Mapping[str, Field] = {"q": Field(Text(), required="a text", blank=True), **OF_ALL}
+FILE = Field(File(), required="a file as multipart/form-data")
+IN_FILES: Mapping[str, Field] = {**LANGUAGES, "format": Field(), **OF_ALL, "file": FILE}
 
 
-class TranslationRequest(NamedTuple):
-    """is_list: whether the client sent a list of texts. alternatives: how many it would like; there are none."""
-
-    texts: list[str]
-    format: str
-    is_list: bool
-    source: str
-    target: str
-    alternatives: int = 0
+async def read_request(request: Request, max_bytes: int, table: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the values of a JSON object or a form, which may contain the client's token. Raises `ServerError`."""
+    sent = await read_fields(request, max_bytes, JSON, FORM, MULTIPART)
+    if isinstance(sent, list):
+        token = "".join(part.content.decode(errors="replace") for part in sent if part.name == "api_key")
+    else:
+        token = str(sent.get("api_key") or "")
+    require_token(request.scope, token)
+    return parse_fields(sent, table)
 
 
 async def translate(request: Request) -> Response:
     translator: Translator = request.app.state.translator
     service = translator.service
     service.require_text()
-    fields, _ = await read_request(request, service.limits.max_body, FIELDS)
-    wanted = parse_translation_request(fields, is_form=media_type(request) != JSON)
-    request.scope["prompts"] = wanted.texts
-    texts = [divided(text, wanted.format) for text in wanted.texts]
-    found = await translator.translate(request, texts, wanted.source, wanted.target)
-    content: dict[str, Any] = {"translatedText": found.texts if wanted.is_list else found.texts[0]}
-    if wanted.alternatives:
-        content["alternatives"] = [[] for _ in wanted.texts] if wanted.is_list else []
-    return JSONResponse(content | found.notes(is_list=wanted.is_list))
+    fields = await read_request(request, service.limits.max_body, FIELDS)
+    texts = given_texts(fields)
+    request.scope["prompts"] = [each.text for each in texts]
+    found = await translator.translate(request, texts, fields["source"], fields["target"])
+    is_list = not isinstance(fields["q"], str)
+    content: dict[str, Any] = {"translatedText": found.texts if is_list else found.texts[0]}
+    if fields.get("alternatives"):  # the server has none
+        content["alternatives"] = [[] for _ in texts] if is_list else []
+    return JSONResponse(content | found.notes(is_list=is_list))
 
 
-def parse_translation_request(fields: Mapping[str, Any], *, is_form: bool) -> TranslationRequest:
-    """Return the texts of a request, and their languages. Raises a `ServerError` that names the field."""
-    fields = {name: value for name, value in fields.items() if value != "" or name not in ("format", "alternatives")}
-    q = require_field(fields, "q")
-    source, target = text_field(fields, "source"), text_field(fields, "target")
-    try:
-        q = validate("q", Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True)))), q)
-        format = validate("format", Text(FORMATS), fields.get("format", "text"))
-        given = fields.get("alternatives", 0)
-        is_number = is_form and str(given).isdecimal()
-        alternatives = validate("alternatives", Int(0), int(given) if is_number else given)
-    except InputError as error:
-        raise ServerError.of(error) from None
+def given_texts(fields: Mapping[str, Any]) -> list[DividedText]:
+    """Return the texts of a request. Raises `ServerError`."""
+    q, format = fields["q"], fields.get("format", "text")
     if format == "html" and not has_room("documents"):
         raise ServerError(
             501, "format: html requires the folder documents, which this server lacks; send text", "format"
         )
-    texts = [q] if isinstance(q, str) else list(q)
+    texts = [q] if isinstance(q, str) else q
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
-    return TranslationRequest(texts, format, not isinstance(q, str), source, target, alternatives)
-
-
-def divided(text: str, format: str) -> DividedText:
-    """Return a text of a request, to be divided into parts. format: text or html."""
     if not has_room("documents"):
-        return Lines(text)
+        return [Lines(text) for text in texts]
     from ..documents.options import DocumentOptions
     from .documents import Document
 
-    return Document(text, DocumentOptions(format=format))
+    return [Document(text, DocumentOptions(format=format)) for text in texts]
 
 
 async def detect(request: Request) -> Response:
     translator: Translator = request.app.state.translator
     service = translator.service
     service.require_text()
-    fields, _ = await read_request(request, service.limits.max_body, ("q", "api_key"))
-    q = text_field(fields, "q")
+    q = (await read_request(request, service.limits.max_body, DETECTED))["q"]
     request.scope["prompts"] = [q]
     translator.detector.require_installed("q")
     codes = [*translator.languages.targets]

@@ -12,12 +12,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from speculative_decoding.server.bodies import (
     BODY_SECONDS,
-    FORM,
-    JSON,
     EventStream,
     cancel_on_disconnect,
     read_body,
-    read_fields,
 )
 from speculative_decoding.server.errors import ServerError
 from tests.support.waiting import ManualLoop, run_manually
@@ -25,7 +22,7 @@ from tests.support.waiting import ManualLoop, run_manually
 LIMIT = 20_000
 
 
-def request(chunks: Sequence[bytes], kind: str = JSON, length: int | None = None) -> Request:
+def request(chunks: Sequence[bytes], kind: str = "application/json", length: int | None = None) -> Request:
     """Return a request whose body arrives in these chunks, and then no more. Its last chunk ends it."""
     left: Iterator[bytes] = iter(chunks)
     count = len(chunks)
@@ -40,42 +37,6 @@ def request(chunks: Sequence[bytes], kind: str = JSON, length: int | None = None
     headers = [(b"content-type", kind.encode())]
     headers += [] if length is None else [(b"content-length", str(length).encode())]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
-
-
-def fields(body: bytes, kind: str = JSON, **options: Any) -> Any:
-    return asyncio.run(read_fields(request([body], kind), LIMIT, **options))
-
-
-def test_null_fields_count_as_missing_and_a_byte_order_mark_is_skipped() -> None:
-    assert fields('{"a": null, "b": [null]}'.encode("utf-8-sig")) == {"b": [None]}
-    assert fields(b"") == fields(b" \n") == {}
-
-
-def test_the_type_is_not_case_sensitive_and_a_repeated_field_of_a_form_is_a_list() -> None:
-    kind = "Application/X-WWW-Form-URLEncoded; charset=utf-8"
-    assert fields(b"q=a&q=b+c&r=%C3%A9", kind, accept_form=True) == {"q": ["a", "b c"], "r": "é"}
-
-
-MALFORMED: list[tuple[bytes, str, int, str | None, str]] = [
-    (b"{", JSON, 400, "invalid_json", "not JSON"),
-    (b'{"prompt": "\xff"}', JSON, 400, None, "not UTF-8 (invalid start byte, byte 13)"),
-    (b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json", "lone surrogate"),
-    (b"{}", "", 415, None, "must be application/json, not ''"),
-    (b"prompt=a", FORM, 415, None, "must be application/json, not"),
-]
-
-
-@pytest.mark.parametrize(("body", "kind", "status", "code", "words"), MALFORMED, ids=lambda value: str(value)[:30])
-def test_malformed_bodies_are_refused(body: bytes, kind: str, status: int, code: str | None, words: str) -> None:
-    with pytest.raises(ServerError) as error:
-        fields(body, kind)
-    assert (error.value.status, error.value.code) == (status, code) and words in error.value.message
-
-
-@pytest.mark.parametrize("body", [b"q=The+end.%ff", b"q=The+end.\xff"])
-def test_a_form_that_is_not_utf8_is_refused(body: bytes) -> None:
-    with pytest.raises(ServerError, match="not UTF-8"):
-        fields(body, FORM, accept_form=True)
 
 
 @pytest.mark.parametrize(("size", "status"), [(LIMIT, None), (LIMIT + 1, 413)])

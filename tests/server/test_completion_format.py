@@ -14,8 +14,7 @@ from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.completion_format import (
-    IGNORED,
-    UNSUPPORTED,
+    FIELDS,
     CompletionRequest,
     CompletionResponse,
     parse_completion_request,
@@ -81,9 +80,21 @@ REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
     ({"stream": 1}, "stream", 400, "invalid_value", "stream: must be true or false"),
     ({"rounds": True}, "rounds", 400, None, "without stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options", 400, None, "without stream"),
-    ({"stream_options": {"x": 1}, "stream": True}, "stream_options", 400, None, "include_usage"),
-    ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options", 400, None, "true or false"),
-    ({"stream_options": 3, "stream": True}, "stream_options", 400, None, "must be an object"),
+    ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", 400, "unknown_field", "include_usage"),
+    (
+        {"stream_options": {"include_usage": 1}, "stream": True},
+        "stream_options.include_usage",
+        400,
+        "invalid_value",
+        "must be true or false, not 1",
+    ),
+    (
+        {"stream_options": 3, "stream": True},
+        "stream_options",
+        400,
+        "invalid_value",
+        "must be an object with include_usage, not 3",
+    ),
     ({"draft_text": 5}, "draft_text", 400, "invalid_value", "draft_text: must be text, or a list of such, not 5"),
     ({"draft_text": ["a" * 500, "b" * 501]}, "draft_text", 400, None, "has 1001 characters (at most 1000 here)"),
     ({"draft_text": ["a"] * 5}, "draft_text", 400, None, "at most 4 texts here"),
@@ -96,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
         for wrong in ("a", 5, [], {}, {"content": "a"}, {"type": "text", "content": "a"}, content("a") | {"x": 1})
     ),
     *(
-        ({"prediction": content(wrong)}, "prediction", 400, "invalid_value", "prediction.content: must be a text, or")
+        ({"prediction": content(wrong)}, "prediction", 400, "invalid_value", "with a text, or a list of {")
         for wrong in (None, 5, {}, ["a"], [part(5)], [part("a", x=1)], [{"type": "image_url", "text": "a"}], [part([])])
     ),
     ({"promt": "a"}, "promt", 400, "unknown_field", "promt: unknown field; did you mean prompt?"),
@@ -124,17 +135,22 @@ def test_fields_that_an_encoder_decoder_lacks_are_refused_with_a_reason(name: st
     with pytest.raises(ServerError) as error:
         options(**{name: value})
     assert (error.value.param, error.value.code) == (name, "unsupported_value")
-    assert UNSUPPORTED[name][1] in error.value.message
+    assert error.value.message.endswith(f"; {FIELDS[name].refused}")
 
 
-def test_no_option_is_unsupported_or_ignored() -> None:
-    assert not {*UNSUPPORTED, *IGNORED} & option_specs().keys()
+def test_each_option_is_a_field_or_is_refused_with_a_reason() -> None:
+    for name, spec in option_specs().items():
+        field = FIELDS[name]
+        assert not field.ignored and field.only is None
+        assert bool(field.refused) == (not spec.per_row or name == "num_return_sequences")
 
 
 def test_ignored_neutral_and_empty_fields_have_no_effect() -> None:
-    neutral = {name: value for name, (value, _) in UNSUPPORTED.items()}
+    neutral = {name: field.only for name, field in FIELDS.items() if field.only is not None}
+    ignored = dict.fromkeys((name for name, field in FIELDS.items() if field.ignored), "x")
     empty = dict.fromkeys(("model", "stop", "src_lang", "tgt_lang"), "")
-    assert parse(**dict.fromkeys(IGNORED, "x"), **neutral, **empty, seed=0) == parse(seed=0)
+    assert {"echo", "suffix"} < neutral.keys() and {"user", "store"} < ignored.keys()
+    assert parse(**ignored, **neutral, **empty, seed=0) == parse(seed=0)
 
 
 def test_limits_hold_at_their_value() -> None:
@@ -194,7 +210,7 @@ def test_a_round_without_text_is_no_chunk() -> None:
     request = parse(stream=True)
     (item,) = client_prompts(request.prompts)
     event = Event(None, Round([2], [], 0, 0.0), [""])  # type: ignore[arg-type]
-    assert CompletionResponse("tiny", request, None).chunk(item, event) is None  # type: ignore[arg-type]
+    assert CompletionResponse(request, None).chunk(item, event) is None  # type: ignore[arg-type]
 
 
 def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
@@ -205,7 +221,7 @@ def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
         item.stats = GenerationStats(
             prompt_tokens=10, generated_tokens=number, drafted_tokens=9, accepted_tokens=4, target_calls=5
         )
-    response = CompletionResponse("tiny", request, OWN)
+    response = CompletionResponse(request, OWN)
     assert response.complete(items)["usage"] == {
         "prompt_tokens": 20,
         "completion_tokens": 6,
@@ -230,7 +246,7 @@ def test_prediction_tokens_are_those_of_the_requests_own_texts(
         item.stats.drafted_by_kind.update(text=7, copy=12)
         item.stats.accepted_by_kind.update(text=4, copy=5)
     session: Any = SimpleNamespace(options=GenerationOptions(draft_text=default))
-    usage = CompletionResponse("tiny", request, session).complete(items)["usage"]
+    usage = CompletionResponse(request, session).complete(items)["usage"]
     details = usage["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == counts
     assert (usage["drafted_tokens"], usage["accepted_tokens"]) == (38, 18)

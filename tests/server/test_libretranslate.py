@@ -75,6 +75,7 @@ def test_as_many_sentences_come_out_as_go_in(server: Serving, german: list[str])
     one, two, three = SENTENCES
     given = [f"{one} {two}\r\n\r\n  {three}" * 3, " ", "", three]
     answer = translated(server, given)
+    assert translated(server, [three]) == {"translatedText": [german[2]]} != translated(server, three)
     assert answer == {"translatedText": [f"{german[0]} {german[1]}\r\n\r\n  {german[2]}" * 3, " ", "", german[2]]}
 
 

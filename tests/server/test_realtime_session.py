@@ -15,7 +15,7 @@ from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.model_names import ModelNames
-from speculative_decoding.server.realtime_format import RATE, UNSUPPORTED
+from speculative_decoding.server.realtime_format import INPUT_FIELDS, RATE
 from speculative_decoding.server.realtime_session import RealtimeSession
 from speculative_decoding.speech.live.update import LiveUpdate, Piece
 from tests.support.speech import speech_model
@@ -106,6 +106,7 @@ def test_an_update_changes_the_fields_that_it_has() -> None:
         "noise_reduction": None,
     }
     client.update(audio={"input": everything}, include=[], hypotheses=True)
+    assert client.update()[0]["session"]["audio"]["input"]["transcription"]["prompt"] == "Fritz"
     (event,) = client.update(audio={"input": {"transcription": {"prompt": "", "delay": None}}})
     own["transcription"] = {"model": "tiny", "language": "de", "prompt": None}
     assert event["session"] == session | {"hypotheses": True}
@@ -115,15 +116,19 @@ def test_an_update_changes_the_fields_that_it_has() -> None:
 
 BAD_SESSIONS: list[tuple[Any, str, str]] = [
     (5, "session", "invalid_value"),
-    ({"type": "realtime"}, "session.type", "invalid_value"),
-    ({}, "session.type", "invalid_value"),
+    ({"type": "realtime"}, "session.type", "unsupported_value"),
+    ({}, "session.type", "missing_field"),
     ({"voice": "x"}, "session.voice", "unknown_field"),
-    ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include", "invalid_value"),
+    ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include", "unsupported_value"),
     ({"hypotheses": 1}, "session.hypotheses", "invalid_value"),
     ({"audio": {"input": []}}, INPUT, "invalid_value"),
     ({"audio": {"output": {}}}, "session.audio.output", "unknown_field"),
-    ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, f"{INPUT}.format.type", "invalid_value"),
-    ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}, f"{INPUT}.format.rate", "invalid_value"),
+    ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, f"{INPUT}.format.type", "unsupported_value"),
+    (
+        {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}},
+        f"{INPUT}.format.rate",
+        "unsupported_value",
+    ),
     ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, f"{INPUT}.turn_detection", "unsupported_value"),
     ({"audio": {"input": {"noise_reduction": {}}}}, f"{INPUT}.noise_reduction", "unsupported_value"),
     ({"audio": {"input": {"transcription": {"model": "gpt"}}}}, f"{TRANSCRIPTION}.model", "model_not_found"),
@@ -260,10 +265,8 @@ def test_the_end_of_the_server_commits_what_can_be_committed(size: int, state: s
 
 
 NAMES = [
-    *{"type", "session", *(name for path in UNSUPPORTED for name in path.split("."))},
-    "format",
-    "rate",
-    "language",
+    *("type", "session", "audio", "input", "rate", *INPUT_FIELDS),
+    *("language", "delay", "keywords", "languages"),
 ]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(["de", RATE])
 JSON = st.recursive(

@@ -1,0 +1,221 @@
+"""Reads the fields of requests and events. Each API has a table of its fields; JSON and forms share one parser.
+
+It does not know what the fields mean. The tables are next to the code that uses the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from ..checkpoints.json_text import is_json_value, parse_json_object
+from ..errors import InputError, written
+from ..sampling.options import meant_options, option_specs, refusal, short_repr, suggested_option
+from ..sampling.values import ListOf, Text, Union, Value
+from .bodies import read_body
+from .errors import ServerError
+from .multipart import MULTIPART, Part, parse_multipart
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+ANY_TEXT = Text(may_be_empty=True)
+
+
+class Anything(Value):
+    """Any value, for a field that its user checks or that has no effect."""
+
+    expected = "anything"
+    metavar = "X"
+
+    def accept(self, value: Any) -> Any:
+        return value
+
+
+class File(Value):
+    """A file of a form, as a `Part`."""
+
+    expected = "a file, sent as multipart/form-data"
+    metavar = "FILE"
+
+    def accept(self, value: Any) -> Part:
+        if not isinstance(value, Part):
+            raise TypeError
+        return value
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of an API.
+
+    Attributes:
+        type: The values that it accepts, or the fields of an object.
+        option: The option that it sets, if that has another name.
+        required: What to send, if it must not be missing.
+        refused: Why it is refused.
+        only: The only value that is not refused, because it changes nothing.
+        ignored: Whether it has no effect.
+        blank: Whether an empty text counts as a missing field. In forms, all fields are like this.
+    """
+
+    type: Value | Mapping[str, Field] = ANY_TEXT
+    option: str = ""
+    required: str = ""
+    refused: str = ""
+    only: Any = None
+    ignored: bool = False
+    blank: bool = False
+
+
+def option_fields() -> dict[str, Field]:
+    """Return a field for each decoding option. Those that all rows of a batch share are refused."""
+    shared = Field(refused="is set when the server starts; leave it out")
+    return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
+
+
+async def read_fields(request: Request, max_bytes: int, *kinds: str) -> dict[str, Any] | list[Part]:
+    """Read a JSON object or a form. Raises `ServerError`.
+
+    Args:
+        request: The request.
+        max_bytes: The maximum size of the body.
+        kinds: The accepted media types: `JSON`, `FORM` or `MULTIPART`.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in kinds:
+        raise ServerError(415, f"Content-Type must be {' or '.join(kinds)}, not {kind[:80]!r}")
+    body = await read_body(request, max_bytes)
+    if kind == MULTIPART:
+        return parse_multipart(request.headers["content-type"], body)
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
+    if kind == JSON:
+        return parse_json(text, "body") if text.strip() else {}
+    try:
+        return [Part(name, False, value.encode()) for name, value in parse_qsl(text, errors="strict")]
+    except UnicodeDecodeError as error:
+        raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
+
+
+def parse_json(text: str, subject: str) -> dict[str, Any]:
+    """Parse a JSON object from a client. Raises `ServerError`. subject: its name in messages."""
+    try:
+        fields = parse_json_object(text)
+    except InputError as error:
+        raise ServerError(400, f"invalid {subject}: {error}", code="invalid_json") from None
+    if not is_json_value(fields):
+        message = f"invalid {subject}: a lone surrogate, NaN or Infinity is not JSON"
+        raise ServerError(400, message, code="invalid_json")
+    return fields
+
+
+def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field], path: str = "") -> dict[str, Any]:
+    """Return the accepted values by option. Those of an object in the object are among them.
+
+    Args:
+        sent: An object, whose null fields count as missing, or the parts of a form, whose names may end with [].
+        table: The fields of the API.
+        path: Of the object, with a dot at its end.
+
+    Raises:
+        ServerError: A field is unknown, refused, missing or has a wrong value. Its `param` is the path of the field.
+    """
+    is_form = isinstance(sent, list)
+    values: dict[str, Any] = {}
+    missing = {name: field for name, field in table.items() if field.required}
+    for name, value in (grouped(sent) if isinstance(sent, list) else sent).items():
+        if value is None:
+            continue
+        field, full = field_of(name, table, path), f"{path}{name}"
+        if is_form:
+            value = form_value(full, field.type, value)
+        if value == "" and (is_form or field.blank):
+            continue
+        missing.pop(name, None)
+        if field.refused:
+            require_harmless(full, field, value)
+        elif isinstance(field.type, Mapping):
+            if not isinstance(value, dict):
+                names = ", ".join(accepted_names(field.type))
+                raise invalid(full, f"must be an object with {names}, not {short_repr(value)}")
+            values |= parse_fields(value, field.type, f"{full}.")
+        else:
+            value = accepted(full, field.type.accept, field.type, value)
+            if not field.ignored:
+                values[field.option or name] = value
+    for name, field in missing.items():
+        problem = "is missing or empty" if field.blank else "is missing"
+        raise ServerError(400, f"{path}{name}: {problem}; send {field.required}", f"{path}{name}", "missing_field")
+    return values
+
+
+def grouped(parts: Sequence[Part]) -> dict[str, list[str | Part]]:
+    """Return the texts and files of a form by name. Raises `ServerError`."""
+    found: dict[str, list[str | Part]] = {}
+    for part in parts:
+        name = part.name.removesuffix("[]")
+        try:
+            found.setdefault(name, []).append(part if part.is_file else part.content.decode())
+        except UnicodeDecodeError:
+            raise invalid(name[:80], "is not UTF-8") from None
+    return found
+
+
+def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
+    """Return the value of a field, or "" if it is empty, as programs send it for an input that the user left blank."""
+    item_type = type_.item if isinstance(type_, ListOf) else type_
+    if len(items) == 1 or not isinstance(type_, Union):  # of several texts to translate, some may be empty
+        items = [item for item in items if item != ""]
+    if not isinstance(item_type, File) and any(isinstance(item, Part) for item in items):
+        raise ServerError(400, f"{name}: must not be a file", name)
+    values = [accepted(name, item_type.parse, item_type, item) for item in items]
+    if not values:
+        return ""
+    try:
+        return values[0] if len(values) == 1 and item_type is type_ else type_.accept(values)
+    except (ValueError, TypeError):
+        raise ServerError(400, f"{name}: is given twice", name) from None
+
+
+def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) -> Any:
+    """Return the value as a plain Python object. Raises `ServerError`. accept: A method of the type."""
+    try:
+        return accept(value)
+    except (ValueError, TypeError, OverflowError):
+        raise invalid(name, refusal(type_, value)) from None
+
+
+def require_harmless(name: str, field: Field, value: Any) -> None:
+    """Raise `ServerError` for a field that is refused, unless its value changes nothing."""
+    if field.only is None:
+        raise ServerError(400, f"{name}: {field.refused}", name, "unsupported_value")
+    if value != field.only or isinstance(value, bool) != isinstance(field.only, bool):
+        message = f"{name}: must be {dumps(field.only)}, not {short_repr(value)}; {field.refused}"
+        raise ServerError(400, message, name, "unsupported_value")
+
+
+def field_of(name: str, table: Mapping[str, Field], path: str = "") -> Field:
+    """Return a field of a table. Raises `ServerError` for an unknown name, with a suggestion."""
+    if name in table:
+        return table[name]
+    known = accepted_names(table)
+    meant = meant_options(name, known) or meant_options(name, table) or known
+    hint = written(suggested_option(name, meant), lambda each: f"{path}{each}")
+    full = f"{path}{name}"[:80]
+    raise ServerError(400, f"{full}: unknown field; {hint}", full, "unknown_field")
+
+
+def accepted_names(table: Mapping[str, Field]) -> list[str]:
+    """Return the names of the fields that matter, or all names if none does."""
+    names = [name for name, field in table.items() if not field.ignored and (field.required or not field.refused)]
+    return names or [*table]
+
+
+def invalid(name: str, problem: str) -> ServerError:
+    return ServerError(400, f"{name}: {problem}", name, "invalid_value")
