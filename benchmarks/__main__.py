@@ -21,12 +21,12 @@ from speculative_decoding.cli.modes import BASELINE, combine_modes
 from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
-from speculative_decoding.loading.atomic_io import atomic_write
 from speculative_decoding.loading.load import DTYPES, ModelHandle, open_model
 from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
 from speculative_decoding.rooms import has_room
+from speculative_decoding.runs.places import atomic_write
 
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others

@@ -36,7 +36,7 @@ from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.drafters.model import num_shared
 from speculative_decoding.errors import InputError, writing
-from speculative_decoding.loading.atomic_io import atomic_write
+from speculative_decoding.runs.places import atomic_write
 
 from .ours import Ids, auto_parts
 from .tasks import Task, tasks_from_files

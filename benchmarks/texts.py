@@ -31,10 +31,10 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from, require_writable
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
-from speculative_decoding.loading.atomic_io import atomic_write
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.rooms import has_room
+from speculative_decoding.runs.places import atomic_write
 
 from .given_texts import KINDS, USELESS, GivenTexts, given_texts, read_references, with_changed_clauses
 from .machine import described, environment, notes, used_by_others

@@ -383,19 +383,6 @@ class RunConfig:
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
 
 
-def changed_setting(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return how `output_settings` differ from those of an earlier run, such as "seed was 0, is 1"; "" if they do not.
-
-    "exact" and "comparison" may be recorded although the settings leave them open.
-    """
-    current = {"exact": recorded.get("exact"), "comparison": recorded.get("comparison"), **settings}
-    for name in sorted(recorded.keys() | settings.keys()):
-        if recorded.get(name) != current.get(name):
-            before, now = (json.dumps(each.get(name)) for each in (recorded, current))
-            return f"{name} was {before}, is {now}"
-    return ""
-
-
 @contextmanager
 def saving(store: TextStore, path: Path) -> Iterator[None]:
     """Save a store on exit, even after an error, and once a minute, in case the process is killed.

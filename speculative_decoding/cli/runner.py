@@ -15,6 +15,7 @@ from ..draft_length.store import COMPARISON
 from ..engine import Event
 from ..errors import written
 from ..loading.tokenizer import unknown_characters
+from ..runs.log import Log
 from ..session import Session
 from .common import printing, say
 from .parser import flag
@@ -41,13 +42,12 @@ def note_exactness(session: Session, slots: int = 1) -> None:
         say(f"note: {written(note, flag)}")
 
 
-def settle_exactness(session: Session, slots: int, recorded: dict[str, Any], *, is_new: bool = True) -> None:
+def settle_exactness(session: Session, slots: int, log: Log | None) -> None:
     """Decide whether passes are exact, unless an earlier run has decided it.
 
-    Args:
-        recorded: The settings of an output that can be resumed. "exact" is added to them, and how bits were compared.
-        is_new: Whether no earlier run has written to this output.
+    log: The log of an output that can be resumed. "exact" is added to its settings, and how bits were compared.
     """
+    recorded = {} if log is None else log.settings
     options = session.options_with({})
     if options.num_beams > 1:
         return
@@ -58,7 +58,7 @@ def settle_exactness(session: Session, slots: int, recorded: dict[str, Any], *, 
             recorded["exact"] = session.planner.widths(options, slots).exact
         session.options = session.options.with_values(strict=recorded["exact"])
     if session.options_with({}).strict and session.planner.exact_widths is not None:
-        if is_new:
+        if log is None or log.is_new:
             recorded["comparison"] = COMPARISON
         elif recorded.get("comparison") != COMPARISON:
             say(

@@ -20,7 +20,7 @@ from ..cli.parser import Parser, add_flags, flags_from, require_writable
 from ..cli.run_config import DRAFT_PROMPT, DraftFlags, ModelFlags, run_config_from
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
-from ..loading.atomic_io import atomic_write
+from ..runs.places import atomic_write
 from ..sampling import GenerationOptions
 from ..sampling.values import Flag, Text
 from .device import ARCHITECTURE_VARIABLE

@@ -31,13 +31,14 @@ from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows.parts import PartScheduler
+from ..runs.log import Log
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
 from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
-from .journal import Journal
+from .journal import KIND, Journal
 from .options import DocumentOptions
 from .output import Document, DocumentStream, write_documents
 from .pieces import Piece
@@ -116,10 +117,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
-        if journal is None:
-            settle_exactness(session, flags.slots, {})
-        else:
-            settle_exactness(session, flags.slots, journal.settings, is_new=journal.is_new)
+        settle_exactness(session, flags.slots, None if journal is None else journal.log)
         stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
         run = Run(documents, stream, journal, continued_from(journal, flags.force))
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
@@ -134,7 +132,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
             say(f"\ndocument: interrupted after {run.finished} pieces{way_out}")
             return 130
         if journal is not None:
-            journal.remove()
+            journal.log.remove()
     return finish(run, decoder.scheduler, config, pair.folders | settings, flags)
 
 
@@ -186,8 +184,9 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
     journal = None
     if places.journal is not None:
         places.make_folder()
-        journal = stack.enter_context(Journal.open(places.journal, settings, force=force))
-        if not journal.is_new:
+        log = stack.enter_context(Log.open(places.journal, KIND, settings, force=force))
+        journal = Journal(log, force=force)
+        if not journal.log.is_new:
             say(f"continuing an interrupted run; {places.journal} has its finished pieces")
             return journal
     if not force:
@@ -197,7 +196,7 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
 
 def continued_from(journal: Journal | None, force: bool) -> float:
     """Return since when outputs must not have changed: the end of the run that is continued."""
-    return math.inf if journal is None or journal.is_new or force else journal.ended
+    return math.inf if journal is None or journal.log.is_new or force else journal.log.ended
 
 
 @contextmanager

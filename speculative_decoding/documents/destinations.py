@@ -12,6 +12,7 @@ from typing import Any
 from ..cli.flags import NamedFile, check_files
 from ..cli.parser import require_writable
 from ..errors import InputError, Name, writing
+from ..runs.places import not_replaced, require_file
 
 STANDARD = "-"  # standard input, or standard output
 
@@ -91,8 +92,7 @@ class Destinations:
             written.append(((Name("output"), "'s journal"), self.journal))
         check_files(given, [*inputs, *read], written)
         for name, path in self._written:
-            if path.exists() and not path.is_file():
-                raise InputError(f"{path} is not a regular file", name, "name another")
+            require_file(path, name)
 
     def make_folder(self) -> None:
         if self.folder is not None:
@@ -103,7 +103,7 @@ class Destinations:
         """Raise `InputError` if a file already exists."""
         for name, path in self._written:
             if path.exists():
-                raise InputError(f"{path} already exists", name, ("name another, or replace it with ", Name("force")))
+                raise not_replaced(path, "already exists", name)
 
     @property
     def _written(self) -> list[tuple[str, Path]]:

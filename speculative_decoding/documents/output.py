@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from ..errors import InputError, Name, writing
-from ..loading.atomic_io import atomic_file, clean_up
+from ..errors import InputError
+from ..runs.places import new_file, not_replaced
 from .decoder import Decoded
 from .findings import Finding
 from .formats import FORMATS
@@ -127,23 +126,15 @@ def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) ->
     path = path.resolve()  # so that a link stays one
     changed = digest_of_changed(path, unchanged_since)
     digest = hashlib.sha256()
-    failing = partial(writing, Name("output"), path, WAY_OUT)
-    with ExitStack() as stack:
-        with failing():
-            clean_up(path)
-            file = stack.enter_context(atomic_file(path))
+    with new_file(path, "output", WAY_OUT) as write_to_file:
 
         def write(content: bytes) -> None:
             digest.update(content)
-            with failing():
-                file.write(content)
+            write_to_file(content)
 
         yield write
         if changed not in (None, digest.digest()):
-            way_out = ("move it, or replace it with ", Name("force"))
-            raise InputError(f"{path} was changed after the interrupted run", "output", way_out)
-        with failing():
-            stack.close()
+            raise not_replaced(path, "was changed after the interrupted run", "output")
 
 
 def digest_of_changed(path: Path, since: float) -> bytes | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..cache_folder import WAY_OUT, cache_folder
 from ..errors import InputError, note
-from ..loading.atomic_io import atomic_write
+from ..runs.places import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 2

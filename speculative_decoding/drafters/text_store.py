@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import open_if_regular
 from ..errors import InputError, writing
-from ..loading.atomic_io import atomic_write
 from ..rooms import require_room
+from ..runs.places import atomic_write
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .suffix_index import BOUNDARY, SuffixIndex

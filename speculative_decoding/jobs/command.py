@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
@@ -181,20 +181,17 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             totals.errors = output.errors
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
-        running = nullcontext() if output is None else output.running()
 
         if totals.lines and processes is None:  # with several processes, the other ranks wait until the job ends
             first = next(lines, None)
             if first is None:  # nothing is left to decode, so no model is needed
-                with running:
-                    return finish(totals, config, pair.folders | settings, files)
+                assert output is not None
+                output.begin()  # cuts off what is not a record
+                return finish(totals, config, pair.folders | settings, files)
             lines = chain([first], lines)
 
         session = stack.enter_context(config.session(pair))
-        if output is None:
-            settle_exactness(session, files.slots, {})
-        else:
-            settle_exactness(session, files.slots, output.settings, is_new=output.is_new)
+        settle_exactness(session, files.slots, None if output is None else output.log)
         scheduler, row = row_scheduler(session, files)
         slots = files.slots
         if processes is not None:
@@ -215,8 +212,9 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             totals=totals,
         )
         try:
-            with running:
-                run_with_progress(job, size, files)
+            if output is not None:
+                output.begin()  # fails, if it does, before anything is decoded
+            run_with_progress(job, size, files)
         except KeyboardInterrupt:
             way_out = "" if files.output is None else "; run the same command with --resume to continue"
             say(f"\nbatch: interrupted after line {totals.lines}{way_out}")

@@ -19,8 +19,8 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, Name, writing
 from ..models.base import checked_sources
+from ..runs.places import atomic_directory
 from . import hub, manifest
-from .atomic_io import atomic_directory
 from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import (
     WEIGHTS,

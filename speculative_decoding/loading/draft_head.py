@@ -159,7 +159,7 @@ def write_draft_head(
     facts: further entries of the manifest.
     """
     from ..checkpoints.npz import write_npz
-    from .atomic_io import atomic_directory
+    from ..runs.places import atomic_directory
 
     content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:

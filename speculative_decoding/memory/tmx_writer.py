@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from ..errors import Name, writing
-from ..loading.atomic_io import atomic_file, clean_up
+from ..runs.places import new_file
 from ..version import __version__
 from .tmx import MAX_TEXT
 
@@ -50,23 +48,16 @@ def writing_tmx(
     """
     languages = {"source": quoteattr(source_language), "target": quoteattr(target_language)}
     header = HEADER.format(version=quoteattr(__version__), segment=quoteattr(segment), source=languages["source"])
-    failing = partial(writing, Name("write_memory"), path)
-    with ExitStack() as stack:
-        with failing():
-            clean_up(path)
-            file = stack.enter_context(atomic_file(path))
-            file.write(header.encode())
+    with new_file(path, "write_memory", "name another file") as write:
+        write(header.encode())
 
         def add(source: str, target: str) -> None:
             texts = [segment_of(text) for text in (source, target)]
             if all(0 < len(text) <= MAX_TEXT for text in texts):
-                with failing():
-                    file.write(UNIT.format(*texts, **languages).encode())
+                write(UNIT.format(*texts, **languages).encode())
 
         yield add
-        with failing():
-            file.write(END.encode())
-            stack.close()
+        write(END.encode())
 
 
 def segment_of(text: str) -> str:

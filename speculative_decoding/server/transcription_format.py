@@ -17,14 +17,13 @@ from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, ListOf, Text
-from ..speech.formats import write
 from ..speech.keywords import DECODING, split_options
 from ..speech.live.update import Piece, merge_pieces
 from ..speech.options import TranscriptionOptions, transcription_specs
 from ..speech.scheduler import TranscriptionEvent, language_code
 from ..speech.segments import Segment
 from ..speech.speech_text import SpeechText
-from ..speech.transcription import Transcription
+from ..speech.transcription import Transcription, write
 from .errors import ServerError
 from .fields import Field, File, option_fields, parse_fields
 from .model_names import ModelNames

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from itertools import chain, count, dropwhile
 from ..errors import InputError, Name
 from .segments import Segment, Word
 from .subtitle_options import SubtitleOptions
-from .transcription import Transcription
 
 MAX_WIDTH = 1000  # characters of a line, by default
 MAX_WORDS = 1000  # of a cue, by default
@@ -58,16 +56,6 @@ STREAMED: dict[str, Callable[[Iterable[Segment], SubtitleOptions], Iterator[str]
     "tsv": tsv,
 }
 FORMATS = (*STREAMED, "json")
-
-
-def write(name: str, result: Transcription, options: SubtitleOptions = NO_OPTIONS) -> str:
-    """Return the content of openai-whisper's file. name: one of `FORMATS`.
-
-    Raises `InputError` if the subtitles need word times, and the transcript has none.
-    """
-    if name == "json":
-        return json.dumps(result.as_dict())
-    return "".join(STREAMED[name](result.segments, options))
 
 
 def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]:

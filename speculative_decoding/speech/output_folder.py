@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -14,18 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError, Name, writing
-from ..loading.atomic_io import atomic_file, clean_up
+from ..runs.log import Log
+from ..runs.places import new_file, not_replaced, require_file
 from .audio_file import is_open_pipe
-from .formats import FORMATS, write
-from .ledger import WAY_OUT, Ledger, Source, Written
+from .ledger import KIND, Ledger, Source, Written
 from .media_files import folded, output_names, place
 from .subtitle_options import SUBTITLES, SubtitleOptions
-from .transcription import Transcription
+from .transcription import Transcription, write
 
 LEDGER = ".transcribe.jsonl"
 STANDARD = "-"  # standard input
 MAX_NAME_BYTES = 255 - len("..partial-12345678")  # a temporary file has a longer name
-LEFTOVER = re.compile(rf"\.(.+\.(?:{'|'.join(FORMATS)}))\.partial-.{{8}}", re.DOTALL)
 
 
 class Unfinished(NamedTuple):
@@ -78,7 +76,7 @@ class OutputFolder:
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[OpenFolder]:
-        """Create and lock the folder, and remove what a killed run has left.
+        """Create and lock the folder.
 
         Args:
             settings: Everything that a transcript depends on except its recording.
@@ -89,9 +87,8 @@ class OutputFolder:
         """
         with writing(Name("output_dir"), self.folder, "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with Ledger.open(self.folder / LEDGER) as ledger:
-            for parent in {(self.folder / name).parent for outputs in self.outputs for name in outputs.values()}:
-                remove_leftovers(parent)
+        with Log.open(self.folder / LEDGER, KIND) as log:
+            ledger = Ledger(log)
             opened = OpenFolder(self, ledger, {each: self._digest(each, settings) for each in self.formats})
             for one, outputs in zip(self.recordings, self.outputs, strict=True):
                 opened.add(one, outputs, force)
@@ -148,11 +145,8 @@ class OpenFolder:
         }
         self._ledger.begin(one.source, written)
         for (_, name), content in contents.items():
-            path = self._place.folder / name
-            with writing(Name("output_dir"), path, WAY_OUT):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(path) as file:
-                    file.write(content)
+            with new_file(self._place.folder / name, "output_dir", KIND.kept) as write_to_file:
+                write_to_file(content)
         self._ledger.finish(one.source, written)
 
     def _source(self, recording: str) -> Source:
@@ -168,12 +162,8 @@ class OpenFolder:
         path = self._place.folder / name
         if path.parent.exists() and not path.parent.is_dir():
             raise InputError(f"{path.parent} is not a folder", "output_dir", "move it")
-        if not os.path.lexists(path):
-            return
-        if not path.is_file():
-            problem = f"{path} is not a regular file"
-            raise InputError(problem, "output_dir", ("move it, or name another ", Name("output_dir")))
-        if force:
+        require_file(path, "output_dir")
+        if force or not os.path.lexists(path):
             return
         try:
             with path.open("rb") as file:
@@ -182,17 +172,7 @@ class OpenFolder:
             content = ""  # unknown
         other = self._ledger.source_of(name)
         if not self._ledger.has_written(name, content):
-            problem = f"{path} exists, and is not what an earlier run has written"
-        elif other is not None and other not in self._paths and os.path.exists(self._place.folder / other):
-            problem = f"{path} is the transcript of {os.path.normpath(self._place.folder / other)}"
-        else:
-            return
-        way_out = ("move it, name another ", Name("output_dir"), ", or replace it with ", Name("force"))
-        raise InputError(problem, "output_dir", way_out)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that a killed run has left in a folder of transcripts."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    for target in {found[1] for found in map(LEFTOVER.fullmatch, names) if found}:
-        clean_up(folder / target)
+            raise not_replaced(path, "exists, and is not what an earlier run has written", "output_dir")
+        if other is not None and other not in self._paths and os.path.exists(self._place.folder / other):
+            recording = os.path.normpath(self._place.folder / other)
+            raise not_replaced(path, f"is the transcript of {recording}", "output_dir")

@@ -6,6 +6,7 @@ be decoded together. This module knows neither the engine nor the model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any, Protocol
 
 from ..decoding.results import GenerationStats
 from ..errors import InputError
-from ..loading.atomic_io import atomic_file
 from ..models.audio import AudioFrames
+from ..runs.places import atomic_file
+from .formats import FORMATS, NO_OPTIONS, STREAMED
 from .hallucinations import cut_hallucinations, leading_silence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split
@@ -94,8 +96,6 @@ class Transcription:
             InputError: The suffix is another one, or an option cannot be used.
             OSError: The file cannot be written.
         """
-        from .formats import FORMATS, write
-
         path = Path(path)
         name = path.suffix.lower().removeprefix(".")
         if name not in FORMATS:
@@ -110,6 +110,16 @@ class Transcription:
         content = write(name, self, options)
         with atomic_file(path) as file:
             file.write(content.encode())
+
+
+def write(name: str, result: Transcription, options: SubtitleOptions = NO_OPTIONS) -> str:
+    """Return the content of openai-whisper's file. name: one of `FORMATS`.
+
+    Raises `InputError` if the subtitles need word times, and the transcript has none.
+    """
+    if name == "json":
+        return json.dumps(result.as_dict())
+    return "".join(STREAMED[name](result.segments, options))
 
 
 @dataclass(eq=False)

@@ -1,10 +1,13 @@
-"""The target's outputs for the training prompts: decoded by the engine, appended to files, reused by a resumed run."""
+"""The target's outputs for the training prompts: decoded by the engine, appended to logs, reused by a resumed run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.prompt import encode_prompt
-from ..errors import InputError
+from ..errors import InputError, Name
 from ..models.audio import AudioFrames, Source
+from ..runs.log import Log, LogKind, parse_line
 from ..sampling.options import MAX_SEED
 from ..session import Session
 from .options import TrainingOptions
 from .training_group import SINGLE_PROCESS, TrainingGroup
+
+# Of the logs in a work folder. The settings of the run are in one of them. Increase the version to refuse old folders.
+KIND = LogKind("output", version=5, continue_with=("continue with ", Name("resume")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +88,18 @@ def write_outputs(
 ) -> dict[int, Example]:
     """Decode the prompts whose outputs the folder lacks. Returns all outputs by the index of their prompt.
 
-    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share into a separate
-    file. `progress` receives the number of finished prompts.
+    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share into a log of its
+    own. `progress` receives the number of finished prompts.
     """
     vocab_size = session.model.config.vocab_size
-    with processes.first_before_others():  # reading repairs the files of a killed run
-        known = read_all(folder, vocab_size)
-    processes.barrier()  # no process writes while another reads
+    with processes.in_turn():
+        known = read_outputs(folder, vocab_size)
 
     missing = [index for index in range(len(prompts)) if index not in known][processes.rank :: processes.size]
     requests = [output_request(options, index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
-    with path.open("a", encoding="utf-8") as file:
+    with Log.open(path, KIND, {}) as log:
+        deque(log.records(partial(parse_output, vocab_size=vocab_size)), maxlen=0)  # they are kept
         results = session.batch_as_completed(requests, slots=options.slots, max_tokens=options.max_tokens)
         for done, result in enumerate(results, start=1):
             record: list[Any] = [missing[result.index]]
@@ -100,41 +107,44 @@ def write_outputs(
                 prompt = requests[result.index]["prompt"]
                 source = encode_prompt(session.model, session.tokenizer, prompt, language=session.options.src_lang)
                 record += [source, list(result.result.tokens)]
-            file.write(json.dumps(record) + "\n")
-            file.flush()
+            log.append(record)
             progress(len(prompts) - (len(missing) - done) * processes.size)
 
     processes.barrier()
-    known = read_all(folder, vocab_size)
+    with processes.in_turn():
+        known = read_outputs(folder, vocab_size)
     return {index: known[index] for index in sorted(known) if known[index] is not None}  # type: ignore[misc]
 
 
-def read_all(folder: Path, vocab_size: int) -> dict[int, Example | None]:
+def read_outputs(folder: Path, vocab_size: int) -> dict[int, Example | None]:
+    """Return the outputs in the logs of all processes, by the index of their prompt."""
     known: dict[int, Example | None] = {}
     for path in sorted(folder.glob("outputs*.jsonl")):
-        known |= read_outputs(path, vocab_size)
+        with Log.open(path, KIND, {}) as log:
+            known |= log.records(partial(parse_output, vocab_size=vocab_size))
     return known
 
 
-def read_outputs(path: Path, vocab_size: int) -> dict[int, Example | None]:
-    """Read a file of outputs and cut off an incomplete last line. Raises `InputError` for a damaged line."""
-    known: dict[int, Example | None] = {}
-    for number, line in enumerate(complete_lines(path), start=1):
-        try:
-            index, *parts = json.loads(line)
-            known[int(index)] = Example(*(checked_ids(part, vocab_size) for part in parts)) if parts else None
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{path}, line {number}: damaged ({error}); delete the file to decode it again") from error
-    return known
+def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | None:
+    """Return the index of a prompt and its output, which is None if it cannot be decoded; None for damage."""
+    try:
+        index, *parts = parse_line(line)
+        return int(index), Example(*(checked_ids(part, vocab_size) for part in parts)) if parts else None
+    except (OverflowError, TypeError, ValueError):
+        return None
 
 
-def complete_lines(path: Path) -> list[bytes]:
-    """Read the lines of a file, and cut off an incomplete last line. Returns an empty list if there is no file."""
-    content = path.read_bytes() if path.exists() else b""
-    complete = content[: content.rfind(b"\n") + 1]
-    if len(complete) < len(content):
-        path.write_bytes(complete)
-    return complete.splitlines()
+@contextmanager
+def appended(path: Path, size: int) -> Iterator[BufferedWriter]:
+    """Open a file of arrays to append to its first `size` bytes, which a log in the same folder counts.
+
+    Raises `InputError` if it is shorter. To count more bytes, `sync` it first.
+    """
+    with path.open("ab") as file:
+        if file.tell() < size:
+            raise InputError(f"{path}: shorter than the log beside it says; delete {path.parent}")
+        file.truncate(size)
+        yield file
 
 
 def checked_ids(value: object, vocab_size: int) -> list[int]:

@@ -7,8 +7,11 @@ read aloud. In both cases, the labels are the target's distributions.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +21,13 @@ from ..checkpoints.text import decode_text
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.speech_languages import code_of_language
+from ..runs.log import Log, parse_line
 from ..session import Session
 from ..speech.recording import open_audio
 from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech.speech_text import SpeechText
 from ..speech.window_requests import MAX_POSITIONS
-from .outputs import Example, SpeechWindow, checked_ids, complete_lines
+from .outputs import KIND, Example, SpeechWindow, appended, checked_ids
 
 TIMED = 0.85  # share of outputs with timestamps
 PROMPTED = 0.5  # share of windows that have previous text in their prefix
@@ -152,50 +156,43 @@ def write_windows(
 ) -> list[Example]:
     """Cut the recordings that the folder lacks into windows. Returns the windows of all recordings.
 
-    Frames are appended to frames.bin, and one line per recording to windows.jsonl. A killed run resumes from both.
+    Frames are appended to frames.bin, and one record per recording to windows.jsonl. A killed run resumes from both.
     `progress` receives the number of finished recordings.
     """
     audio = session.model.audio
     assert audio is not None
     maker = WindowMaker(session.model, SpeechText(session.tokenizer, audio))
-    windows = read_windows(folder / "windows.jsonl", session.model.config.vocab_size)
-    previous = [token for lines in windows for _, _, output in lines for token in output[:-1]]
-    position = sum(count for lines in windows for count, _, _ in lines)
-    with (folder / "frames.bin").open("ab") as frames_file, (folder / "windows.jsonl").open("a") as file:
-        if frames_file.tell() < position * audio.num_mel_bins * ROW.itemsize:
-            raise InputError(f"{frames_file.name}: shorter than {file.name} says; delete {folder}")
-        frames_file.truncate(position * audio.num_mel_bins * ROW.itemsize)
-        for index in range(len(windows), len(recordings)):
-            lines = []
-            rng = np.random.default_rng([seed, 2, index])
-            for each in maker.windows(recordings[index], previous, rng):
-                assert isinstance(each.source, SpeechWindow)
-                frames_file.write(each.source.frames.tobytes())
-                lines.append((len(each.source.frames), [*each.prefix], [*each.output]))
-                previous += each.output[:-1]
-            frames_file.flush()
-            file.write(json.dumps(lines) + "\n")
-            file.flush()
-            windows.append(lines)
-            progress(index + 1)
+    with Log.open(folder / "windows.jsonl", KIND, {}) as log:
+        windows = [*log.records(partial(parse_windows, vocab_size=session.model.config.vocab_size))]
+        previous = [token for lines in windows for _, _, output in lines for token in output[:-1]]
+        position = sum(count for lines in windows for count, _, _ in lines)
+        with appended(folder / "frames.bin", position * audio.num_mel_bins * ROW.itemsize) as frames_file:
+            for index in range(len(windows), len(recordings)):
+                lines = []
+                rng = np.random.default_rng([seed, 2, index])
+                for each in maker.windows(recordings[index], previous, rng):
+                    assert isinstance(each.source, SpeechWindow)
+                    frames_file.write(each.source.frames.tobytes())
+                    lines.append((len(each.source.frames), [*each.prefix], [*each.output]))
+                    previous += each.output[:-1]
+                frames_file.flush()
+                os.fsync(frames_file.fileno())  # must be on disk before the log counts it
+                log.append(lines)
+                windows.append(lines)
+                progress(index + 1)
 
     examples = []
     frames = np.memmap(folder / "frames.bin", ROW, "r").reshape(-1, audio.num_mel_bins)
     position = 0
-    for count, prefix, output in (each for lines in windows for each in lines):
+    for count, prefix, output in chain.from_iterable(windows):
         examples.append(Example(SpeechWindow(frames[position : position + count]), output, prefix))
         position += count
     return examples
 
 
-def read_windows(path: Path, vocab_size: int) -> list[list[tuple[int, list[int], list[int]]]]:
-    """Read the number of frames, the prefix and the output of each recording's windows; see `read_outputs`."""
-    windows = []
-    for number, line in enumerate(complete_lines(path), start=1):
-        try:
-            windows.append(
-                [(int(n), checked_ids(a, vocab_size), checked_ids(b, vocab_size)) for n, a, b in json.loads(line)]
-            )
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{path}, line {number}: damaged ({error}); delete {path.parent} to start anew") from error
-    return windows
+def parse_windows(line: bytes, vocab_size: int) -> list[tuple[int, list[int], list[int]]] | None:
+    """Return the number of frames, the prefix and the output of each window of a recording; None for damage."""
+    try:
+        return [(int(n), checked_ids(a, vocab_size), checked_ids(b, vocab_size)) for n, a, b in parse_line(line)]
+    except (OverflowError, TypeError, ValueError):
+        return None

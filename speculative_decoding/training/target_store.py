@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, Name
-from ..loading.atomic_io import atomic_write
-from .outputs import Example
+from ..errors import InputError
+from ..runs.log import Log, parse_line
+from .outputs import KIND, Example, appended
 from .teacher import TEACHER_BATCH, TEACHER_POSITIONS, Teacher, TeacherTargets
 
 
@@ -52,20 +52,19 @@ class TargetStore:
             InputError: The disk is too small, or the folder is damaged or belongs to other examples.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        state_file = folder / "done.json"
+        kind = replace(KIND, start_over=f"delete {folder}")
         facts = {"bytes": self.nbytes, "layers": [*self.teacher.layers]}
-        done = read_done(state_file, facts)
-        missing = self.nbytes - sum(self._field_bytes(name, done) for name in self._ends)
-        free = shutil.disk_usage(folder).free
-        if free < missing:
-            raise InputError(f"{folder}: not enough disk space (got {free / 1e9:.1f} GB, need {missing / 1e9:.1f} GB)")
-
         with ExitStack() as stack:
-            files = {name: stack.enter_context(open(folder / f"{name}.bin", "ab")) for name in self._ends}
-            for name, file in files.items():
-                if file.tell() < self._field_bytes(name, done):
-                    raise InputError(f"{file.name}: shorter than {state_file.name} says; delete {folder}")
-                file.truncate(self._field_bytes(name, done))
+            log = stack.enter_context(Log.open(folder / "done.jsonl", kind, facts))
+            done = max(log.records(parse_done), default=0)
+            missing = self.nbytes - sum(self._field_bytes(name, done) for name in self._ends)
+            free = shutil.disk_usage(folder).free
+            if free < missing:
+                raise InputError(
+                    f"{folder}: not enough disk space (got {free / 1e9:.1f} GB, need {missing / 1e9:.1f} GB)"
+                )
+            sizes = {name: self._field_bytes(name, done) for name in self._ends}
+            files = {name: stack.enter_context(appended(folder / f"{name}.bin", sizes[name])) for name in sizes}
             for number, end in enumerate(batch_ends(self.examples, done), start=1):
                 for targets in self.teacher.compute(self.examples[done:end]):
                     for name, array in targets._asdict().items():
@@ -74,8 +73,8 @@ class TargetStore:
                 if number % 16 == 0 or done == len(self.examples):
                     for file in files.values():
                         file.flush()
-                        os.fsync(file.fileno())  # must be on disk before the state file counts it
-                    atomic_write(state_file, json.dumps(facts | {"done": done}))
+                        os.fsync(file.fileno())  # must be on disk before the log counts it
+                    log.append(done, sync=True)
                 progress(done)
 
         for name, (width, dtype) in self.teacher.widths().items():
@@ -110,18 +109,7 @@ def batch_ends(examples: Sequence[Example], start: int) -> Iterator[int]:
         yield len(examples)
 
 
-def read_done(state_file: Path, facts: dict[str, Any]) -> int:
-    """Return the number of examples whose targets a folder holds."""
-    if not state_file.exists():
-        return 0
-    try:
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-        done = int(state.pop("done"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{state_file}: damaged ({error}); delete its folder to compute it again") from error
-    if state != facts:
-        raise InputError(
-            f"{state_file.parent}: holds features of other outputs",
-            way_out=("delete it, or name another ", Name("output")),
-        )
-    return done
+def parse_done(line: bytes) -> int | None:
+    """Return how many examples have their targets in the files beside a log; None for damage."""
+    done = parse_line(line)
+    return done if type(done) is int else None

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.results import GenerationStats
 from ..errors import CheckpointError, InputError, Name, writing
-from ..loading.atomic_io import sync
+from ..runs.places import sync
 from ..session import Session
 from .batches import Sampler
 from .loss import training_loss

@@ -74,12 +74,12 @@ class TrainingGroup:
         self.from_first(0.0)
 
     @contextmanager
-    def first_before_others(self) -> Iterator[None]:
-        """Run the block on the first rank before the other ranks run it, so that they find its files."""
-        if not self.is_first:
+    def in_turn(self) -> Iterator[None]:
+        """Run the block on one rank after the other. No rank leaves it before the last one has run it."""
+        for _ in range(self.rank):
             self.barrier()
         yield
-        if self.is_first:
+        for _ in range(self.size - self.rank):
             self.barrier()
 
 

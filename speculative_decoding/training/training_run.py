@@ -5,7 +5,6 @@ Unfinished work is kept in a folder next to the output folder. A killed run resu
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +22,14 @@ from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, Name, writing
 from ..loading import manifest
-from ..loading.atomic_io import atomic_directory, atomic_write
 from ..loading.canonical_tokenizer import copy_tokenizer
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, ModelHandle
 from ..models.audio import token_ids
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
+from ..runs.log import Log
+from ..runs.places import atomic_directory
 from ..session import Session
 from .batches import (
     DRAFT_STEPS,
@@ -39,7 +39,7 @@ from .batches import (
     Sampler,
 )
 from .options import TrainingOptions
-from .outputs import Example, write_outputs
+from .outputs import KIND, Example, write_outputs
 from .recordings import Prompt, Recording, write_windows
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
@@ -47,7 +47,6 @@ from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
-FORMAT = 4  # version of the work folder
 WAY_OUT = ("free disk space, or name another ", Name("output"))
 FREQUENT = 512  # ids that a head may propose for any source
 FREQUENT_SPEECH = 3072  # more than for text, where the source ids may be proposed too
@@ -95,28 +94,22 @@ class TrainingRun:
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Create the work folder, or check that it was created with the same settings."""
-        settings = {"format": FORMAT, **settings}
-        path = self.work / "settings.json"
-        with self.processes.first_before_others():
-            if path.exists():
-                if self.processes.is_first and not resume:
-                    raise InputError(
-                        f"{self.work}: holds an unfinished training",
-                        way_out=("continue with ", Name("resume"), ", or delete it"),
-                    )
-                require_same_settings(path, settings)
-            elif self.processes.is_first:
+        path = self.work / "settings.jsonl"  # a log without records
+        kind = replace(KIND, start_over=f"delete {self.work}")
+        with self.processes.in_turn():
+            if (self.work / "settings.json").exists():  # of an earlier version
+                raise kind.refusal(f"{self.work} was written by another version", "finish the run with that version")
+            if self.processes.is_first:
                 with writing("training", self.work, WAY_OUT):
                     self.work.mkdir(parents=True, exist_ok=True)
-                    atomic_write(path, json.dumps(settings, indent=2) + "\n")
-            else:
-                raise InputError(
-                    (
-                        f"{path}: not found; all processes of a training need the same ",
-                        Name("output"),
-                        " on a shared disk",
-                    )
-                )
+            elif not path.exists():
+                problem = f"{path}: not found; all processes of a training need the same "
+                raise InputError((problem, Name("output"), " on a shared disk"))
+            with Log.open(path, kind, settings) as log:
+                if self.processes.is_first and not (log.is_new or resume):
+                    way_out = ("continue with ", Name("resume"), ", or delete it")
+                    raise InputError(f"{self.work}: holds an unfinished training", way_out=way_out)
+                log.begin()
 
     def write_outputs(self, progress: Progress) -> None:
         """Decode the training prompts with the target, or cut the training recordings into windows."""
@@ -125,7 +118,7 @@ class TrainingRun:
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
             if recordings:
-                with self.processes.first_before_others():
+                with self.processes.in_turn():
                     outputs = write_windows(session, recordings, self.work, self.options.seed, progress)
             else:
                 decoded = write_outputs(
@@ -161,7 +154,7 @@ class TrainingRun:
 
     def keep_targets(self, progress: Progress) -> None:
         """Compute and store the teacher targets."""
-        with writing("training", self.work, WAY_OUT), self.processes.first_before_others():
+        with writing("training", self.work, WAY_OUT), self.processes.in_turn():
             self.store.keep(self.work / "features", progress)
 
     @cached_property
@@ -250,23 +243,6 @@ class TrainingRun:
                 write_draft_head(output, head, student.target, dtype, also=draw, **facts)
             elif isinstance(self.draft, ModelHandle):
                 write_model(output, self.draft, dtype, also=draw, **facts)
-
-
-def require_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Compare the settings of an unfinished training run with this command's. Raises `InputError` if they differ."""
-    try:
-        saved = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: damaged ({error}); delete {path.parent}") from error
-    if saved.get("format") != FORMAT:
-        raise InputError(f"{path.parent}: holds an unfinished training of another version of this package; delete it")
-    for name in [*settings, *saved]:
-        if saved.get(name) != settings.get(name):
-            raise InputError(
-                f"{path}: needs the options that this training was started with ({name} is {settings.get(name)!r}, "
-                f"was {saved.get(name)!r})",
-                "resume",
-            )
 
 
 def write_model(

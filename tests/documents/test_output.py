@@ -18,11 +18,10 @@ from speculative_decoding.documents.command import Run, continued_from, document
 from speculative_decoding.documents.decoder import DocumentDecoder
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.destinations import Destinations
-from speculative_decoding.documents.journal import Journal
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.output import DocumentStream
-from speculative_decoding.loading import atomic_io
 from speculative_decoding.rows.scheduling import BatchResult
+from speculative_decoding.runs import log, places
 from tests.support.kill_states import KillStates
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
@@ -82,7 +81,7 @@ def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int
 
         run.decode(swapping_decoder(run, prompts), add, None)
         assert journal is not None and run.pieces == PIECES
-        journal.remove()
+        journal.log.remove()
     return prompts.decoded
 
 
@@ -124,7 +123,7 @@ def test_after_a_kill_at_any_moment_the_next_run_gives_the_same_bytes_and_cleans
     monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and needed only after a power failure
     states = KillStates(folder, tmp_path / "states")
     with monkeypatch.context() as patch:
-        states.around(patch, Journal, "_write")
+        states.around(patch, log, "write_all")
         states.around(patch, Path, "replace")
         states.around(patch, Path, "unlink")
         assert decode(folder) == PIECES
@@ -146,7 +145,7 @@ def test_a_full_disk_leaves_no_part_of_an_output(folder: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_io.os, "fsync", fail)
+        patch.setattr(places.os, "fsync", fail)
         with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)") as error:
             decode(folder, force=True)
     assert "\n" not in str(error.value)
@@ -158,7 +157,7 @@ def test_a_full_disk_leaves_no_part_of_an_output(folder: Path, monkeypatch: pyte
 def test_existing_outputs_are_kept_without_force(folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "c.jsonl").write_text("years of work")
-    with pytest.raises(InputError, match="c.jsonl already exists; name another, or replace it with force"):
+    with pytest.raises(InputError, match="c.jsonl already exists; move it, name another output, or replace it"):
         decode(folder)
     assert outputs(folder) == {"c.jsonl": b"years of work"}
     assert decode(folder, force=True) == PIECES and outputs(folder) == SWAPPED
@@ -174,7 +173,10 @@ def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder:
         later = (folder / "out" / ".documents.journal").stat().st_mtime + 5
         os.utime(edited, (later, later))
         if content != SWAPPED["a.txt"]:
-            with pytest.raises(InputError, match="a.txt was changed after the interrupted run; move it, or replace it"):
+            with pytest.raises(
+                InputError,
+                match="a.txt was changed after the interrupted run; move it, name another",
+            ):
                 decode(folder)
             assert edited.read_bytes() == content
     assert decode(folder) == 1 and outputs(folder) == SWAPPED

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,12 +67,13 @@ def test_a_delta_of_a_line_is_labeled_lossy(batch: Batch, tmp_path: Path) -> Non
 @pytest.mark.parametrize("decided", [True, False])
 def test_a_resumed_job_keeps_the_recorded_exactness(decided: bool) -> None:
     session = load("t5-web-docs-draft")
-    settle_exactness(session, 2, {"exact": decided})
+    log: Any = SimpleNamespace(settings={"exact": decided}, is_new=False)
+    settle_exactness(session, 2, log)
     assert session.options.strict is decided
-    new: dict[str, Any] = {}
+    new: Any = SimpleNamespace(settings={}, is_new=True)
     session.options = GenerationOptions()
     settle_exactness(session, 2, new)
-    assert new["exact"] == session.planner.widths(GenerationOptions(), 2).exact == session.options.strict
+    assert new.settings["exact"] == session.planner.widths(GenerationOptions(), 2).exact == session.options.strict
 
 
 def test_the_first_run_records_its_exactness_and_a_finished_job_needs_no_weights(

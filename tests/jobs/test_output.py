@@ -156,9 +156,9 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
 
     def fill(output: Any) -> None:
         if output.lines == 10:
-            output._file = Full(os.dup(output._file.fileno()), "r+b")
+            output.log._file = Full(os.dup(output.log._file.fileno()), "r+b")
 
-    with pytest.raises(InputError, match=r"\(No space left on device\); the records written so far are kept; continue"):
+    with pytest.raises(InputError, match=r"\(No space left on device\); what is finished is kept; continue"):
         run_job(tmp_path / "out", INPUT, after_row=fill)
     left = (tmp_path / "out").read_bytes()
     assert whole.startswith(left) and left.endswith(b"\n") and left.count(b"\n") == 10
@@ -248,19 +248,19 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: str,
     """The recorded decision about exact passes is kept unless another one is given."""
     whole = finished(tmp_path / "whole")
     with ResumableOutput.open(tmp_path / "out", SETTINGS) as output:
-        output.settings["exact"] = False
-        with output.running():
-            output.write(whole.splitlines(keepends=True)[0])
+        output.log.settings["exact"] = False
+        output.begin()
+        output.write(whole.splitlines(keepends=True)[0])
     if named:
         assert named in refusal(tmp_path / "out", settings=SETTINGS | changes)
     with ResumableOutput.open(tmp_path / "out", SETTINGS, resume=True) as output:
-        assert output.settings == SETTINGS | {"exact": False}
+        assert output.log.settings == SETTINGS | {"exact": False}
 
 
 def damaged_settings() -> Iterator[tuple[bytes | None, str]]:
     former = {"version": 2, "lines": 15, "size": 3000, "input_sha256": "0" * 64, "settings": SETTINGS}
     yield None, "has no settings (out.job); name another --output"
-    yield json.dumps(former).encode(), "out.job was written by another version; finish the job with that version"
+    yield json.dumps(former).encode(), "out.job was written by another version; finish the run with that version"
     for content in ("", "[]", "[" * 100_000, f'{{"version": {VERSION}}}', f'{{"version": {VERSION}, "settings": 3}}'):
         yield content.encode(), "out.job cannot be read"
 
@@ -284,9 +284,7 @@ def test_settings_that_are_a_pipe_or_a_link_are_neither_read_nor_followed(tmp_pa
     (tmp_path / "precious").write_text("precious")
     settings_path(tmp_path / "out").symlink_to(tmp_path / "precious")
     for resume in (False, True):
-        with pytest.raises(
-            InputError, match="out.job is needed for the settings of the job, but is another file; name"
-        ):
+        with pytest.raises(InputError, match="out.job is needed to record what is finished, but is another file; name"):
             run_job(tmp_path / "out", INPUT, resume=resume)
     run_job(tmp_path / "out", INPUT, force=True)
     assert (tmp_path / "precious").read_text() == "precious"
@@ -306,7 +304,7 @@ def test_a_replaced_output_is_kept_if_the_settings_cannot_be_written(
     monkeypatch.setattr(tempfile, "mkstemp", fail)
     with pytest.raises(InputError) as error:
         run_job(tmp_path / "out", INPUT, force=True)
-    assert "Permission denied" in str(error.value) and "so far" not in str(error.value)
+    assert "Permission denied" in str(error.value) and "is kept" not in str(error.value)
     assert (tmp_path / "out").read_bytes() == whole
 
 
@@ -316,14 +314,14 @@ def test_an_existing_output_is_kept_without_resume_or_force(tmp_path: Path) -> N
         run_job(tmp_path / "out", INPUT)
     with pytest.raises(InputError, match="not a regular file"):
         run_job(tmp_path, INPUT)
-    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name another file"):
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name another output"):
         run_job(tmp_path / "nowhere" / "out", INPUT)
     assert (tmp_path / "out").read_text() == "precious"
 
 
 def test_an_output_is_locked_against_a_second_job(tmp_path: Path) -> None:
     def another(_: object) -> None:
-        with pytest.raises(InputError, match="another job is writing it"):
+        with pytest.raises(InputError, match="another run is writing it"):
             run_job(tmp_path / "out", INPUT, resume=True)
 
     run_job(tmp_path / "out", b"one\ntwo", FakeScheduler(), after_row=another)

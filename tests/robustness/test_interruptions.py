@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError, checkpoints
-from speculative_decoding.loading import atomic_io, manifest
+from speculative_decoding.loading import manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
+from speculative_decoding.runs import places
 from tests.support.kill_states import KillStates
 from tests.unit.loading.test_conversion import make_source
 from tools.sparse_t5_11b import make
@@ -40,7 +41,7 @@ def kill_states(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     states = KillStates(output.parent, folder / "states")
     with monkeypatch.context() as patch:
         for name in ("sync", "replace_folder", "exchange", "clean_up"):
-            states.around(patch, atomic_io, name)
+            states.around(patch, places, name)
         states.around(patch, Path, "rename")
         convert(str(source), output, Storage("float32"), force=True, progress=states.moment)
     return states.paths
@@ -62,11 +63,11 @@ def test_a_kill_leaves_the_old_folder_or_the_new_one(
 def test_without_atomic_exchange_the_next_run_restores_the_old_folder(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic_io, "exchange", lambda *_: False)
+    monkeypatch.setattr(places, "exchange", lambda *_: False)
     states = kill_states(source, tmp_path, monkeypatch)
     assert not all((state / "model").exists() for state in states)  # an atomic exchange never leaves such a state
     for state in states:
-        atomic_io.clean_up(state / "model")
+        places.clean_up(state / "model")
         assert is_complete(state / "model") and os.listdir(state) == ["model"]
 
 

@@ -9,7 +9,8 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from speculative_decoding import load
 from speculative_decoding.cli import programs
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.pair import ModelPair
-from speculative_decoding.speech import ledger as ledgers
-from speculative_decoding.speech.formats import FORMATS, write
-from speculative_decoding.speech.ledger import Ledger, Source, Written
+from speculative_decoding.runs import log as log_module
+from speculative_decoding.runs.log import Log
+from speculative_decoding.speech.formats import FORMATS
+from speculative_decoding.speech.ledger import KIND, Ledger, Source, Written
 from speculative_decoding.speech.media_files import folded, output_names, recordings_in, without_repeats
 from speculative_decoding.speech.output_folder import LEDGER
+from speculative_decoding.speech.transcription import write
 from tests.support.kill_states import KillStates
 from tests.support.processes import launch
 from tests.support.speech import noise, wav
@@ -94,38 +97,44 @@ def test_a_folder_that_cannot_be_read_is_found_itself(tmp_path: Path, monkeypatc
     assert recordings_in([str(tmp_path)]) == [str(tmp_path)]
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Ledger]:
+    with Log.open(path, KIND) as log:
+        yield Ledger(log)
+
+
 TALK, OTHER = Source("../a.wav", 5, 7), Source("../b.wav", 5, 7)
 
 
 def test_an_output_belongs_to_the_recording_that_was_finished_last(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
-    with Ledger.open(path) as ledger:
+    with opened(path) as ledger:
         ledger.begin(TALK, {"A.txt": Written("s", "1")})
         assert not ledger.is_finished("A.txt", TALK, "s") and ledger.has_written("A.txt", "1")
         ledger.finish(TALK, {"A.txt": Written("s", "1")})
-        with pytest.raises(InputError, match="another run is writing to it; wait, or name another folder"):
-            Ledger.open(path).__enter__()
-    with Ledger.open(path) as ledger:
+        with pytest.raises(InputError, match="another run is writing it; wait, or name another output_dir"):
+            opened(path).__enter__()
+    with opened(path) as ledger:
         assert ledger.is_finished("a.txt", TALK, "s") and ledger.source_of("A.txt") == TALK.path
         assert not ledger.is_finished("a.txt", TALK, "t") and not ledger.is_finished(
             "a.txt", TALK._replace(size=6), "s"
         )
         ledger.begin(OTHER, {"a.txt": Written("s", "2")})
-    with Ledger.open(path) as ledger:
+    with opened(path) as ledger:
         assert not ledger.is_finished("a.txt", TALK, "s") and ledger.has_written("a.txt", "1")
 
 
 def test_damage_of_a_ledger_costs_only_its_lines(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
-    with Ledger.open(path) as ledger:
+    with opened(path) as ledger:
         for number in range(3):
             ledger.finish(TALK, {f"{number}.txt": Written("s", "1")})
     first, second, third = path.read_bytes().splitlines(keepends=True)
 
     def finished() -> str:
-        with Ledger.open(path) as ledger:
+        with opened(path) as ledger:
             ledger.finish(OTHER, {"new.txt": Written("s", "1")})
-        with Ledger.open(path) as ledger:
+        with opened(path) as ledger:
             assert ledger.is_finished("new.txt", OTHER, "s")
             return "".join(each for each in "012" if ledger.is_finished(f"{each}.txt", TALK, "s"))
 
@@ -144,7 +153,7 @@ def test_damage_of_a_ledger_costs_only_its_lines(tmp_path: Path) -> None:
         assert finished() == expected, content[:200]
     path.write_text("my notes\n")
     with pytest.raises(InputError, match="is needed to record what is finished, but is another file"):
-        Ledger.open(path).__enter__()
+        opened(path).__enter__()
     assert path.read_text() == "my notes\n"
 
 
@@ -357,7 +366,7 @@ def test_every_state_of_a_killed_run_is_continued_with_the_same_bytes(
     shutil.rmtree("in/x/y")
     states = KillStates(talks / "out", talks / "states")
     with monkeypatch.context() as patch:
-        states.around(patch, ledgers, "write_all")
+        states.around(patch, log_module, "write_all")
         states.around(patch, os, "fsync")
         assert transcribe("in -o out -f srt,json --slots 1")[0] == 0
     expected = content("out")
@@ -376,8 +385,8 @@ def test_a_full_disk_is_one_line_and_leaves_whole_files(
 
     assert transcribe("in -o whole")[0] == 0
     for place in (
-        "speculative_decoding.speech.ledger.write_all",
-        "speculative_decoding.speech.output_folder.atomic_file",
+        "speculative_decoding.runs.log.write_all",
+        "speculative_decoding.runs.places.atomic_file",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, full)

@@ -12,10 +12,10 @@ import pytest
 
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
-from speculative_decoding.speech.formats import STREAMED, srt, timestamp, write
+from speculative_decoding.speech.formats import STREAMED, srt, timestamp
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.subtitle_options import SubtitleOptions
-from speculative_decoding.speech.transcription import Transcription
+from speculative_decoding.speech.transcription import Transcription, write
 from tests.support.paths import ROOT
 
 RECORDED = json.loads((ROOT / "tests/parity/goldens/transcript_formats.json").read_text(encoding="utf-8"))

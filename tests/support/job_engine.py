@@ -124,9 +124,9 @@ def run_job(
             row=row,
             totals=totals,
         )
-        with output.running():
-            for _ in job.run():
-                after_row(output)
+        output.begin()
+        for _ in job.run():
+            after_row(output)
     return job.totals
 
 

@@ -52,7 +52,7 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     assert status == 2 and "seed is '3', was '0'" in err
     (tmp_path / "prompts.txt").write_text("a\n" * 39 + "b\n")
     status, err = command("--force", "--resume")
-    assert status == 2 and "needs the options that this training was started with (prompts is [" in err
+    assert status == 2 and "was written with other settings (prompts was [" in err
     (tmp_path / "prompts.txt").write_text("a\n" * 40)
     status, err = command("--force", "--resume", max_disk_gb="0")
     assert status == 0 and "resuming after step 4" in err and "computed when needed" in err
@@ -112,9 +112,9 @@ def test_full_disk_is_a_one_line_error(
 
     work = tmp_path / "head.training"
     for most, missing in (
-        (100, "settings.json"),
+        (100, "settings.jsonl"),
         (600, "features"),
-        (4_000, "features/done.json"),
+        (4_000, "features/done.jsonl"),
         (30_000, "c*npz"),
     ):
         with largest_file(most):  # settings, outputs, features, checkpoint

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from speculative_decoding import InputError, Session
+from speculative_decoding import Session
+from speculative_decoding.runs.log import Log
 from speculative_decoding.training.options import TrainingOptions
-from speculative_decoding.training.outputs import Example, output_request, read_outputs, write_outputs
+from speculative_decoding.training.outputs import KIND, Example, output_request, read_outputs, write_outputs
 from tests.support.tiny import VOCAB
 from tests.support.training import (
     TARGET,
@@ -37,12 +36,13 @@ def test_sampled_share_depends_on_seed_and_index_only(tmp_path: Path) -> None:
     assert outputs("half", 0.5, slots=3) == half != outputs("other", 0.5, seed=1)
 
 
-def test_damaged_outputs_are_refused_and_an_incomplete_line_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "outputs.jsonl"
-    path.write_text("[0, [3, 1], [4, 1]]\n[1]\n[2, [3")
-    assert read_outputs(path, VOCAB) == {0: Example([3, 1], [4, 1]), 1: None}
-    assert path.read_text().endswith("[1]\n")
-    for line in ("[0, [3], 5]", "nonsense", "[0, [-1], [2]]", f"[0, [2], [{VOCAB}]]", "{}"):
-        path.write_text(f"[1]\n{line}\n")
-        with pytest.raises(InputError, match="line 2: damaged"):
-            read_outputs(path, VOCAB)
+def test_damaged_outputs_are_decoded_again_with_all_that_follow(tmp_path: Path) -> None:
+    for name, first in (("outputs.jsonl", 0), ("outputs-1.jsonl", 10)):
+        with Log.open(tmp_path / name, KIND, {}) as log:
+            log.append([first, [3, 1], [4, 1]])
+            log.append([first + 1])
+    whole = (tmp_path / "outputs.jsonl").read_text()
+    for line in ("[2, [3", "[2, [3], 5]", "nonsense", "[2, [-1], [2]]", f"[2, [2], [{VOCAB}]]", "{}", "[1e999]", "\0"):
+        (tmp_path / "outputs.jsonl").write_text(f"{whole}{line}\n[3]\n")
+        example = Example([3, 1], [4, 1])
+        assert read_outputs(tmp_path, VOCAB) == {0: example, 1: None, 10: example, 11: None}

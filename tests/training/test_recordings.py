@@ -110,9 +110,12 @@ def test_killed_writing_of_windows_continues(manifest: Path, tmp_path: Path) -> 
     frames.write_bytes(content[:-1])
     with pytest.raises(InputError, match="shorter than"):
         windows_in(tmp_path, manifest)
-    lines.write_text("[[3, [41]]]\n")
-    with pytest.raises(InputError, match="line 1: damaged"):
+    header = whole[: whole.index(b"\n") + 1]
+    for damaged in (b"[[3, [41]]]\n", b'[["x", [41], [41]]]\n', b"\xff\n", bytes(50)):
+        lines.write_bytes(header + damaged + whole[len(header) :])
+        frames.write_bytes(content)
         windows_in(tmp_path, manifest)
+        assert (lines.read_bytes(), frames.read_bytes()) == (whole, content)
 
 
 def test_targets_start_at_the_output(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

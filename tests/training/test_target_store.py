@@ -33,11 +33,12 @@ def test_stored_targets_equal_computed_targets_after_a_kill(tmp_path: Path) -> N
         np.testing.assert_allclose(ours.hidden, theirs.hidden, atol=1e-2)
         np.testing.assert_allclose(ours.encoder_output, theirs.encoder_output, atol=1e-2)
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-2)
-    with pytest.raises(InputError, match="features of other outputs"):
+    other = r"done\.jsonl was written with other settings \(bytes was .*; give the same settings, or delete .*f$"
+    with pytest.raises(InputError, match=other):
         TargetStore(teacher, examples[1:]).keep(tmp_path / "f")
     (tmp_path / "f" / "ids.bin").write_bytes(b"")
     with pytest.raises(InputError, match=r"ids\.bin: shorter than"):
         TargetStore(teacher, examples).keep(tmp_path / "f")
-    (tmp_path / "f" / "done.json").write_text("{")
-    with pytest.raises(InputError, match=r"done\.json: damaged"):
+    (tmp_path / "f" / "done.jsonl").write_text("my notes\n")
+    with pytest.raises(InputError, match=r"done\.jsonl is needed to record what is finished, but is another file"):
         TargetStore(teacher, examples).keep(tmp_path / "f")

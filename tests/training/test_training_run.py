@@ -90,7 +90,7 @@ def test_run_killed_at_random_moments_gives_the_same_weights(tmp_path: Path, mon
     for owner, name in ((Trainer, "_take_step"), (Teacher, "compute"), (trainer_module, "write_npz")):
         monkeypatch.setattr(owner, name, bomb(getattr(owner, name)))
     dumps = json.dumps
-    monkeypatch.setattr("speculative_decoding.training.outputs.json.dumps", bomb(dumps))
+    monkeypatch.setattr("speculative_decoding.runs.log.json.dumps", bomb(dumps))
     kills = 0
     while kills < 60:
         left[0] = rng.randrange(3, 16)
@@ -108,10 +108,11 @@ def test_run_killed_at_random_moments_gives_the_same_weights(tmp_path: Path, mon
 def test_work_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    for saved in ({"seed": "0"}, {"format": 2, "seed": "0"}):  # of 0.1.0, of 0.2.0
-        (work / "settings.json").write_text(json.dumps(saved))
-        with pytest.raises(InputError, match="holds an unfinished training of another version of this package"):
-            training_in(tmp_path).begin({"seed": "0"}, resume=True)
-    (work / "settings.json").write_text('{"seed": ')
-    with pytest.raises(InputError, match="damaged"):
+    another = r"written by another version; finish the run with that version, or delete .*work$"
+    (work / "settings.json").write_text('{"format": 4, "seed": "0"}')  # of an earlier version
+    with pytest.raises(InputError, match=another):
+        training_in(tmp_path).begin({"seed": "0"}, resume=True)
+    (work / "settings.json").unlink()
+    (work / "settings.jsonl").write_text('{"version": 4, "settings": {"seed": "0"}}\n')
+    with pytest.raises(InputError, match=another):
         training_in(tmp_path).begin({"seed": "0"}, resume=True)

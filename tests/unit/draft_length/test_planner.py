@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
-from speculative_decoding.cli.run_config import changed_setting
 from speculative_decoding.cli.runner import settle_exactness
 from speculative_decoding.draft_length import DraftLength, FixedLength, calibration
 from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS
@@ -23,6 +23,7 @@ from speculative_decoding.draft_length.store import COMPARISON
 from speculative_decoding.drafters import NoDrafter
 from speculative_decoding.engine import Engine
 from speculative_decoding.errors import written
+from speculative_decoding.runs.log import changed_setting
 from tests.parity.test_scoring import Numbers
 from tests.support.fake_probe import Clock, FakeProbe
 from tests.support.tiny import noisy_copy, tiny_model
@@ -212,7 +213,8 @@ def test_a_job_whose_passes_an_earlier_version_compared_says_so_when_it_is_resum
 
     def says_so(recorded: dict[str, Any], *, is_new: bool) -> bool:
         session.options = GenerationOptions(strict=strict)
-        settle_exactness(session, 1, recorded, is_new=is_new)
+        log: Any = SimpleNamespace(settings=recorded, is_new=is_new)
+        settle_exactness(session, 1, log)
         return "an earlier version compared passes less strictly" in capsys.readouterr().err
 
     new = dict(given)
@@ -227,5 +229,6 @@ def test_a_job_whose_passes_an_earlier_version_compared_says_so_when_it_is_resum
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_resumed_job_compares_nothing_to_keep_its_exactness(exact: bool, probes: list[FakeProbe]) -> None:
     session = session_of(probes)
-    settle_exactness(session, 2, {"exact": exact}, is_new=False)
+    log: Any = SimpleNamespace(settings={"exact": exact}, is_new=False)
+    settle_exactness(session, 2, log)
     assert session.options.strict is exact and not probes

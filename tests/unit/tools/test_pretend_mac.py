@@ -28,7 +28,7 @@ PASSING = {
 HEADER = """
 import os, subprocess, sys
 from pathlib import Path
-from speculative_decoding.loading.atomic_io import exchange
+from speculative_decoding.runs.places import exchange
 
 IS_MAC = "import sys; assert sys.platform == 'darwin'"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.loading import atomic_io
-from speculative_decoding.loading.atomic_io import atomic_directory, atomic_write
+from speculative_decoding.runs import places
+from speculative_decoding.runs.places import atomic_directory, atomic_write
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from speculative_decoding.loading.atomic_io import atomic_directory
+from speculative_decoding.runs.places import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as folder:
     (folder / "a").write_text("new")
     print("written", flush=True)
@@ -52,7 +52,7 @@ def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_pa
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"written\n"
 
-    atomic_io.clean_up(target)
+    places.clean_up(target)
     assert len(os.listdir(tmp_path)) == 2  # the writer is still running, so its folder stays
 
     process.send_signal(signal.SIGKILL)
@@ -66,8 +66,8 @@ def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_pa
 def test_an_old_folder_is_restored_after_an_interrupted_swap(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write(target, "old")
-    target.rename(atomic_io.old_name(target))  # killed between the two renames
-    atomic_io.clean_up(target)
+    target.rename(places.old_name(target))  # killed between the two renames
+    places.clean_up(target)
     assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
 
 
@@ -75,14 +75,14 @@ def test_a_folder_is_replaced_where_two_names_cannot_be_swapped(tmp_path: Path) 
     target, folder = tmp_path / "model", tmp_path / "new"
     write(target, "old")
     write(folder, "new")
-    atomic_io.replace_folder(folder, target, swap=lambda one, other: False)
+    places.replace_folder(folder, target, swap=lambda one, other: False)
     assert (target / "a").read_text() == "new" and os.listdir(tmp_path) == ["model"]
 
 
 def test_the_file_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".text.partial-12345678").write_text("killed")
     atomic_write(tmp_path / "text", "new", 0o600)
-    atomic_io.clean_up(tmp_path / "text")
+    places.clean_up(tmp_path / "text")
     assert os.listdir(tmp_path) == ["text"] and (tmp_path / "text").stat().st_mode & 0o777 == 0o600
 
 

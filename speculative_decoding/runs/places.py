@@ -1,4 +1,4 @@
-"""Atomic writes: a folder or a file appears completely, or not at all."""
+"""Places for files and folders, which appear whole or not at all: a temporary one is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -9,12 +9,53 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import InputError
+from ..errors import InputError, Name, Words, writing
+
+
+@contextmanager
+def new_file(path: Path, option: str, way_out: Words) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes to a new file, which becomes `path` when the block ends without an error.
+
+    Its folder is created if needed, and what a killed process has left is removed.
+
+    Args:
+        path: The file. An existing one is replaced.
+        option: The option that names it, for messages.
+        way_out: What to do if it cannot be written.
+
+    Raises:
+        InputError: It cannot be written. No part of it is left.
+    """
+    with ExitStack() as stack:
+        with writing(Name(option), path, way_out):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            clean_up(path)
+            file = stack.enter_context(atomic_file(path))
+
+        def write(content: bytes) -> None:
+            with writing(Name(option), path, way_out):
+                file.write(content)
+
+        yield write
+        with writing(Name(option), path, way_out):
+            stack.close()
+
+
+def require_file(path: Path, option: str) -> None:
+    """Raise `InputError` if something that is not a file is at the place of one. option: what names the place."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file", option, ("move it, or name another ", Name(option)))
+
+
+def not_replaced(path: Path, why: str, option: str) -> InputError:
+    """Return the error about a file that is in the way, and that only --force replaces. why: such as "exists"."""
+    way_out = ("move it, name another ", Name(option), ", or replace it with ", Name("force"))
+    return InputError(f"{path} {why}", option, way_out)
 
 
 @contextmanager
