@@ -21,34 +21,9 @@ from ..checkpoints.files import open_text
 from ..checkpoints.text import decode_text
 from ..errors import InputError, Name, Note, one_line, writing, written
 from ..models.backend import computing
-from ..rooms import require_room
 from .parser import Parser, flag
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, which only the repository has
-
-# A command takes the parsed arguments and the group of processes that share the work, or None. It returns the exit
-# status.
-Command = Callable[[argparse.Namespace, Any], int]
-
-
-def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None = None) -> int:
-    """Parse the arguments, run a command, and return its exit status.
-
-    If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
-
-    follow: The command of the other ranks. If None, they run the passes of a sharded target as rank 0 directs.
-    """
-
-    def start_processes() -> int:
-        require_room("distributed")
-        from ..distributed.command import run_in_processes
-
-        return run_in_processes(parser, argv, command, follow)
-
-    if launched_rank() is not None:
-        return run(parser.prog, start_processes, name=parser.name_of)
-    chosen = parser.parse_args(argv)
-    return run(parser.prog, lambda: command(chosen, None), name=parser.name_of)
 
 
 def start_alone(

@@ -15,7 +15,7 @@ from typing import Any
 from ..checkpoints.text import require_no_nul
 from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
-from .common import interrupts, say, start
+from .common import interrupts, say
 from .compare import Comparison
 from .console_commands import NOT_IN_CONSOLE, ConsoleState, Quit, completions, find, name_of
 from .flags import add_decoding_flags, check_files
@@ -23,6 +23,7 @@ from .main import PromptFlags
 from .parser import Parser, add_flags, flags_from
 from .run_config import run_config_from
 from .runner import note_exactness
+from .start import start
 from .summary import summary_notes, tokens_per_second
 from .views import has_color
 

@@ -21,11 +21,12 @@ from ..rooms import has_room
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
 from ..session import Session
-from .common import PROMPTS, read_prompts, say, start, write_stats
+from .common import PROMPTS, read_prompts, say, write_stats
 from .flags import RunFlags, add_decoding_flags, check_files
 from .parser import File, Parser, add_flags, flags_from
 from .run_config import run_config_from
 from .runner import PromptRunner, note_exactness
+from .start import start
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"

@@ -15,7 +15,6 @@ from ..draft_length.store import COMPARISON
 from ..engine import Event
 from ..errors import written
 from ..loading.tokenizer import unknown_characters
-from ..runs.log import Log
 from ..session import Session
 from .common import printing, say
 from .parser import flag
@@ -23,6 +22,8 @@ from .summary import run_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..runs.log import Log
 
 SPECULATIVE, BASELINE = "speculative", "baseline"  # modes of decoding
 INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped

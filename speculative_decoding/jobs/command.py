@@ -17,7 +17,7 @@ from typing import Annotated as A
 
 from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS
-from ..cli.common import say, start, write_stats, write_to_stdout
+from ..cli.common import say, write_stats, write_to_stdout
 from ..cli.flags import (
     NamedFile,
     RunFlags,
@@ -30,6 +30,7 @@ from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import settle_exactness
+from ..cli.start import start
 from ..cli.summary import summary_notes
 from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT

@@ -17,10 +17,11 @@ from typing import Annotated as A
 from typing import Any
 
 from ..checkpoints import read_config
-from ..cli.common import read_text, say, start
+from ..cli.common import read_text, say
 from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
+from ..cli.start import start
 from ..errors import InputError, Name
 from ..loading.names import model_name, other_names
 from ..loading.pair import ModelPair

@@ -114,10 +114,7 @@ def test_an_interrupted_run_is_continued_with_the_same_bytes(
     assert stats["pieces"] == whole["pieces"] == 3 and stats["prompts"] == whole["prompts"] - 2
     assert content("out.txt") == expected(session, TEXT, temperature=1.0, seed=5)
     status, _, said = document(*arguments)
-    assert (
-        status == 2
-        and "--output: out.txt already exists; move it, name another --output, or replace" in said
-    )
+    assert status == 2 and "--output: out.txt already exists; move it, name another --output, or replace" in said
     assert sorted(os.listdir()) == ["a.txt", "b.txt", "out.txt", "stats.json", "whole.json"]
 
 

@@ -49,7 +49,7 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     status, err = command("--force")
     assert status == 2 and "holds an unfinished training; continue with --resume" in err
     status, err = command("--force", "--resume", seed="3")
-    assert status == 2 and "seed is '3', was '0'" in err
+    assert status == 2 and '(seed was "0", is "3"); give the same settings, or delete' in err
     (tmp_path / "prompts.txt").write_text("a\n" * 39 + "b\n")
     status, err = command("--force", "--resume")
     assert status == 2 and "was written with other settings (prompts was [" in err

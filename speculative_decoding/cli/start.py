@@ -1,0 +1,35 @@
+"""Starts a command in this process, or in several that `mlx.launch` started."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..rooms import require_room
+from .common import launched_rank, run
+from .parser import Parser
+
+# A command takes the parsed arguments and the group of processes that share the work, or None. It returns the exit
+# status.
+Command = Callable[[argparse.Namespace, Any], int]
+
+
+def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: Command | None = None) -> int:
+    """Parse the arguments, run a command, and return its exit status.
+
+    If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
+
+    follow: The command of the other ranks. If None, they run the passes of a sharded target as rank 0 directs.
+    """
+
+    def start_processes() -> int:
+        require_room("distributed")
+        from ..distributed.command import run_in_processes
+
+        return run_in_processes(parser, argv, command, follow)
+
+    if launched_rank() is not None:
+        return run(parser.prog, start_processes, name=parser.name_of)
+    chosen = parser.parse_args(argv)
+    return run(parser.prog, lambda: command(chosen, None), name=parser.name_of)
