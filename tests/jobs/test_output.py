@@ -166,6 +166,28 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
     assert (tmp_path / "out").read_bytes() == whole
 
 
+# The files of version 0.3.0 before the logs of all commands became one.
+EARLIER = """{"line": 1, "prompt": "wört eins", "text": "snie tröw", "finish_reason": "stop", "prompt_tokens": 3, \
+"generated_tokens": 3, "target_calls": 2, "drafted_tokens": 6, "accepted_tokens": 1, "input_sha256": "11f2809673934872"}
+{"line": 2, "text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0, "input_sha256": \
+"e3b0c44298fc1c14"}
+{"line": 3, "error": "too long", "input_sha256": "24f3ac3b491840af"}
+{"line": 4, "prompt": "\\"zwei\\" \\\\ drei", "text": "ierd \\\\ \\"iewz\\"", "finish_reason": "stop", \
+"prompt_tokens": 4, "generated_tokens": 4, "target_calls": 2, "drafted_tokens": 6, "accepted_tokens": 2, \
+"input_sha256": "6f30fa7ed8e1659c"}
+""".encode()
+EARLIER_SETTINGS = b'{"version": 4, "settings": {"temperature": 0.0, "stop": ["x"]}}\n'
+
+
+def test_an_output_of_an_earlier_version_is_resumed_with_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for size in range(1, len(EARLIER) + 1):
+        path.write_bytes(EARLIER[:size])
+        settings_path(path).write_bytes(EARLIER_SETTINGS)
+        assert run_job(path, SHORT, resume=True).rows == [2, 1, 1, 1, 0][EARLIER[:size].count(b"\n")]
+        assert path.read_bytes() == EARLIER and settings_path(path).read_bytes() == EARLIER_SETTINGS
+
+
 # Changed files and settings
 
 

@@ -124,6 +124,26 @@ def test_an_output_belongs_to_the_recording_that_was_finished_last(tmp_path: Pat
         assert not ledger.is_finished("a.txt", TALK, "s") and ledger.has_written("a.txt", "1")
 
 
+# Of version 0.3.0 before the logs of all commands became one.
+EARLIER = """{"version": 1, "path": "../a.wav", "size": 5, "mtime_ns": 7, \
+"outputs": {"a.txt": {"settings": "s", "sha256": "1"}}, "status": "writing"}
+{"version": 1, "path": "../a.wav", "size": 5, "mtime_ns": 7, \
+"outputs": {"a.txt": {"settings": "s", "sha256": "1"}}, "status": "done"}
+"""
+
+
+def test_the_ledger_of_an_earlier_version_is_continued_and_has_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(EARLIER)
+    with opened(tmp_path / "old") as ledger:
+        assert ledger.is_finished("a.txt", TALK, "s") and ledger.has_written("a.txt", "1")
+        ledger.begin(TALK, {"b.txt": Written("s", "2")})
+    assert (tmp_path / "old").read_text().startswith(EARLIER)
+    with opened(tmp_path / "new") as ledger:
+        ledger.begin(TALK, {"a.txt": Written("s", "1")})
+        ledger.finish(TALK, {"a.txt": Written("s", "1")})
+    assert (tmp_path / "new").read_text() == EARLIER
+
+
 def test_damage_of_a_ledger_costs_only_its_lines(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
     with opened(path) as ledger:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from speculative_decoding import InputError
 from speculative_decoding.runs import places
-from speculative_decoding.runs.places import atomic_directory, atomic_write
+from speculative_decoding.runs.places import atomic_directory, atomic_write, new_file
 
 WRITER = """
 import sys, time
@@ -77,6 +78,26 @@ def test_a_folder_is_replaced_where_two_names_cannot_be_swapped(tmp_path: Path) 
     write(folder, "new")
     places.replace_folder(folder, target, swap=lambda one, other: False)
     assert (target / "a").read_text() == "new" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_new_file_appears_when_it_is_complete_and_errors_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "text"
+    with new_file(path, "output", "make space") as write:
+        write(b"o")
+        (path.parent / ".text.partial-12345678").write_text("killed")
+        assert not path.exists()
+        write(b"ld")
+    assert path.read_bytes() == b"old" and os.listdir(path.parent) != ["text"]
+    with pytest.raises(KeyboardInterrupt), new_file(path, "output", "make space") as write:
+        write(b"new")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old" and os.listdir(path.parent) == ["text"]
+    with new_file(path, "output", "make space") as write:
+        write(b"new")
+    assert path.read_bytes() == b"new"
+    with pytest.raises(InputError) as error, new_file(path / "under", "output", "make space"):
+        pass
+    assert str(error.value) == f"output: {path / 'under'} cannot be written (File exists); make space"
 
 
 def test_the_file_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
