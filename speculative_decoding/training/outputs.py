@@ -138,7 +138,7 @@ def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | N
 def appended(path: Path, size: int) -> Iterator[BufferedWriter]:
     """Open a file of arrays to append to its first `size` bytes, which a log in the same folder counts.
 
-    Raises `InputError` if it is shorter. To count more bytes, `sync` it first.
+    Raises `InputError` if it is shorter. New bytes must be on disk before the log counts them.
     """
     with path.open("ab") as file:
         if file.tell() < size:
