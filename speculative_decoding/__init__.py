@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .scoring import Score, encode, score
 
 LATER = {  # imported on first use, because most runs do not need them
-    "BatchResult": ".rows",
+    "BatchResult": ".rows.scheduling",
     "DraftModel": ".drafters",
     "Score": ".scoring",
     "TextStore": ".drafters",

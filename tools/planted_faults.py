@@ -254,9 +254,19 @@ engine.py: a cancelled request keeps its slot | integration/test_engine.py
 -         for queue in
 +             pass
 +         for queue in
-rows.py: a result comes before all samples of its prompt have ended | integration/test_batch.py
-- if not any(request in self._samples for request in requests):
-+ if all(request in self._samples for request in requests if request is not event.request):
+rows/prompts.py: a result comes before all samples of its prompt have ended | integration/test_batch.py
+- if not any(each in self._numbers for each in requests):
++ if all(each in self._numbers for each in requests if each is not request):
+rows/parts.py: results come in the order in which parts finish | unit/rows/test_parts.py
+- while self._parts and self._parts[0][0] in self._results:
++ while self._results:
++             self._parts.rotate(-next(i for i, each in enumerate(self._parts) if each[0] in self._results))
+rows/parts.py: parts are read without a limit | unit/rows/test_parts.py
+- return len(self._parts) < self._most and self._free > 0
++ return True
+rows/parts.py: a part goes on before all of its prompts are decoded | unit/rows/test_parts.py
+- if len(outputs) == len(task.outputs):
++ if outputs:
 jobs/output.py: a changed input line is not noticed | jobs/test_output.py
 - if fields[INPUT_HASH] != input_hash(line):
 + if fields[INPUT_HASH] is None:
@@ -496,9 +506,6 @@ speech/formats.py: a gap shorter than a millisecond has a cue | speech/test_form
 - if timestamp(word.start) != timestamp(end):
 + if word.start != end:
 
-jobs/job.py: records are written in the order in which lines finish | jobs/test_jobs.py
-- in_order(drive(self, enumerate(self.lines)), attrgetter("index"))
-+ drive(self, enumerate(self.lines))
 jobs/output.py: a line that someone changed is decoded again | jobs/test_output.py
 - if fields is None and not is_damage(record, number):
 + if False:
@@ -600,8 +607,35 @@ server/model_names.py: a request for any model is served | server/test_completio
 - if requested is not None and requested != self.id and requested not in self.aliases:
 + if False:
 server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
--             queue.cancel(item)
+-             lane.cancel(item)
 +             pass
+server/lane.py: clients have turns in order of arrival | server/test_texts.py
+- self._turns.charge(number, 1)
++ pass
+server/lane.py: a new item waits for the turns in progress | server/test_lane.py
+- self._turns.take(newcomers_only=room <= self._extra, without=held)
++ self._turns.take(without=held) if room > self._extra else None
+server/lane.py: items do not wait for the first turns of others | server/test_lane.py
+- if firsts & self._first]
++ if False]
+server/lane.py: a cancelled item keeps its slot | server/test_lane.py
+-         self._scheduler.cancel(number)
++         pass
+server/lane.py: live speech waits for a turn | server/test_lane.py
+- if not self._items[number].takes_turns:
++ if False:
+server/texts.py: a text has no limit of prompts in the engine | server/test_texts.py
+- if text.is_ready and len(text.in_engine) < most]
++ if text.is_ready]
+server/texts.py: a failed prompt ends all texts | server/test_texts.py
+-             self.cancel(number)
+-             yield PromptProgress(number, error=error)
++             for each in [*self.texts]:
++                 self.cancel(each)
++                 yield PromptProgress(each, error=error)
+server/texts.py: a cancelled text is decoded to the end | server/test_texts.py
+- super().cancel(part)
++ pass
 server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
 - for each in stats[:: self._request.n])
 + for each in stats)
@@ -644,8 +678,11 @@ distributed/sharding.py: each rank adds the biases of a sum | distributed/test_p
 - zeros.update(sources.get(path, ()))
 + pass
 distributed/data_parallel.py: rank 0 keeps all rows | distributed/test_data_parallel.py
-- if self._pending[rank] <= self._own_pending or not self._own.wants_more:
+- if self._pending(rank) <= self._pending(0) or not self._own.wants_more:
 + if not self._own.wants_more:
+distributed/data_parallel.py: a cancelled row is decoded on its rank | distributed/test_data_parallel.py
+- self._channel.send({"cancel": number}, rank)
++ pass
 
 doctor/recommendation.py: the rates of a recommendation are one position off | doctor/test_doctor.py
 - acceptance[min(length, len(acceptance)) - 1]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from itertools import chain, islice
 from typing import Any
 
-from ..decoding.prompt import TOKEN_CHARACTERS, fits
+from ..decoding.prompt import TOKEN_CHARACTERS, fits, usual_max_tokens
 from ..documents.decoding import Rules, Steps, decode_piece
 from ..documents.formats import FORMATS, format_of
 from ..documents.lengths import DocumentFindings
@@ -19,16 +19,41 @@ from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
+from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
+from ..session import Session
 from .detection import CHARACTERS
-from .texts import Prompting
+from .limits import Limits
 
 SAMPLE_PARTS = 1000  # of a document from which its language is detected
 
 
+@dataclass(frozen=True)
+class Prompting:
+    """How the prompts of a text are decoded.
+
+    Args:
+        prefix: The text before each of them.
+        options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
+        session: The models. The target's tokenizer counts the tokens of the sources.
+        limits: Limits of the server.
+    """
+
+    prefix: str
+    options: GenerationOptions
+    session: Session
+    limits: Limits
+
+    def prompt(self, text: str) -> dict[str, Any]:
+        """Return the prompt for a text, and its options."""
+        prompt, options = self.prefix + text, self.options
+        usual = usual_max_tokens(len(self.session.tokenizer.encode(prompt, options.src_lang)))
+        return {"prompt": prompt, "options": options.with_values(max_tokens=min(usual, options.max_tokens))}
+
+
 class Document:
-    """A text or a file as pieces; a `DividedText`.
+    """A text or a file of a client. `begin` sets `prompting` and `parts`.
 
     Args:
         text: Its content.
@@ -60,6 +85,7 @@ class Document:
         return "\n".join(found)
 
     def begin(self, prompting: Prompting) -> None:
+        """Read the first part, which may take seconds. The others are read as needed."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
         parts = parts_of(StringIO(self.text, newline=""), self._options, language)
@@ -67,14 +93,17 @@ class Document:
         self._rules = Rules(fitting(prompting))
 
     def steps(self, part: Literal | Piece) -> Steps | None:
+        """Return how a part is decoded; None for one that is copied."""
         return decode_piece(part, self._rules) if isinstance(part, Piece) else None
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
+        """Return what to write for the next part. result: that of its steps, or None."""
         if result is not None and isinstance(part, Piece):
             self._findings.add(part, result)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:
+        """Return what a reader should check in the output."""
         return [each._asdict() for each in self._findings.by_line()]
 
 

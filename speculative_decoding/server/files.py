@@ -10,12 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
-from ..rooms import has_room
 from .errors import ServerError
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
 from .service import Service
-from .translation import IN_FILES, read_request
+from .translation import IN_FILES, read_request, require_documents
 from .translator import Translator, in_thread
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ async def translate_file(request: Request) -> Response:
     files: KeptFiles = request.app.state.files
     service = translator.service
     service.require_text()
-    if not has_room("documents"):
-        raise ServerError(501, "file: files require the folder documents, which this server lacks; send text", "file")
+    require_documents()
     files.require_room(1)
     fields = await read_request(request, service.limits.max_body, IN_FILES)
     given = await opened(request, service, fields["file"], fields.get("format"))

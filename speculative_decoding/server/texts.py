@@ -1,129 +1,37 @@
-"""Texts of clients: how they are divided into parts, decoded in turns with other texts and prompts, and joined again.
-
-Lines are one kind of parts. Pieces of documents, the usual kind, are defined in documents.py.
-"""
+"""Texts of clients, decoded in turns with other texts and prompts. What the parts of a text are is in documents.py."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ..decoding.prompt import usual_max_tokens
 from ..decoding.results import GenerationStats
 from ..errors import InputError
-from ..rows.parts import Output, PartScheduler, Plan, Steps, Window
+from ..rows.parts import PartScheduler, Plan, Window
 from ..rows.prompts import PromptProgress, PromptScheduler
 from ..rows.scheduling import BatchResult, Progress
-from ..sampling import GenerationOptions
 from ..session import Session
 from .client_request import ClientItem
 from .errors import ServerError
 from .limits import Limits
+
+if TYPE_CHECKING:
+    from ..documents.pieces import Piece
+    from ..documents.tokens import Literal
+    from .documents import Document
 
 TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
 MAX_COPIED = 64  # parts without prompts that are copied in a turn
 MAX_READ = 1 << 10  # parts of a request that wait for an earlier one
 
 
-@dataclass(frozen=True)
-class Prompting:
-    """How the prompts of a text are decoded.
-
-    Args:
-        prefix: The text before each of them.
-        options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
-        session: The models. The target's tokenizer counts the tokens of the sources.
-        limits: Limits of the server.
-    """
-
-    prefix: str
-    options: GenerationOptions
-    session: Session
-    limits: Limits
-
-    def prompt(self, text: str) -> dict[str, Any]:
-        """Return the prompt for a text, and its options."""
-        prompt, options = self.prefix + text, self.options
-        usual = usual_max_tokens(len(self.session.tokenizer.encode(prompt, options.src_lang)))
-        return {"prompt": prompt, "options": options.with_values(max_tokens=min(usual, options.max_tokens))}
-
-
-class DividedText(Protocol):
-    """A text or a file of a client.
-
-    Attributes:
-        text: Its content.
-        prompting: How its prompts are decoded.
-        parts: Its parts, in order, read as needed. Neither is set before `begin`.
-    """
-
-    text: str
-    prompting: Prompting
-    parts: Iterator[Any]
-
-    def sample(self) -> str:
-        """Return words from which to detect its language."""
-
-    def begin(self, prompting: Prompting) -> None:
-        """Set `prompting` and `parts`, and read the first part, which may take seconds."""
-
-    def steps(self, part: Any) -> Steps | None:
-        """Return how a part is decoded; None for one that is copied."""
-
-    def add(self, part: Any, result: Any) -> str:
-        """Return what to write for the next part. result: that of its steps, or None."""
-
-    def findings(self) -> list[dict[str, Any]]:
-        """Return what a reader should check in the output."""
-
-
-class Lines:
-    """A text whose lines are the parts; a `DividedText`. It is used if the package was installed without documents/."""
-
-    prompting: Prompting
-    parts: Iterator[str]
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._line = 1
-        self._findings: list[dict[str, Any]] = []
-
-    def sample(self) -> str:
-        return self.text
-
-    def begin(self, prompting: Prompting) -> None:
-        self.prompting = prompting
-        self.parts = iter(re.split("(\r\n|\r|\n)", self.text))
-
-    def steps(self, part: str) -> Steps | None:
-        if not part.strip():
-            return None
-        self.prompting.limits.check_length("q", part)
-        return decode_line(part)
-
-    def add(self, part: str, result: Output | None) -> str:
-        if result is None:
-            self._line += part.endswith(("\r", "\n"))
-            return part
-        if result.finish_reason == "length":
-            self._findings.append({"line": self._line, "kind": "cut", "what": "the output reached the token limit"})
-        return " ".join(result.text.splitlines())
-
-    def findings(self) -> list[dict[str, Any]]:
-        return self._findings
-
-
-def decode_line(line: str) -> Steps:
-    (output,) = yield [line]
-    return output
-
-
 @dataclass(eq=False)
 class ClientText(ClientItem):
     """The texts of a request, one after the other. Each has begun. Used by the decoding thread until it is finished.
+
+    texts: The texts.
 
     Attributes:
         window: The parts that were read and are not written yet.
@@ -134,13 +42,13 @@ class ClientText(ClientItem):
 
     takes_turns = True
 
-    texts: Sequence[DividedText]
+    texts: Sequence[Document]
     address: str = ""
 
     def __post_init__(self) -> None:
         self.parts = ((text, part) for text in self.texts for part in text.parts)
-        self.window = Window[tuple[DividedText, Any]](0, lambda each: 1, MAX_READ)
-        self.written = {text: list[str]() for text in self.texts}
+        self.window: Window[tuple[Document, Literal | Piece]] = Window(0, lambda each: 1, MAX_READ)
+        self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
         self.prompts: dict[Any, Mapping[str, Any]] = {}
         self.in_engine: set[Any] = set()
         self.is_read = False

@@ -6,7 +6,7 @@ The fields of its API for files are here, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,8 +18,10 @@ from .fields import ANY_TEXT, FORM, JSON, Anything, Field, File, parse_fields, r
 from .guard import require_token
 from .languages import english_name
 from .multipart import MULTIPART
-from .texts import DividedText, Lines
 from .translator import Translator, in_thread
+
+if TYPE_CHECKING:
+    from .documents import Document
 
 FORMATS = ("text", "html")
 MAX_TEXTS = 128  # of a request
@@ -55,6 +57,7 @@ async def translate(request: Request) -> Response:
     translator: Translator = request.app.state.translator
     service = translator.service
     service.require_text()
+    require_documents()
     fields = await read_request(request, service.limits.max_body, FIELDS)
     texts = given_texts(fields)
     request.scope["prompts"] = [each.text for each in texts]
@@ -66,22 +69,21 @@ async def translate(request: Request) -> Response:
     return JSONResponse(content | found.notes(is_list=is_list))
 
 
-def given_texts(fields: Mapping[str, Any]) -> list[DividedText]:
+def given_texts(fields: Mapping[str, Any]) -> list[Document]:
     """Return the texts of a request. Raises `ServerError`."""
-    q, format = fields["q"], fields.get("format", "text")
-    if format == "html" and not has_room("documents"):
-        raise ServerError(
-            501, "format: html requires the folder documents, which this server lacks; send text", "format"
-        )
-    texts = [q] if isinstance(q, str) else q
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
-    if not has_room("documents"):
-        return [Lines(text) for text in texts]
     from ..documents.options import DocumentOptions
     from .documents import Document
 
-    return [Document(text, DocumentOptions(format=format)) for text in texts]
+    texts = [fields["q"]] if isinstance(fields["q"], str) else fields["q"]
+    if not 1 <= len(texts) <= MAX_TEXTS:
+        raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
+    return [Document(text, DocumentOptions(format=fields.get("format", "text"))) for text in texts]
+
+
+def require_documents() -> None:
+    """Raise `ServerError` if the package was installed without documents/, which divides texts."""
+    if not has_room("documents"):
+        raise ServerError(501, "translations require the folder documents, which this server lacks")
 
 
 async def detect(request: Request) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -16,7 +16,10 @@ from .detection import Detection, Detector
 from .errors import ServerError
 from .languages import Languages, Prefixes
 from .service import Service
-from .texts import ClientText, DividedText, Prompting
+from .texts import ClientText
+
+if TYPE_CHECKING:
+    from .documents import Document, Prompting
 
 AUTO = "auto"
 Result = TypeVar("Result")
@@ -59,7 +62,7 @@ class Translator:
         """The languages of the model. The service must be ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
-    async def translate(self, request: Request, texts: Sequence[DividedText], source: str, target: str) -> Translations:
+    async def translate(self, request: Request, texts: Sequence[Document], source: str, target: str) -> Translations:
         """Translate texts from one language, or from the detected languages if it is `AUTO`. Raises `ServerError`."""
         client = request.client.host if request.client else ""
         with self.service.upload(self.service.limits.max_body) as upload:
@@ -76,7 +79,7 @@ class Translator:
         )
 
     async def _begin(
-        self, client: str, texts: Sequence[DividedText], source: str, target: str
+        self, client: str, texts: Sequence[Document], source: str, target: str
     ) -> tuple[ClientText, list[Detection]]:
         """Detect the languages, and begin to read all texts that are not in the target language already."""
         try:
@@ -93,7 +96,7 @@ class Translator:
             raise ServerError.of(error, subject="q") from None
         return ClientText(begun, client), found
 
-    async def _detected(self, client: str, texts: Sequence[DividedText], target: str) -> list[Detection]:
+    async def _detected(self, client: str, texts: Sequence[Document], target: str) -> list[Detection]:
         """Return the most likely language of each text, which may be the target language."""
         self.detector.require_installed("source")
         codes = [*self.languages.into(target), self.languages.target(target)]
@@ -102,6 +105,8 @@ class Translator:
         )
 
     def _prompting(self, source: str, target: str) -> Prompting:
+        from .documents import Prompting
+
         pair = self.languages.pair(source, target)
         session, limits = self.service.session, self.service.limits
         most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions

@@ -58,6 +58,33 @@ def test_a_rank_that_is_slow_gets_fewer_rows(slots: int) -> None:
     assert counts[2] <= 6 < counts[1]
 
 
+def test_a_cancelled_row_is_dropped_where_it_is() -> None:
+    sent: list[tuple[Any, int | None]] = []
+    late = [(1, vars(BatchResult(0, None, "no")))]  # was on its way
+    channel: Any = SimpleNamespace(send=lambda row, rank=None: sent.append((row, rank)), received=lambda: late)
+    own = FakeScheduler(slots=99)
+    ranks = AllRanks(own, channel, range(1, 2), max_pending=4, parse=parse_batch_result)
+    for number in range(4):
+        assert not [*ranks.submit((number, {"prompt": f"{number}"}))]
+    assert [row[0] for row, _ in sent] == [0, 2] and own.running == ranks.running == 2 and ranks.waiting == 2
+    for number in (0, 1, 9):
+        ranks.cancel(number)
+    assert sent[2:] == [({"cancel": 0}, 1)] and own.running == 1
+    assert [each.index for each in ranks.step()] == [3] and not ranks.is_idle
+
+
+def test_a_rank_drops_a_row_that_rank_0_cancels() -> None:
+    scheduler = FakeScheduler(slots=9)
+    messages = iter([[(0, [1, {"prompt": "a"}]), (0, [2, {"prompt": "b"}]), (0, {"cancel": 1})]])
+    sent: list[Any] = []
+    channel: Any = SimpleNamespace(
+        send=sent.append, receive=lambda: next(first), received=lambda: next(messages, [(0, {"leaves": 0})])
+    )
+    first = iter([(0, [0, {"prompt": "c"}]), (0, {"leaves": 0})])
+    assert serve_rows(scheduler, channel) == 0
+    assert 1 not in {each.index for each in sent} and {0} <= {each.index for each in sent}
+
+
 class TwoRounds(FakeScheduler):
     """Needs two rounds for a row."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +12,12 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
-from speculative_decoding.rows.parts import Output
 from speculative_decoding.rows.prompts import PromptProgress
 from speculative_decoding.server.client_request import ClientRequest
+from speculative_decoding.server.documents import Prompting
 from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.texts import MAX_COPIED, TURNS_PER_SLOT, ClientText, Lines, Prompting, TextScheduler
+from speculative_decoding.server.texts import MAX_COPIED, TURNS_PER_SLOT, ClientText, TextScheduler
 
 LIMITS = Limits(slots=3, queue=2, max_prompts=4, max_prompt_tokens=30)
 LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
@@ -24,6 +25,25 @@ LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a token
 
 def prompting(prefix: str = "", **options: Any) -> Prompting:
     return Prompting(prefix, GenerationOptions(**options), cast(Any, SimpleNamespace(tokenizer=LETTERS)), LIMITS)
+
+
+class Lines:
+    """A text whose lines are the parts, in place of a `Document`."""
+
+    prompting = prompting()
+
+    def __init__(self, text: str) -> None:
+        self.parts = iter(re.split("(\r\n|\r|\n)", text))
+
+    def steps(self, part: str) -> Any:
+        def decoded() -> Any:
+            (output,) = yield [part]
+            return output.text
+
+        return decoded() if part.strip() else None
+
+    def add(self, part: str, result: str | None) -> str:
+        return part if result is None else result
 
 
 class Engine:
@@ -78,10 +98,7 @@ class World:
         self.lane = Lane(TextScheduler(cast(Any, self.engine), LIMITS))
 
     def send(self, *texts: str, client: str = "a") -> ClientText:
-        lines = [Lines(text) for text in texts]
-        for each in lines:
-            each.begin(prompting())
-        item = ClientText(lines, client)
+        item = ClientText([cast(Any, Lines(text)) for text in texts], client)
         ClientRequest([item])
         for call in self.lane.submit(item):
             call()
@@ -216,11 +233,3 @@ def test_the_statistics_of_a_text_are_the_sum_over_its_prompts() -> None:
 def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -> None:
     found = [prompting("ab", max_tokens=50).prompt(text) for text in ("c", "c" * 100)]
     assert [(each["prompt"][:3], each["options"].max_tokens) for each in found] == [("abc", 32 + 3 * 3), ("abc", 50)]
-
-
-def test_a_line_that_reached_the_token_limit_is_kept_and_listed() -> None:
-    lines = Lines("a\r\nb")
-    lines.begin(prompting())
-    written = [lines.add(part, Output(part, "length") if part.strip() else None) for part in lines.parts]
-    assert "".join(written) == "a\r\nb"
-    assert [(each["line"], each["kind"]) for each in lines.findings()] == [(1, "cut"), (2, "cut")]

@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding.server import translation
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.fields import parse_fields
 from speculative_decoding.server.multipart import Part
 from speculative_decoding.server.translation import FIELDS, MAX_TEXTS, default_languages, given_texts
-from tests.support.rooms import needs_room
 
 
-def parse(is_form: bool = False, **fields: Any) -> tuple[Any, list[tuple[str, str]]]:
-    """Return the number of alternatives, and each text with its kind."""
+def parse(is_form: bool = False, **fields: Any) -> tuple[Any, list[str]]:
+    """Return the number of alternatives, and the texts."""
     given = {"q": "The end.", "source": "en", "target": "de"} | fields
     parts = [Part(name, False, str(value).encode()) for name, value in given.items()]
     found = parse_fields(parts if is_form else given, FIELDS)
-    return found.get("alternatives", 0), [(type(each).__name__, each.text) for each in given_texts(found)]
+    return found.get("alternatives", 0), [each.text for each in given_texts(found)]
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -47,18 +45,6 @@ def test_fields_without_effect_are_accepted() -> None:
     assert parse(format="", alternatives="", api_key="x") == parse(format="text", alternatives=0) == parse()
     assert parse(is_form=True, alternatives="0") == parse() and parse(alternatives=3)[0] == 3
     assert len(parse(q=["a"] * MAX_TEXTS)[1]) == MAX_TEXTS
-
-
-@needs_room("documents")
-def test_html_is_accepted() -> None:
-    assert parse(format="html")[1] == [("Document", "The end.")]
-
-
-def test_without_documents_html_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "has_room", lambda name: False)
-    with pytest.raises(ServerError, match="^format: html requires the folder documents") as error:
-        parse(format="html")
-    assert error.value.status == 501 and parse() == parse(format="text") == (0, [("Lines", "The end.")])
 
 
 def test_a_user_interface_starts_with_english_if_the_model_translates_it() -> None:

@@ -19,18 +19,17 @@ from tests.support.together import Letters
 own = {"source": "en", "target": "de"}
 session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
 with serving(session, prefixes={("en", "de"): ""}) as server, server.client() as client:
-    one, two = (server.post("/translate", q=q, **own).json()["translatedText"] for q in ("abc", "abb"))
-    answer = server.post("/translate", q="abc\\r\\n\\nabb", **own).json()
-    assert answer["translatedText"] == f"{one}\\r\\n\\n{two}", answer
-    refused = server.post("/translate", q="abc", format="html", **own)
-    assert refused.status_code == 501 and refused.json()["error"].startswith("format: html requires"), refused.text
+    said = "translations require the folder documents, which this server lacks"
+    refused = server.post("/translate", q="abc", **own)
+    assert refused.status_code == 501 and refused.json()["error"] == said, refused.text
     refused = client.post("/translate_file", data=own, files={"file": ("a.txt", b"abc")})
-    assert refused.status_code == 501 and refused.json()["error"].startswith("file: files require"), refused.text
+    assert refused.status_code == 501 and refused.json()["error"] == said, refused.text
+    assert server.post(prompt="abc").status_code == 200
     settings = client.get("/frontend/settings").json()
     assert settings["filesTranslation"] is False and settings["supportedFilesFormat"] == []
 """
 
 
-def test_texts_are_divided_at_line_breaks_and_html_and_files_are_refused(tmp_path: Path) -> None:
+def test_prompts_are_completed_and_translations_are_refused(tmp_path: Path) -> None:
     done = run_in(copy_without(["documents"], tmp_path / "copy"), ["-c", SCRIPT])
     assert done.returncode == 0, done.stderr
