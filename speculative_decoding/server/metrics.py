@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
-        self._prompts = self._counter("prompts", "Prompts and recordings by how they ended", "finish_reason")
+        self._prompts = self._counter("prompts", "Prompts, texts and recordings by how they ended", "finish_reason")
         self.errors = self._counter("errors", "Requests answered with an error, by code", "code")
         # Named like the attributes of GenerationStats
         self._counts = {
@@ -50,7 +50,7 @@ class Metrics:
         self._gauge("queue_length", "Prompts waiting for a slot", waiting)
 
     def add(self, stats: GenerationStats | None, finish_reason: str) -> None:
-        """Count a prompt or recording that has ended. Its `stats` are None if it was not finished."""
+        """Count a prompt, text or recording that has ended. Its `stats` are None if it was not finished."""
         self._prompts.labels(finish_reason).inc()
         if stats is not None:
             self._totals.add(stats)

@@ -94,17 +94,17 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts and recordings are being opened or decoded, or are waiting to be."""
+        """How many prompts, texts and recordings are being opened or decoded, or are waiting to be."""
         opening = sum(upload.is_opening for upload in self._uploads)
         return opening + sum(request.unfinished for request in self._requests)
 
     @property
     def reading(self) -> ReadingThreads:
-        """The threads that read recordings."""
+        """The threads that read recordings and begin texts."""
         return self._thread.reading
 
     def require_room(self, count: int) -> None:
-        """Raise `ServerError` if the queue has no room for `count` more prompts or recordings."""
+        """Raise `ServerError` if the queue has no room for `count` more prompts, texts or recordings."""
         limits = self.limits
         if self.admitted + count > limits.slots + limits.queue:
             retry_after = max(1, math.ceil(self.admitted * self._seconds_per_item / limits.slots))
@@ -156,7 +156,7 @@ class Service:
 
     @contextmanager
     def request(self, items: Sequence[Item], upload: Upload | None = None) -> Iterator[ClientRequest[Item]]:
-        """Decode prompts or a recording within the context. Exiting early cancels them.
+        """Decode prompts, a text or a recording within the context. Exiting early cancels them.
 
         Raises `ServerError` if they exceed the limits or the queue is full.
 

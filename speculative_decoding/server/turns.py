@@ -1,4 +1,4 @@
-"""Chooses the client that has received the least service, and among its recordings the one that has received the least.
+"""Chooses the client that has received the least service, and among its items the one that has received the least.
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989) with two levels and equal weights. Virtual time is the service
 that each entry would have received if all had received the same. A new entry starts at the virtual time, with a credit
@@ -17,11 +17,11 @@ Item = TypeVar("Item", bound=Hashable)
 
 @dataclass(eq=False)
 class Entry:
-    """A recording, or a client with its recordings.
+    """An item, or a client with its items.
 
     had: the service that it has received, plus the virtual time at its arrival.
-    virtual: the virtual time of its recordings.
-    entries: how many recordings it has.
+    virtual: the virtual time of its items.
+    entries: how many items it has.
     credit: how much earlier its first turn comes.
     waiting_since: a number that grows with each arrival in the queue; None while it is not waiting.
     """
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass
 class Turns(Generic[Item]):
-    """The recordings that take turns. Not thread-safe.
+    """The items that take turns: recordings and texts, or readings of audio. Not thread-safe.
 
     credit: how much earlier the first turn of a new entry comes; about the cost of one turn.
     """
@@ -59,14 +59,14 @@ class Turns(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """How many recordings are waiting for a turn."""
+        """How many items are waiting for a turn."""
         return sum(entry.waiting_since is not None for _, entry in self._items.values())
 
     def is_waiting(self, item: Item) -> bool:
         return self._items[item][1].waiting_since is not None
 
     def enter(self, item: Item, client: str) -> None:
-        """Add a recording of a client. It does not wait for a turn yet."""
+        """Add an item of a client. It does not wait for a turn yet."""
         if client not in self._clients:
             self._clients[client] = self._newcomer(self._all)
         self._items[item] = client, self._newcomer(self._clients[client])
@@ -76,16 +76,16 @@ class Turns(Generic[Item]):
         return Entry(parent.virtual, credit=self.credit)
 
     def wait(self, item: Item) -> None:
-        """Let a recording wait for a turn."""
+        """Let an item wait for a turn."""
         self._arrivals += 1
         self._items[item][1].waiting_since = self._arrivals
 
     def take(self, *, newcomers_only: bool = False, without: Collection[Item] = ()) -> Item | None:
-        """Return the recording whose turn it is, and end its wait. Returns None if no recording is waiting.
+        """Return the item whose turn it is, and end its wait. Returns None if no item is waiting.
 
         Args:
-            newcomers_only: Exclude recordings that have had a turn.
-            without: Further recordings to exclude.
+            newcomers_only: Exclude items that have had a turn.
+            without: Further items to exclude.
         """
         waiting = [
             ((self._clients[client].order, entry.order, entry.waiting_since), item)
@@ -99,7 +99,7 @@ class Turns(Generic[Item]):
         return item
 
     def charge(self, item: Item, amount: float) -> None:
-        """Count the service that a recording received in a turn. A recording that has left is ignored."""
+        """Count the service that an item received in a turn. An item that has left is ignored."""
         if item in self._items:
             name, entry = self._items[item]
             client = self._clients[name]
@@ -109,7 +109,7 @@ class Turns(Generic[Item]):
                 child.credit = 0.0
 
     def leave(self, item: Item) -> None:
-        """Remove a recording. A recording that has left is ignored."""
+        """Remove an item. An item that has left is ignored."""
         if item in self._items:
             name, _ = self._items.pop(item)
             self._clients[name].entries -= 1
