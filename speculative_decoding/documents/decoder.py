@@ -11,7 +11,7 @@ from ..decoding.prompt import build_decoder_prompt, check_languages, require_cha
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
-from ..rows.parts import PartScheduler, Plan, Window, decode_in_order
+from ..rows.parts import PartScheduler, Task, Window, decode_in_order
 from ..rows.scheduling import BatchResult
 from ..sampling import GenerationOptions
 from ..sampling.keywords import OptionKeywords
@@ -81,7 +81,7 @@ class DocumentDecoder:
             return [BatchResult(number, None)]
         self._pieces += 1
         prompt = partial(self._prompt, row_seed(self._options.seed, self._pieces))
-        return self.scheduler.submit((number, Plan(self._steps(number, part), prompt)))
+        return self.scheduler.submit((number, Task(self._steps(number, part), prompt)))
 
     def _prompt(self, seed: int, text: str) -> dict[str, Any]:
         """Return a prompt with its options."""

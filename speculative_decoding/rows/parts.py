@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -88,26 +88,18 @@ def decode_in_order(
     assert not window, "the scheduler ended without a result for each part"
 
 
-class Plan(NamedTuple):
+@dataclass
+class Task:
     """How a part is decoded.
 
-    steps: The texts to decode.
-    prompt: Returns the prompt for a text, with its options.
+    Args:
+        steps: The texts to decode.
+        prompt: Returns the prompt for a text, with its options.
+        outputs: The outputs of the current prompts, or None for each that is not known yet.
     """
 
     steps: Steps
     prompt: Callable[[str], Mapping[str, Any]]
-
-
-@dataclass
-class Task:
-    """A part that is being decoded.
-
-    outputs: The outputs of its current prompts, or None for each that is not known yet.
-    """
-
-    number: Any
-    plan: Plan
     outputs: list[Output | None] = field(default_factory=list)
 
 
@@ -131,7 +123,7 @@ class PartScheduler:
         self.prompts = self.parts = 0
         self._scheduler = prompts
         self._raises_errors = raises_errors
-        self._tasks: dict[Any, tuple[Task, int]] = {}  # by number of a prompt: its task, and its index there
+        self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # by number of a prompt: its task, its index there
 
     @property
     def running(self) -> int:
@@ -149,19 +141,17 @@ class PartScheduler:
     def is_idle(self) -> bool:
         return self._scheduler.is_idle
 
-    def submit(self, item: tuple[Any, Plan]) -> Iterator[BatchResult[Any]]:
-        number, plan = item
-        return self._advance(Task(number, plan), None)
+    def submit(self, item: tuple[Any, Task]) -> Iterator[BatchResult[Any]]:
+        return self._advance(*item, None)
 
     def step(self) -> Iterator[BatchResult[Any]]:
         for progress in self._scheduler.step():
             yield from self.receive(progress)
 
     def cancel(self, number: Any) -> None:
-        for prompt, (task, _) in [*self._tasks.items()]:
-            if task.number == number:
-                del self._tasks[prompt]
-                self._scheduler.cancel(prompt)
+        for prompt in [each for each in self._tasks if each[0] == number]:
+            del self._tasks[prompt]
+            self._scheduler.cancel(prompt)
 
     def receive(self, progress: Progress) -> Iterator[BatchResult[Any]]:
         """Take the progress of a prompt. Yields the result of its part if that is known now."""
@@ -177,22 +167,22 @@ class PartScheduler:
             task.outputs[index] = Output(progress.result.text, progress.result.finish_reason)
         outputs = [output for output in task.outputs if output is not None]
         if len(outputs) == len(task.outputs):
-            yield from self._advance(task, outputs)
+            yield from self._advance(progress.number[0], task, outputs)
 
-    def _advance(self, task: Task, outputs: list[Output] | None) -> Iterator[BatchResult[Any]]:
+    def _advance(self, number: Any, task: Task, outputs: list[Output] | None) -> Iterator[BatchResult[Any]]:
         """Submit the next prompts of a part, or finish it. outputs: the outputs of its last prompts."""
         try:
-            texts: Sequence[str] = next(task.plan.steps) if outputs is None else task.plan.steps.send(outputs)
+            texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
             self.parts += 1
-            yield BatchResult(task.number, end.value)
+            yield BatchResult(number, end.value)
             return
         task.outputs = [None] * len(texts)
         for index, text in enumerate(texts):
-            number = task.number, self.prompts
-            self._tasks[number] = task, index
+            prompt = number, self.prompts
+            self._tasks[prompt] = task, index
             self.prompts += 1
-            for progress in self.submit_prompt((number, task.plan.prompt(text))):
+            for progress in self.submit_prompt((prompt, task.prompt(text))):
                 yield from self.receive(progress)
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:

@@ -159,8 +159,10 @@ class Lane:
             if each.is_last:
                 self._forget(each.number)
             if isinstance(each.error, Exception):
-                if not isinstance(each.error, InputError | ServerError):
+                if isinstance(each.error, ArithmeticError):
                     LOG.error("a request failed: %s", each.error)
+                elif not isinstance(each.error, InputError | ServerError):
+                    LOG.error("a request failed", exc_info=each.error)
                 calls.append(partial(item.client.fail, item.error_of(each.error)))
                 continue
             self.finished += each.is_last or item.is_endless

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.results import GenerationStats
-from ..errors import InputError
-from ..rows.parts import PartScheduler, Plan, Window
+from ..rows.parts import PartScheduler, Task, Window
 from ..rows.prompts import PromptProgress, PromptScheduler
 from ..rows.scheduling import BatchResult, Progress
 from ..session import Session
@@ -148,7 +147,7 @@ class TextScheduler(PartScheduler):
         text = self.texts[number]
         try:
             work(number, text)
-        except (InputError, ServerError, ArithmeticError) as error:
+        except Exception as error:
             self.cancel(number)
             yield PromptProgress(number, error=error)
         else:
@@ -179,7 +178,7 @@ class TextScheduler(PartScheduler):
         if steps is None:
             self._write(text, [BatchResult(place, None)])
         else:
-            self._write(text, self.submit((place, Plan(steps, own.prompting.prompt))))
+            self._write(text, self.submit((place, Task(steps, own.prompting.prompt))))
 
     def _receive(self, progress: PromptProgress, number: int, text: ClientText) -> None:
         text.in_engine.remove(progress.number)

@@ -43,6 +43,8 @@ class Lines:
         return decoded() if part.strip() else None
 
     def add(self, part: str, result: str | None) -> str:
+        if result == "BUG":
+            raise ValueError("planted")
         return part if result is None else result
 
 
@@ -201,6 +203,16 @@ def test_a_line_that_cannot_be_decoded_ends_its_text_and_is_named(line: str, mes
     error = bad.client.error
     assert error is not None and (error.status, error.param) == (400, "q") and error.message.startswith(message)
     assert world.in_engine == ["b"] and world.items == [good]
+
+
+def test_a_text_that_cannot_be_written_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the program, too, which would otherwise end the round of all clients."""
+    world = World()
+    broken, good = world.send("a\nbug\nc", client="x"), world.send("f", client="y")
+    world.finish("bug", "a")
+    error = broken.client.error
+    assert error is not None and error.status == 500 and "planted" not in error.message and "planted" in caplog.text
+    assert world.in_engine == ["f"] and world.items == [good]
 
 
 def test_a_cancelled_text_leaves_nothing_in_the_engine() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
-from speculative_decoding.rows.parts import MIN_WINDOW, PartScheduler, Plan, Steps, Window, decode_in_order
+from speculative_decoding.rows.parts import MIN_WINDOW, PartScheduler, Steps, Task, Window, decode_in_order
 from speculative_decoding.rows.scheduling import BatchResult, drive
 
 
@@ -81,7 +81,7 @@ def alone(text: str, rounds: int) -> str:
     steps = words(text, rounds)
     prompts = Prompts(0, 1)
     found: str | None = None
-    for each in drive(scheduler := PartScheduler(prompts), [(0, Plan(steps, lambda text: {"prompt": text}))]):
+    for each in drive(scheduler := PartScheduler(prompts), [(0, Task(steps, lambda text: {"prompt": text}))]):
         found = each.result
     assert found is not None and scheduler.prompts == prompts.submitted
     return found
@@ -101,7 +101,7 @@ def test_each_part_is_decoded_as_if_it_were_alone_and_comes_in_order(
     def submit(number: int, part: tuple[str, int]) -> Any:
         if part[1] == 3:
             return [BatchResult(number, None)]  # is copied
-        return scheduler.submit((number, Plan(words(*part), lambda text: {"prompt": text})))
+        return scheduler.submit((number, Task(words(*part), lambda text: {"prompt": text})))
 
     window = Window[tuple[str, int]](slots, lambda part: len(part[0]), 20)
     found = [(part, each.result) for part, each in decode_in_order(scheduler, parts, submit, window)]
@@ -130,7 +130,7 @@ def test_no_more_parts_are_read_than_the_window_holds(size: int, largest: int, m
             yield number
 
     def submit(number: int, part: int) -> Any:
-        return scheduler.submit((number, Plan(words("a", 1), lambda text: {"prompt": text})))
+        return scheduler.submit((number, Task(words("a", 1), lambda text: {"prompt": text})))
 
     for part, _ in decode_in_order(scheduler, parts(), submit, Window(1, lambda _: size, largest)):
         assert part == written
@@ -142,7 +142,7 @@ def test_a_cancelled_part_frees_its_prompts_and_leaves_the_others() -> None:
     prompts = Prompts(0)
     scheduler = PartScheduler(prompts)
     for number in range(3):
-        assert not [*scheduler.submit((number, Plan(words("a b", 1), lambda text: {"prompt": text})))]
+        assert not [*scheduler.submit((number, Task(words("a b", 1), lambda text: {"prompt": text})))]
     scheduler.cancel(1)
     scheduler.cancel(7)  # is unknown
     assert {number for number, _ in prompts.prompts} == {0, 2}
@@ -151,5 +151,5 @@ def test_a_cancelled_part_frees_its_prompts_and_leaves_the_others() -> None:
 
 def test_the_statistics_are_the_sum_over_all_prompts() -> None:
     scheduler = PartScheduler(Prompts(0))
-    assert [each.result for each in drive(scheduler, [(0, Plan(words("ab cde", 2), lambda text: {"prompt": text}))])]
+    assert [each.result for each in drive(scheduler, [(0, Task(words("ab cde", 2), lambda text: {"prompt": text}))])]
     assert scheduler.stats.generated_tokens == 10
