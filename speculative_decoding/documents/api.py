@@ -48,7 +48,7 @@ def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -
     decoder, parts = prepared(session, text, **options)
     findings = DocumentFindings()
     written = "".join([part.written for part in decoded_parts(decoder, parts, findings)])
-    return DecodedDocument(written, findings.by_line(), decoder.scheduler.parts, decoder.scheduler.stats)
+    return DecodedDocument(written, findings.by_line(), decoder.scheduler.num_parts, decoder.scheduler.stats)
 
 
 def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:

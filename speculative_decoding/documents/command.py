@@ -278,13 +278,14 @@ def finish(
     count = len(run.documents)
     summary = (
         f"{run.pieces} pieces of {count} document{'s' * (count > 1)}; {stats.generated_tokens} tokens of "
-        f"{scheduler.prompts} prompts in {run.seconds:.1f} s, {rate:.1f} tokens/s"
+        f"{scheduler.num_prompts} prompts in {run.seconds:.1f} s, {rate:.1f} tokens/s"
     )
     found = {document.file.name: document.findings for document in run.documents}
     lists = (report(findings, name) for name, findings in found.items())
-    say("\n".join([summary, *summary_notes(stats, config.options, scheduler.prompts, 0), *chain.from_iterable(lists)]))
+    notes = summary_notes(stats, config.options, scheduler.num_prompts, 0)
+    say("\n".join([summary, *notes, *chain.from_iterable(lists)]))
     if flags.stats_json is not None:
-        counts = {"pieces": run.pieces, "prompts": scheduler.prompts, "seconds": run.seconds, "slots": flags.slots}
+        counts = {"pieces": run.pieces, "prompts": scheduler.num_prompts, "seconds": run.seconds, "slots": flags.slots}
         listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]
         write_stats(flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed})
     return int(flags.check and any(found.values()))

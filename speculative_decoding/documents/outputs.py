@@ -1,4 +1,4 @@
-"""The outputs for a piece and its parts, as drivers send them, journals keep them, and `rendering.py` writes them."""
+"""The outputs for a piece and its parts, which a journal keeps and `rendering.py` writes."""
 
 from __future__ import annotations
 

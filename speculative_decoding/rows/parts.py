@@ -39,7 +39,7 @@ class Window(Generic[Part]):
         largest: The size of all parts in the window, after which no more are read.
     """
 
-    def __init__(self, slots: int, size: Callable[[Part], int], largest: int) -> None:
+    def __init__(self, slots: int = 1, size: Callable[[Part], int] = lambda part: 0, largest: int = 1) -> None:
         self._most = max(MIN_WINDOW, WINDOW_PER_SLOT * slots)
         self._size = size
         self._free = largest
@@ -93,7 +93,7 @@ class Task:
     """How a part is decoded.
 
     Args:
-        steps: The texts to decode.
+        steps: Yields the texts to decode, and is sent their outputs.
         prompt: Returns the prompt for a text, with its options.
         outputs: The outputs of the current prompts, or None for each that is not known yet.
     """
@@ -107,51 +107,51 @@ class PartScheduler:
     """Decodes numbered parts, whose prompts may depend on the outputs of earlier prompts; a `Scheduler`.
 
     Args:
-        prompts: Decodes the prompts. Each has a pair as its number: that of its part, and a number of its own.
+        prompts: Decodes the prompts. The number of a prompt is a pair: that of its part, and one of its own.
         raises_errors: Raise the error of a prompt instead of giving it to the part.
 
     Attributes:
         stats: The sum over all prompts.
-        prompts: The number of submitted prompts.
-        parts: The number of finished parts.
+        num_prompts: How many prompts were submitted.
+        num_parts: How many parts are finished.
     """
 
     def __init__(
         self, prompts: Scheduler[tuple[Any, Mapping[str, Any]], Progress], *, raises_errors: bool = False
     ) -> None:
         self.stats = GenerationStats()
-        self.prompts = self.parts = 0
-        self._scheduler = prompts
+        self.num_prompts = self.num_parts = 0
+        self.prompts = prompts
         self._raises_errors = raises_errors
         self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # by number of a prompt: its task, its index there
 
     @property
     def running(self) -> int:
-        return self._scheduler.running
+        return self.prompts.running
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting
+        return self.prompts.waiting
 
     @property
     def wants_more(self) -> bool:
-        return self._scheduler.wants_more
+        return self.prompts.wants_more
 
     @property
     def is_idle(self) -> bool:
-        return self._scheduler.is_idle
+        return self.prompts.is_idle
 
     def submit(self, item: tuple[Any, Task]) -> Iterator[BatchResult[Any]]:
         return self._advance(*item, None)
 
     def step(self) -> Iterator[BatchResult[Any]]:
-        for progress in self._scheduler.step():
+        for progress in self.prompts.step():
             yield from self.receive(progress)
 
     def cancel(self, number: Any) -> None:
         for prompt in [each for each in self._tasks if each[0] == number]:
             del self._tasks[prompt]
-            self._scheduler.cancel(prompt)
+            self.prompts.cancel(prompt)
 
     def receive(self, progress: Progress) -> Iterator[BatchResult[Any]]:
         """Take the progress of a prompt. Yields the result of its part if that is known now."""
@@ -174,17 +174,17 @@ class PartScheduler:
         try:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
-            self.parts += 1
+            self.num_parts += 1
             yield BatchResult(number, end.value)
             return
         task.outputs = [None] * len(texts)
         for index, text in enumerate(texts):
-            prompt = number, self.prompts
+            prompt = number, self.num_prompts
             self._tasks[prompt] = task, index
-            self.prompts += 1
+            self.num_prompts += 1
             for progress in self.submit_prompt((prompt, task.prompt(text))):
                 yield from self.receive(progress)
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
         """Pass a numbered prompt to the scheduler of prompts."""
-        return self._scheduler.submit(item)
+        return self.prompts.submit(item)

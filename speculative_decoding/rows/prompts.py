@@ -35,6 +35,8 @@ class PromptProgress(NamedTuple):
 class PromptScheduler:
     """Decodes numbered prompts with one engine: texts, audio frames, or mappings with "prompt" and its options.
 
+    A `Scheduler`.
+
     Args:
         options_of: Returns the options of a prompt, given the options that the prompt sets itself.
         new_engine: Creates the engine. Called only for the first prompt, because an engine may measure the device.
@@ -105,7 +107,7 @@ class PromptScheduler:
         for event in self._engine.step():
             request = event.request
             if request not in self._numbers:
-                continue  # another sample of its prompt has just failed
+                continue  # its prompt has just been cancelled, or another sample of it failed
             number = self._numbers[request]
             requests = self._requests[number]
             if request.error:

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BatchResult(Generic[Result]):
-    """The result of one prompt or recording of a batch, or a one-line error. index: its position, from 0."""
+    """The result of one item, or a one-line error. index: its number; in a batch, its position from 0."""
 
     index: int
     result: Result | None

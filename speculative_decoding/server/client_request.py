@@ -1,6 +1,7 @@
 """A client's request while it is decoded: what is decoded for it, and the progress that is still to be read.
 
-All methods run on the event loop. The decoding thread schedules calls to `on_queued`, `on_progress` and `fail` there.
+Requests are used on the event loop, where the decoding thread schedules calls to `on_queued`, `on_progress` and `fail`.
+Of an item, the decoding thread calls `start`, `news` and `error_of`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ClientRequest(Generic[Item]):
     """The items of one HTTP request, which are decoded together. If one item fails, the whole request fails.
 
     Args:
-        items: Prompts, or anything else.
+        items: What is decoded for it.
         on_first_output: Called when the first output of each item is read.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
 
-After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP, and of
-what is decoded, which is known to the `Lane`.
+After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP. `Lane`
+decides what is decoded next.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DecodingThread:
     Attributes:
         decoding: How many items have a slot.
         waiting: How many items wait for a slot.
-        reading: The threads that read recordings.
+        reading: The threads that read recordings and begin texts.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
@@ -127,13 +127,15 @@ class DecodingThread:
             lane = new_lane(session, self._limits)
             try:
                 while self._take(lane):
-                    self._call_on_loop(lane.step())
+                    lane.step()
+                    self._tell(lane)
                     self.decoding = lane.decoding
                     self.waiting = lane.waiting
             except Exception as error:
                 LOG.exception("a round failed, and with it %d requests", len(lane.active))
                 failure = ServerError(500, FAILED, code="round_failed")
-                self._call_on_loop([partial(item.client.fail, failure) for item in lane.active])
+                lane.calls += [partial(item.client.fail, failure) for item in lane.active]
+                self._tell(lane)
                 self.decoding = 0
                 self.waiting = 0
                 self._failed_rounds = 1 if lane.finished else self._failed_rounds + 1
@@ -148,10 +150,16 @@ class DecodingThread:
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
-        self._call_on_loop([call for item in to_submit for call in submit(lane, item)])
+        for item in to_submit:
+            lane.submit(item)
+        self._tell(lane)  # before the round, which may take long
         for item in to_cancel:
             lane.cancel(item)
         return not self._is_stopping
+
+    def _tell(self, lane: Lane) -> None:
+        calls, lane.calls = lane.calls, []
+        self._call_on_loop(calls)
 
     def _call_on_loop(self, calls: Sequence[Callback]) -> None:
         """Run the calls on the event loop, all in one wake-up."""
@@ -167,16 +175,6 @@ def new_lane(session: Session, limits: Limits) -> Lane:
     from .recordings import speech_scheduler
 
     return Lane(speech_scheduler(session, limits), EXTRA_SLOTS)
-
-
-def submit(lane: Lane, item: ClientItem) -> Sequence[Callback]:
-    """Submit an item. An error fails only this item's request, not the others in the same batch."""
-    try:
-        return lane.submit(item)
-    except Exception as error:
-        if not isinstance(error, InputError | ServerError):
-            LOG.exception("an item could not be prepared")
-        return [partial(item.client.fail, item.error_of(error))]
 
 
 def run_all(calls: Sequence[Callback]) -> None:

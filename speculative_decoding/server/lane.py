@@ -51,6 +51,8 @@ class Lane:
         extra_turns: How many of the scheduler's turns are reserved for items that have not had a turn.
 
     Attributes:
+        calls: Callbacks that notify clients, in order. The caller runs them after `submit` and `step`, even if one of
+            these raises an error, because a finished item is not `active` any more.
         finished: How many items have ended without an error, and updates of endless ones.
     """
 
@@ -64,6 +66,7 @@ class Lane:
         self._started: set[int] = set()  # the items that take turns and have had one
         self._first: set[int] = set()  # the items in their first turn, if there are extra turns
         self._held: dict[int, set[int]] = {}  # item -> first turns that it waits for
+        self.calls: list[Callback] = []
         self.finished = 0
 
     @property
@@ -86,38 +89,35 @@ class Lane:
         """The items that are not finished."""
         return [*self._items.values()]
 
-    def submit(self, item: ClientItem) -> Sequence[Callback]:
-        """Queue an item. Returns callbacks that notify its client. Raises an error if the item cannot be decoded."""
-        if item in self._numbers:  # it was submitted with another sample of its prompt
-            return []
+    def submit(self, item: ClientItem) -> None:
+        """Queue an item with its samples. An error fails only its request, not the others."""
+        if item is not item.samples[0]:
+            return
         number = next(self._next_number)
         self._items[number] = item
         self._numbers |= dict.fromkeys(item.samples, number)
         if item.takes_turns:
             self._turns.enter(number, item.address)
             self._turns.wait(number)
-            return [item.client.on_queued]
-        try:
-            calls = self._told(item.start(self._scheduler, number))
-        except Exception:
-            self._forget(number)
-            raise
-        return [*(each.client.on_queued for each in item.samples), *calls]
+        elif not self._start(number):
+            return
+        self.calls += [each.client.on_queued for each in item.samples]
 
     def cancel(self, item: ClientItem) -> None:
         """Free the slot of an item, and of all samples of its prompt. A finished item is ignored."""
         if item in self._numbers:
             self._forget(self._numbers[item])
 
-    def step(self) -> Sequence[Callback]:
-        """Run a round. Returns callbacks that notify clients of the results."""
-        calls: list[Callback] = []
+    def step(self) -> None:
+        """Run a round, after as many turns as there is room for."""
         for number in self._scheduler.paused:
             if not self._items[number].takes_turns:
-                calls += self._told(self._scheduler.resume(number))
-        while (turn := self._next_turn()) is not None:
-            calls += self._give_turn(turn)
-        return calls + self._told(self._scheduler.decode_round())
+                self._tell(self._scheduler.resume(number))
+        for _ in range(self._scheduler.room):
+            if (turn := self._next_turn()) is None:
+                break
+            self._give_turn(turn)
+        self._tell(self._scheduler.decode_round())
 
     def _next_turn(self) -> int | None:
         """Return the item that has the next turn, or None if there is no free one or no item may take it."""
@@ -133,42 +133,47 @@ class Lane:
         held = [number for number, firsts in self._held.items() if firsts & self._first]
         return self._turns.take(newcomers_only=room <= self._extra, without=held)
 
-    def _give_turn(self, number: int) -> list[Callback]:
-        item = self._items[number]
-        calls: list[Callback] = []
+    def _give_turn(self, number: int) -> None:
         self._turns.charge(number, 1)
         self._held.pop(number, None)
         if number not in self._started:
             self._started.add(number)
             if self._extra:
                 self._first.add(number)
-            try:
-                calls += self._told(item.start(self._scheduler, number))
-            except InputError as error:
-                self._forget(number)
-                calls.append(partial(item.client.fail, item.error_of(error)))
+            self._start(number)
         if number in self._items:
-            calls += self._told(self._scheduler.resume(number))
-        return calls
+            self._tell(self._scheduler.resume(number))
 
-    def _told(self, progress: Iterable[Progress]) -> list[Callback]:
-        """Return the callbacks that notify clients of progress."""
-        calls: list[Callback] = []
-        for each in progress:
-            item = self._items[each.number]
-            if each.is_last:
-                self._forget(each.number)
-            if isinstance(each.error, Exception):
-                if isinstance(each.error, ArithmeticError):
-                    LOG.error("a request failed: %s", each.error)
-                elif not isinstance(each.error, InputError | ServerError):
-                    LOG.error("a request failed", exc_info=each.error)
-                calls.append(partial(item.client.fail, item.error_of(each.error)))
+    def _start(self, number: int) -> bool:
+        """Pass an item to the scheduler. Returns whether it can be decoded."""
+        item = self._items[number]
+        try:
+            self._tell(item.start(self._scheduler, number))
+        except Exception as error:
+            self._forget(number)
+            self._fail(item, error)
+            return False
+        return True
+
+    def _tell(self, all_progress: Iterable[Progress]) -> None:
+        """Notify clients of progress."""
+        for progress in all_progress:
+            item = self._items[progress.number]
+            if progress.is_last:
+                self._forget(progress.number)
+            if isinstance(progress.error, Exception):
+                self._fail(item, progress.error)
                 continue
-            self.finished += each.is_last or item.is_endless
-            if (news := item.news(each)) is not None:
-                calls.append(partial(item.client.on_progress, *news))
-        return calls
+            self.finished += progress.is_last or item.is_endless
+            if (news := item.news(progress)) is not None:
+                self.calls.append(partial(item.client.on_progress, *news))
+
+    def _fail(self, item: ClientItem, error: Exception) -> None:
+        if isinstance(error, ArithmeticError):
+            LOG.error("a request failed: %s", error)
+        elif not isinstance(error, InputError | ServerError):
+            LOG.error("a request failed", exc_info=error)
+        self.calls.append(partial(item.client.fail, item.error_of(error)))
 
     def _forget(self, number: int) -> None:
         """Forget an item that has finished or is cancelled, and free its slot."""

@@ -84,7 +84,7 @@ class Languages:
         ]
 
     def target(self, name: str) -> str:
-        """Return the code in responses of a language to translate into. Raises `InputError` if there is no such one."""
+        """Return the code in responses of a language to translate into. Raises `InputError` for any other."""
         known = sorted({each for targets in self.targets.values() for each in targets})
         code = matching_language(checked(name, "target"), known)
         if code is None:

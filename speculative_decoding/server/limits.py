@@ -13,7 +13,7 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
 
-EXTRA_SLOTS = 1  # for the first outputs of recordings; see `RecordingQueue`
+EXTRA_SLOTS = 1  # for the first outputs of recordings; see `Lane`
 MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
 MESSAGE_FIELDS = 1 << 10  # bytes of a message, in addition to its audio
 MAX_DRAFT_TEXTS = 4  # each token is looked up in every draft text; fewer than a session keeps prepared

@@ -62,11 +62,11 @@ class ClientStream(ClientItem):
         """Let the text of all speech so far become final."""
         rest = self._resampler.finish()
         del self._resampler  # many finished streams may wait
-        self._is_finished = True
-        self._pass_on(rest)
+        self._pass_on(rest, is_finished=True)
 
-    def _pass_on(self, samples: Samples) -> None:
+    def _pass_on(self, samples: Samples, *, is_finished: bool = False) -> None:
         with self._lock:
+            self._is_finished = is_finished
             if len(samples):  # often none are complete, and many empty arrays would need memory
                 self._kept.append(samples)
                 self._num_kept += len(samples)

@@ -59,7 +59,7 @@ class ClientPrompt(ClientItem):
         limits.check_options(self.options)
 
     def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
-        for progress in scheduler.engine.submit((number, {"prompt": self.prompt, "options": self.options})):
+        for progress in scheduler.prompts.submit((number, {"prompt": self.prompt, "options": self.options})):
             if progress.error is not None:
                 raise progress.error
         scheduler.check(number, self.prompt_field)

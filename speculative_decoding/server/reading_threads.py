@@ -1,6 +1,6 @@
-"""Threads that decode the audio files of all clients in steps of a few seconds of sound.
+"""Threads that decode the audio files of all clients in steps of a few seconds of sound, and begin to read texts.
 
-After each step, `Turns` chooses the next recording by processor time. A long or costly recording therefore delays the
+After each step, `Turns` chooses the next reading by processor time. A long or costly recording therefore delays the
 others by one step only. This module is independent of the model.
 """
 

@@ -1,4 +1,4 @@
-"""Texts of clients, decoded in turns with other texts and prompts. What the parts of a text are is in documents.py."""
+"""Texts of clients, which take turns with other texts and prompts. documents.py divides a text into parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
 MAX_COPIED = 64  # parts without prompts that are copied in a turn
-MAX_READ = 1 << 10  # parts of a request that wait for an earlier one
 
 
 @dataclass(eq=False)
@@ -34,9 +33,10 @@ class ClientText(ClientItem):
 
     Attributes:
         window: The parts that were read and are not written yet.
-        prompts: The prompts that wait for a turn, by number.
+        waiting: The prompts that wait for a turn, by number.
         in_engine: The numbers of the prompts in the engine.
         is_read: Whether all parts were read.
+        has_begun: Whether its client knows of the first output.
     """
 
     takes_turns = True
@@ -46,17 +46,17 @@ class ClientText(ClientItem):
 
     def __post_init__(self) -> None:
         self.parts = ((text, part) for text in self.texts for part in text.parts)
-        self.window: Window[tuple[Document, Literal | Piece]] = Window(0, lambda each: 1, MAX_READ)
+        self.window: Window[tuple[Document, Literal | Piece]] = Window()
         self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
-        self.prompts: dict[Any, Mapping[str, Any]] = {}
+        self.waiting: dict[Any, Mapping[str, Any]] = {}
         self.in_engine: set[Any] = set()
-        self.is_read = False
+        self.is_read = self.has_begun = False
         self.total = GenerationStats()
 
     @property
     def is_ready(self) -> bool:
         """Whether it can go on before an output in the engine is complete."""
-        return bool(self.prompts) or (not self.is_read and self.window.has_room)
+        return bool(self.waiting) or (not self.is_read and self.window.has_room)
 
     def check(self, limits: Limits) -> None:
         """Its prompts are checked one by one."""
@@ -66,7 +66,8 @@ class ClientText(ClientItem):
         return ()
 
     def add(self, progress: Progress) -> None:
-        self.finish_reason, self.stats = "stop", self.total
+        if progress.is_last:
+            self.finish_reason, self.stats = "stop", self.total
 
     def error_of(self, error: Exception) -> ServerError:
         return ServerError.of(error, lambda option: "q" if option == "prompt" else option, "q")
@@ -78,17 +79,18 @@ class TextScheduler(PartScheduler):
     A prompt of a text waits for a turn, and a text has at most `max_prompts` of them in the engine. See `Lane`.
 
     Args:
-        engine: Decodes prompts whose options are complete.
+        prompts: Decodes prompts whose options are complete.
         limits: Limits of the server.
 
     Attributes:
         texts: The texts that are being decoded, by number.
     """
 
-    def __init__(self, engine: PromptScheduler, limits: Limits) -> None:
-        super().__init__(engine, raises_errors=True)
+    prompts: PromptScheduler
+
+    def __init__(self, prompts: PromptScheduler, limits: Limits) -> None:
+        super().__init__(prompts, raises_errors=True)
         self.texts: dict[int, ClientText] = {}
-        self.engine = engine
         self._limits = limits
 
     @property
@@ -102,18 +104,18 @@ class TextScheduler(PartScheduler):
 
     @property
     def is_idle(self) -> bool:
-        return self.engine.is_idle and not self.paused
+        return self.prompts.is_idle and not self.paused
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
         """Let a prompt of a text wait for a turn."""
         number, prompt = item
         (text, _), _ = number
-        self.texts[text].prompts[number] = prompt
+        self.texts[text].waiting[number] = prompt
         return ()
 
     def check(self, number: Any, prompt_field: str) -> None:
         """Raise `ServerError` if a prompt in the engine has too many tokens. prompt_field: the API's name for it."""
-        request = self.engine.requests(number)[0]
+        request = self.prompts.requests(number)[0]
         self._limits.check_tokens(prompt_field, request.stats.prompt_tokens)
         self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
 
@@ -122,9 +124,9 @@ class TextScheduler(PartScheduler):
         return self._guarded(number, self._take_turn)
 
     def step(self) -> Iterator[Any]:
-        if self.engine.is_idle:
+        if self.prompts.is_idle:
             return
-        for progress in self.engine.step():
+        for progress in self.prompts.step():
             if not isinstance(progress.number, tuple):
                 yield progress
             elif progress.is_last:
@@ -137,9 +139,9 @@ class TextScheduler(PartScheduler):
         """Drop a prompt or a text."""
         text = self.texts.pop(number, None)
         if text is None:
-            self.engine.cancel(number)
+            self.prompts.cancel(number)
         else:
-            for part in {part for part, _ in (*text.prompts, *text.in_engine)}:
+            for part in {part for part, _ in (*text.waiting, *text.in_engine)}:
                 super().cancel(part)
 
     def _guarded(self, number: int, work: Callable[[int, ClientText], None]) -> Iterator[Progress]:
@@ -154,16 +156,19 @@ class TextScheduler(PartScheduler):
             if text.is_read and not text.window:
                 del self.texts[number]
                 yield BatchResult(number, None)
+            elif text.total.generated_tokens and not text.has_begun:
+                text.has_begun = True
+                yield PromptProgress(number)  # its first output
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
-            if text.prompts or text.is_read:
+            if text.waiting or text.is_read:
                 break
             self._read(number, text)
-        if text.prompts:
-            first = next(iter(text.prompts))
+        if text.waiting:
+            first = next(iter(text.waiting))
             text.in_engine.add(first)
-            for progress in self.engine.submit((first, text.prompts.pop(first))):
+            for progress in self.prompts.submit((first, text.waiting.pop(first))):
                 return self._receive(progress, number, text)
             self.check(first, "q")
 
@@ -187,7 +192,7 @@ class TextScheduler(PartScheduler):
         self._write(text, self.receive(progress))
 
     def _write(self, text: ClientText, results: Iterable[BatchResult[Any]]) -> None:
-        """Write the parts that are finished and whose predecessors are."""
+        """Write the finished parts, up to the first one that is not."""
         for each in results:
             _, place = each.number
             for (own, part), found in text.window.receive(BatchResult(place, each.result)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent
+from speculative_decoding.speech.transcription import Transcription
 
 SLOTS, EXTRA = 2, 1
 
@@ -71,9 +73,12 @@ class Outputs:
         self.with_slot.append(number)
         return []
 
-    def decode_round(self) -> list[Any]:
+    def decode_round(self) -> Iterator[Any]:
         found, self.next = self.next, []
-        return found
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+            yield each
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
@@ -95,7 +100,9 @@ def submit(work: Lane, client: str) -> ClientRecording:
 
 
 def run(work: Lane) -> None:
-    for call in work.step():
+    work.step()
+    calls, work.calls = work.calls, []
+    for call in calls:
         call()
 
 
@@ -172,3 +179,16 @@ def test_a_cancelled_item_is_dropped_whether_it_waits_or_has_a_slot() -> None:
     assert outputs.cancelled == [0, 3] and work.active == items[1:3] and not outputs.paused
     run(work)
     assert outputs.with_slot == [1, 2] and (work.decoding, work.waiting) == (2, 0)
+
+
+def test_what_a_round_has_finished_before_it_fails_reaches_its_client() -> None:
+    outputs = Outputs()
+    work = Lane(cast(Any, outputs), EXTRA)
+    items = [submit(work, client) for client in "ab"]
+    result = Transcription("a", [], "en", 1.0, GenerationStats())
+    outputs.next = [TranscriptionEvent(0, [], 1.0, 1.0, "en", result), MemoryError("planted")]
+    with pytest.raises(MemoryError):
+        work.step()
+    assert work.active == items[1:] and len(work.calls) == 1
+    work.calls[0]()
+    assert items[0].client.unfinished == 0 and items[0].client.error is None

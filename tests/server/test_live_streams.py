@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding import GenerationOptions, InputError, Session
+from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.client_request import ClientItem
 from speculative_decoding.server.decoding_thread import new_lane
 from speculative_decoding.server.errors import ServerError
@@ -63,17 +64,23 @@ def expected(speech: list[NDArray[np.int16]], **options: Any) -> list[str]:
     return [update.final for update in session().transcribe_live(chunks, reads_ahead=False, **SHORT, **options)]
 
 
+def call_all(lane: Lane) -> None:
+    calls, lane.calls = lane.calls, []
+    for call in calls:
+        call()
+
+
 def submit(lane: Lane, item: ClientItem) -> Client:
     client = Client(item)
-    for call in lane.submit(item):
-        call()
+    lane.submit(item)
+    call_all(lane)
     return client
 
 
 def run(lane: Lane) -> None:
     while not lane.is_idle:
-        for call in lane.step():
-            call()
+        lane.step()
+        call_all(lane)
 
 
 def stream(**options: Any) -> ClientStream:
@@ -126,8 +133,24 @@ def test_a_cancelled_stream_frees_its_slot_even_while_it_is_decoded() -> None:
 def test_a_prompt_that_cannot_be_encoded_names_its_field() -> None:
     lane = new_lane(session(), Limits())
     item = stream(initial_prompt="<|en|>")
-    Client(item)
-    with pytest.raises(InputError) as raised:
-        lane.submit(item)
-    assert item.error_of(raised.value).param == "session.audio.input.transcription.prompt"
+    error = submit(lane, item).error
+    assert error is not None and error.param == "session.audio.input.transcription.prompt"
     assert lane.decoding == 0 and lane.is_idle
+
+
+def test_a_stream_that_starts_while_its_client_ends_it_has_all_of_the_speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoding thread may take it at any moment."""
+    order: list[str] = []
+    opened = SimpleNamespace(append=lambda samples: order.append("speech"), finish=lambda: order.append("end"))
+    scheduler: Any = SimpleNamespace(open_stream=lambda options: opened, start=lambda number, stream: ())
+    item = stream()
+    item.append(pieces(0)[0].tobytes())
+    pass_on = ClientStream._pass_on
+
+    def starting(own: ClientStream, *samples: Any, **given: Any) -> None:
+        own.start(scheduler, 0)
+        pass_on(own, *samples, **given)
+
+    monkeypatch.setattr(ClientStream, "_pass_on", starting)
+    item.finish()
+    assert order == ["speech", "speech", "end"]

@@ -10,11 +10,18 @@ import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session
 from speculative_decoding.server.client_request import ClientRequest
-from speculative_decoding.server.decoding_thread import new_lane, submit
+from speculative_decoding.server.decoding_thread import new_lane
+from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.prompts import client_prompts
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
+
+
+def call_all(lane: Lane) -> None:
+    calls, lane.calls = lane.calls, []
+    for call in calls:
+        call()
 
 
 @pytest.mark.parametrize(("error", "status"), [(MemoryError("planted"), 500), (InputError("planted"), 400)])
@@ -33,8 +40,9 @@ def test_a_failing_planner_fails_one_prompt(error: Exception, status: int, caplo
     session.planner.draft_length = fails_once  # type: ignore[method-assign, assignment]
     items = [client_prompts([(prompt, session.options)])[0] for prompt in ("abc", "fed")]
     clients = [ClientRequest([item]) for item in items]
-    for call in [call for item in items for call in submit(lane, item)]:
-        call()
+    for item in items:
+        lane.submit(item)
+    call_all(lane)
     assert clients[0].error is not None and clients[0].error.status == status
     assert lane.active == [items[1]] and clients[1].error is None
 
@@ -55,16 +63,17 @@ def test_samples_of_a_prompt_are_encoded_once_and_equal_those_of_generate() -> N
     async def decode(leaves: bool) -> list[str | None]:
         lane = new_lane(session, Limits())
         client = ClientRequest(client_prompts([("fed", options)]))
-        for call in [call for item in client.items for call in submit(lane, item)]:
-            call()
+        for item in client.items:
+            lane.submit(item)
+        call_all(lane)
         await client.wait_until_queued()
         if leaves:
             lane.cancel(client.items[1])
             assert lane.is_idle and not lane.active
             return [each.text for each in client.items]
         while lane.active:
-            for call in lane.step():
-                call()
+            lane.step()
+            call_all(lane)
         await client.wait_until_finished()
         return [each.text for each in client.items]
 

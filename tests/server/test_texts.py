@@ -102,15 +102,16 @@ class World:
     def send(self, *texts: str, client: str = "a") -> ClientText:
         item = ClientText([cast(Any, Lines(text)) for text in texts], client)
         ClientRequest([item])
-        for call in self.lane.submit(item):
-            call()
+        self.lane.submit(item)
         self.run()
         return item
 
     def run(self) -> None:
         """Run rounds until there is nothing to do but what is in the engine."""
         for _ in range(4 * MAX_COPIED):
-            for call in self.lane.step():
+            self.lane.step()
+            calls, self.lane.calls = self.lane.calls, []
+            for call in calls:
                 call()
 
     @property
@@ -234,14 +235,36 @@ def test_a_text_without_words_needs_no_prompt() -> None:
 def test_the_statistics_of_a_text_are_the_sum_over_its_prompts() -> None:
     world = World()
     item = world.send("a\nb\nc")
-    world.engine.finish("a", "b", "c")
-    for call in world.lane.step():
-        call()
-    (_, progress) = item.client._progress.get_nowait()  # type: ignore[misc]
-    item.add(progress)
+    world.finish("a", "b", "c")
+    while (news := item.client._progress).qsize():
+        (_, progress) = news.get_nowait()  # type: ignore[misc]
+        item.add(progress)
     assert item.finish_reason == "stop" and item.stats is not None and item.stats.generated_tokens == 3
 
 
 def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -> None:
     found = [prompting("ab", max_tokens=50).prompt(text) for text in ("c", "c" * 100)]
     assert [(each["prompt"][:3], each["options"].max_tokens) for each in found] == [("abc", 32 + 3 * 3), ("abc", 50)]
+
+
+def test_copying_a_text_delays_no_round() -> None:
+    """A turn that copies parts uses no slot, but a round follows after as many turns as there are slots."""
+    world = World()
+    world.send("a")
+    item = ClientText([cast(Any, Lines("\n" * 100_000))], "b")
+    ClientRequest([item])
+    world.lane.submit(item)
+    world.engine.finish("a")
+    world.lane.step()
+    assert not world.in_engine and not ended(item)
+    assert sum(map(len, item.written.values())) <= MAX_COPIED * TURNS_PER_SLOT * LIMITS.slots
+
+
+def test_a_client_learns_of_the_first_output_of_its_text() -> None:
+    world = World()
+    item = world.send("a\nb\nc")
+    assert item.client._progress.empty()
+    world.finish("b")
+    (_, progress) = item.client._progress.get_nowait()  # type: ignore[misc]
+    item.add(progress)
+    assert item.finish_reason is None and item.client._progress.empty()

@@ -83,7 +83,7 @@ def alone(text: str, rounds: int) -> str:
     found: str | None = None
     for each in drive(scheduler := PartScheduler(prompts), [(0, Task(steps, lambda text: {"prompt": text}))]):
         found = each.result
-    assert found is not None and scheduler.prompts == prompts.submitted
+    assert found is not None and scheduler.num_prompts == prompts.submitted
     return found
 
 
@@ -106,7 +106,7 @@ def test_each_part_is_decoded_as_if_it_were_alone_and_comes_in_order(
     window = Window[tuple[str, int]](slots, lambda part: len(part[0]), 20)
     found = [(part, each.result) for part, each in decode_in_order(scheduler, parts, submit, window)]
     assert found == [(part, None if part[1] == 3 else alone(*part)) for part in parts]
-    assert (scheduler.parts, scheduler.prompts) == (sum(part[1] != 3 for part in parts), prompts.submitted)
+    assert (scheduler.num_parts, scheduler.num_prompts) == (sum(part[1] != 3 for part in parts), prompts.submitted)
     assert not prompts.prompts and scheduler.is_idle
 
 
