@@ -52,6 +52,10 @@ async def read_body(
     return bytes(body)
 
 
+def client_address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], seconds: float | None = None) -> Result:
     """Return the result of `work`, or cancel it when the client disconnects or the time limit is reached.
 

@@ -13,40 +13,33 @@ from ..errors import InputError
 from .errors import ServerError
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
-from .service import Service
-from .translation import IN_FILES, read_request, require_documents
-from .translator import Translator, in_thread
+from .translation import IN_FILES, of_one, read_request, text_translator
+from .translator import in_thread
 
 if TYPE_CHECKING:
     from .documents import Document
 
 
 async def translate_file(request: Request) -> Response:
-    translator: Translator = request.app.state.translator
+    translator = text_translator(request, with_documents=True)
     files: KeptFiles = request.app.state.files
-    service = translator.service
-    service.require_text()
-    require_documents()
     files.require_room(1)
-    fields = await read_request(request, service.limits.max_body, IN_FILES)
-    given = await opened(request, service, fields["file"], fields.get("format"))
+    fields = await read_request(request, IN_FILES)
+    given = await opened(request, fields["file"], fields.get("format"))
     request.scope["prompts"] = [given.text]
-    found = await translator.translate(request, [given], fields["source"], fields["target"])
+    content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
     assert given.file is not None
     name, suffix = file_names(given.file.name, fields["target"])
-    key = files.keep(name, suffix, given.file.preamble + given.file.encode(found.texts[0]))
-    return JSONResponse(
-        {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found.notes(is_list=False)}
-    )
+    key = files.keep(name, suffix, given.file.preamble + given.file.encode(content.pop("translatedText")))
+    return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
 
 
-async def opened(request: Request, service: Service, part: Part, format: str | None) -> Document:
+async def opened(request: Request, part: Part, format: str | None) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
-    client = request.client.host if request.client else ""
     try:
-        return await in_thread(service, client, lambda: open_file(part.content, base_name(part.file_name), format))
+        return await in_thread(request, lambda: open_file(part.content, base_name(part.file_name), format))
     except InputError as error:
         raise ServerError.of(error, subject="file") from None
 

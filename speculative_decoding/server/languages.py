@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..decoding.prompt import language_token
 from ..errors import InputError
@@ -40,13 +40,6 @@ def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixe
             )
         prefixes[match[1], match[2]] = match[3]
     return prefixes
-
-
-class Pair(NamedTuple):
-    """How a model translates between two languages. options: of the prompts, which begin with `prefix`."""
-
-    prefix: str
-    options: Mapping[str, str]
 
 
 class Languages:
@@ -96,13 +89,13 @@ class Languages:
         code = self.target(target)
         return [source for source, targets in self.targets.items() if code in targets]
 
-    def pair(self, source: str, target: str) -> Pair:
-        """Return how to translate between two languages. Raises `InputError` for an unsupported pair."""
+    def pair(self, source: str, target: str) -> tuple[str, Mapping[str, str]]:
+        """Return the prefix and the options of prompts for two languages. Raises `InputError` if they are no pair."""
         source, target = checked(source, "source"), checked(target, "target")
         first = matching_language(source, (each for each, _ in self._prefixes))
         second = matching_language(target, (other for each, other in self._prefixes if each == first))
         if first is not None and second is not None:
-            return Pair(self._prefixes[first, second], {})
+            return self._prefixes[first, second], {}
         codes = self._tokenizer.languages
         if not codes:
             pairs = ", ".join(":".join(pair) for pair in sorted(self._prefixes)) or "none"
@@ -111,7 +104,7 @@ class Languages:
         for field, option, name in (("source", "src_lang", source), ("target", "tgt_lang", target)):
             found[option] = matching_language(name, codes) or name
             language_token(self._tokenizer, field, found[option])
-        return Pair("", found)
+        return "", found
 
 
 def checked(name: str, field: str) -> str:

@@ -19,7 +19,7 @@ from ..speech.api import mel_bins
 from ..speech.audio_file import AudioBytes
 from ..speech.recording import Recording, frame_bytes_per_second, opening
 from ..speech.speech_text import SpeechText
-from .bodies import EventStream, cancel_on_disconnect, read_body
+from .bodies import EventStream, cancel_on_disconnect, client_address, read_body
 from .errors import ServerError
 from .model_names import served_names
 from .multipart import parse_multipart
@@ -56,7 +56,7 @@ async def transcribe(request: Request, task: str) -> Response:
         upload = stack.enter_context(service.upload(largest))
         wanted = await received(request, task, audio, upload)
         size = upload.size
-        address = request.client.host if request.client else ""
+        address = client_address(request)
         source, frames = AudioBytes(wanted.content, "file"), CountedBytes(upload.add)
         steps = opening(source, bins, limits.max_audio_seconds, frames, wanted.options.voice)
         with service.opening(upload):

@@ -42,9 +42,9 @@ FILE = Field(File(), required="a file as multipart/form-data")
 IN_FILES: Mapping[str, Field] = {**LANGUAGES, "format": Field(), **OF_ALL, "file": FILE}
 
 
-async def read_request(request: Request, max_bytes: int, table: Mapping[str, Field]) -> dict[str, Any]:
+async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
     """Return the values of a JSON object or a form, which may contain the client's token. Raises `ServerError`."""
-    sent = await read_fields(request, max_bytes, JSON, FORM, MULTIPART)
+    sent = await read_fields(request, request.app.state.service.limits.max_body, JSON, FORM, MULTIPART)
     if isinstance(sent, list):
         token = "".join(part.content.decode(errors="replace") for part in sent if part.name == "api_key")
     else:
@@ -53,20 +53,32 @@ async def read_request(request: Request, max_bytes: int, table: Mapping[str, Fie
     return parse_fields(sent, table)
 
 
-async def translate(request: Request) -> Response:
+def text_translator(request: Request, *, with_documents: bool = False) -> Translator:
+    """Return the server's translator. Raises `ServerError` if the model is not ready or transcribes speech.
+
+    with_documents: whether the package must have been installed with documents/, which divides texts.
+    """
     translator: Translator = request.app.state.translator
-    service = translator.service
-    service.require_text()
-    require_documents()
-    fields = await read_request(request, service.limits.max_body, FIELDS)
+    translator.service.require_text()
+    if with_documents and not has_room("documents"):
+        raise ServerError(501, "translations require the folder documents, which this server lacks")
+    return translator
+
+
+async def translate(request: Request) -> Response:
+    translator = text_translator(request, with_documents=True)
+    fields = await read_request(request, FIELDS)
     texts = given_texts(fields)
     request.scope["prompts"] = [each.text for each in texts]
-    found = await translator.translate(request, texts, fields["source"], fields["target"])
-    is_list = not isinstance(fields["q"], str)
-    content: dict[str, Any] = {"translatedText": found.texts if is_list else found.texts[0]}
+    content = await translator.translate(request, texts, fields["source"], fields["target"])
     if fields.get("alternatives"):  # the server has none
-        content["alternatives"] = [[] for _ in texts] if is_list else []
-    return JSONResponse(content | found.notes(is_list=is_list))
+        content["alternatives"] = [[] for _ in texts]
+    return JSONResponse(of_one(content) if isinstance(fields["q"], str) else content)
+
+
+def of_one(content: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the fields of a response for one text instead of a list."""
+    return {name: value for name, (value,) in content.items()}
 
 
 def given_texts(fields: Mapping[str, Any]) -> list[Document]:
@@ -80,34 +92,22 @@ def given_texts(fields: Mapping[str, Any]) -> list[Document]:
     return [Document(text, DocumentOptions(format=fields.get("format", "text"))) for text in texts]
 
 
-def require_documents() -> None:
-    """Raise `ServerError` if the package was installed without documents/, which divides texts."""
-    if not has_room("documents"):
-        raise ServerError(501, "translations require the folder documents, which this server lacks")
-
-
 async def detect(request: Request) -> Response:
-    translator: Translator = request.app.state.translator
-    service = translator.service
-    service.require_text()
-    q = (await read_request(request, service.limits.max_body, DETECTED))["q"]
+    translator = text_translator(request)
+    q = (await read_request(request, DETECTED))["q"]
     request.scope["prompts"] = [q]
     translator.detector.require_installed("q")
     codes = [*translator.languages.targets]
-    client = request.client.host if request.client else ""
-    return JSONResponse(await in_thread(service, client, lambda: translator.detector.detect(q, codes)))
+    return JSONResponse(await in_thread(request, lambda: translator.detector.detect(q, codes)))
 
 
 async def languages(request: Request) -> Response:
-    translator: Translator = request.app.state.translator
-    translator.service.require_text()
-    return JSONResponse(translator.languages.listed)
+    return JSONResponse(text_translator(request).languages.listed)
 
 
 async def frontend_settings(request: Request) -> Response:
     """Return what programs with a user interface ask for, in LibreTranslate's format."""
-    translator: Translator = request.app.state.translator
-    translator.service.require_text()
+    translator = text_translator(request)
     listed = translator.languages.listed
     needs_token = request.app.state.settings.token is not None
     formats: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.loading import language_codes
 from speculative_decoding.loading.language_map import matching_language
-from speculative_decoding.server.languages import Languages, Pair, client_codes, english_name, translation_prefixes
+from speculative_decoding.server.languages import Languages, client_codes, english_name, translation_prefixes
 
 PREFIXES = MappingProxyType({("en", "de"): "to German: ", ("de", "en"): ""})
 TOKENS = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "zho_Hans": 7, "zho_Hant": 8})
@@ -47,7 +47,7 @@ def test_models_with_language_tokens_translate_between_all_of_them() -> None:
     assert first == {"code": "de", "name": "German", "targets": ["en", "zh", "zh-Hant"]} and len(others) == 3
     assert others[-1]["name"] == "Chinese (Hant)"
     for source in ("en", "eng_Latn", "en-US", "EN", "English"):
-        assert own.pair(source, "zh-TW") == Pair("", {"src_lang": "eng_Latn", "tgt_lang": "zho_Hant"})
+        assert own.pair(source, "zh-TW") == ("", {"src_lang": "eng_Latn", "tgt_lang": "zho_Hant"})
     assert own.target("deu_Latn") == "de" and own.into("de") == ["en", "zh", "zh-Hant"]
     with pytest.raises(InputError, match="source: 'fra_Latn' is an unknown language; did you mean .*eng_Latn"):
         own.pair("fra_Latn", "de")
@@ -55,7 +55,7 @@ def test_models_with_language_tokens_translate_between_all_of_them() -> None:
 
 def test_a_pair_with_a_prefix_has_precedence() -> None:
     own = languages(TOKENS, PREFIXES)
-    assert own.pair("en", "de") == Pair("to German: ", {}) and own.pair("en", "zh").options["tgt_lang"] == "zho_Hans"
+    assert own.pair("en", "de") == ("to German: ", {}) and own.pair("en", "zh")[1]["tgt_lang"] == "zho_Hans"
     assert [each["code"] for each in own.listed] == ["de", "en", "zh", "zh-Hant"]
 
 
@@ -66,7 +66,7 @@ def test_other_models_translate_the_pairs_that_have_a_prefix() -> None:
         {"code": "en", "name": "English", "targets": ["de", "ro"]},
     ]
     assert [*own.targets] == ["de", "en", "ro"]  # a text may be in any of them
-    assert own.pair("eng_Latn", "de-AT") == Pair("to German: ", {}) and own.into("ron_Latn") == ["en"]
+    assert own.pair("eng_Latn", "de-AT") == ("to German: ", {}) and own.into("ron_Latn") == ["en"]
     with pytest.raises(InputError, match=r"supported pair \(de:en, en:de, en:ro\), not de:ro"):
         own.pair("de", "ro")
     with pytest.raises(InputError, match=r"supported pair \(none\), not en:de"):
