@@ -105,7 +105,7 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
     try:
         options = options_of(own, service.options)
     except InputError as error:
-        raise ServerError.of(error, lambda name: field_names.get(name, name)) from None
+        raise ServerError.of(error, field_names) from None
     if "draft_text" in own:
         limits.check_draft_texts(field_names.get("draft_text", "draft_text"), options.draft_text)
 

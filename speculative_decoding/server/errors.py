@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError, UnknownOption, one_line
@@ -37,12 +38,14 @@ class ServerError(Exception):
         self.headers = headers
 
     @classmethod
-    def of(cls, error: Exception, name: Callable[[str], str] = str, subject: str | None = None) -> ServerError:
+    def of(
+        cls, error: Exception, names: Mapping[str, str] = MappingProxyType({}), subject: str | None = None
+    ) -> ServerError:
         """Convert an error of an option, prompt or file. Any other error is reported without details.
 
         Args:
             error: The error.
-            name: Returns the API's name for an option.
+            names: The API's names for options that have another name there.
             subject: The field to report if the error names none.
         """
         if isinstance(error, ServerError):
@@ -51,9 +54,9 @@ class ServerError(Exception):
             return cls(500, str(error), code="not_finite")
         if not isinstance(error, InputError):
             return cls(500, FAILED)
-        param = subject if error.field is None else name(error.field)[:80]
+        param = subject if error.field is None else names.get(error.field, error.field)[:80]
         code = "unknown_field" if isinstance(error, UnknownOption) else "invalid_value"
-        return cls(400, error.message(name), param, code)
+        return cls(400, error.message(lambda option: names.get(option, option)), param, code)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..speech.scheduler import Scheduler
 from .client_request import ClientItem
 from .errors import ServerError
 from .limits import Limits
-from .realtime_format import RATE, field_path
+from .realtime_format import FIELD_PATHS, RATE
 
 
 @dataclass(eq=False)
@@ -99,4 +99,4 @@ class ClientStream(ClientItem):
             self.finish_reason = "stop"
 
     def error_of(self, error: Exception) -> ServerError:
-        return ServerError.of(error, field_path)
+        return ServerError.of(error, FIELD_PATHS)

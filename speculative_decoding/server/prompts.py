@@ -77,7 +77,7 @@ class ClientPrompt(ClientItem):
             self.finish_reason, self.stats = round.finish_reason, progress.request.stats
 
     def error_of(self, error: Exception) -> ServerError:
-        return ServerError.of(error, lambda option: self.prompt_field if option == "prompt" else option)
+        return ServerError.of(error, {"prompt": self.prompt_field})
 
 
 def client_prompts(

@@ -59,7 +59,7 @@ EVENTS: Mapping[str, Mapping[str, Field]] = {  # that a client may send, and the
     "input_audio_buffer.commit": OF_ALL,
     "input_audio_buffer.clear": OF_ALL,
 }
-FIELD_PATHS = {"language": f"{TRANSCRIPTION}.language", "initial_prompt": f"{TRANSCRIPTION}.prompt"}
+FIELD_PATHS = {"language": f"{TRANSCRIPTION}.language", "initial_prompt": f"{TRANSCRIPTION}.prompt"}  # of options
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,6 @@ def updated(
     try:
         language_code(audio, TranscriptionOptions(language=language))
     except InputError as error:
-        raise ServerError.of(error, field_path) from None
+        raise ServerError.of(error, FIELD_PATHS) from None
     limits.check_length(FIELD_PATHS["initial_prompt"], prompt or "")
     return Settings(model, language, prompt, values.get("hypotheses", settings.hypotheses))
-
-
-def field_path(option: str) -> str:
-    """Return the API's field for a transcription option."""
-    return FIELD_PATHS.get(option, option)

@@ -60,7 +60,7 @@ class ClientRecording(ClientItem):
             self.finish_reason, self.stats = "stop", progress.result.stats
 
     def error_of(self, error: Exception) -> ServerError:
-        return ServerError.of(error, field_name, "file")
+        return ServerError.of(error, FIELD_NAMES, "file")
 
 
 def speech_scheduler(session: Session, limits: Limits) -> Scheduler:
@@ -68,8 +68,3 @@ def speech_scheduler(session: Session, limits: Limits) -> Scheduler:
     assert session.model.audio is not None
     options = TranscriptionOptions(**session.model.audio.defaults)
     return new_scheduler(session, options, {}, limits.slots + EXTRA_SLOTS, live_slots=limits.slots)
-
-
-def field_name(option: str) -> str:
-    """Return the API's field for a transcription option."""
-    return FIELD_NAMES.get(option, option)

@@ -70,7 +70,7 @@ class ClientText(ClientItem):
             self.finish_reason, self.stats = "stop", self.total
 
     def error_of(self, error: Exception) -> ServerError:
-        return ServerError.of(error, lambda option: "q" if option == "prompt" else option, "q")
+        return ServerError.of(error, {"prompt": "q"}, "q")
 
 
 class TextScheduler(PartScheduler):

@@ -28,7 +28,7 @@ from .errors import ServerError
 from .fields import Field, File, option_fields, parse_fields
 from .model_names import ModelNames
 from .multipart import Part
-from .recordings import ClientRecording, field_name
+from .recordings import FIELD_NAMES, ClientRecording
 
 SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # the media type of each format
 FORMATS = ("json", "verbose_json", "text", *SUBTITLES)
@@ -115,7 +115,7 @@ def parse_transcription_request(
         decoding = defaults.override_for_row(given)
         decoding.with_values(temperature=1.0).require_effect(given)  # the temperature may rise
     except InputError as error:
-        raise ServerError.of(error, field_name) from None
+        raise ServerError.of(error, FIELD_NAMES) from None
     return TranscriptionRequest(content, own, decoding, response_format, granularities or ("segment",), stream, rounds)
 
 

@@ -23,7 +23,7 @@ from .bodies import EventStream, cancel_on_disconnect, client_address, read_body
 from .errors import ServerError
 from .model_names import served_names
 from .multipart import parse_multipart
-from .recordings import ClientRecording, field_name
+from .recordings import FIELD_NAMES, ClientRecording
 from .service import Service
 from .streams import stream
 from .transcription_format import (
@@ -116,4 +116,4 @@ async def opened(service: Service, address: str, steps: Generator[None, None, Re
     try:
         return await asyncio.wrap_future(service.reading.run(address, steps))
     except InputError as error:
-        raise ServerError.of(error, field_name, "file") from None
+        raise ServerError.of(error, FIELD_NAMES, "file") from None
