@@ -644,8 +644,8 @@ server/texts.py: a cancelled text is decoded to the end | server/test_texts.py
 - super().cancel(part)
 + pass
 server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
-- for each in stats[:: self._request.n])
-+ for each in stats)
+- for each in self.prompts[:: self.n] if
++ for each in self.prompts if
 server/realtime_session.py: text that may still change is sent as final | server/test_realtime_session.py
 - final = update.final.lstrip() if is_first else update.final
 + final = (update.final + update.pending).lstrip() if is_first else update.final + update.pending

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from ..decoding.results import Round
+from ..decoding.results import GenerationStats, Round
 from ..drafters.base import COPY, MEMORY, TEXT
 from ..engine import Event
 from ..errors import InputError
@@ -24,7 +24,7 @@ from ..session import Session
 from .errors import ServerError
 from .fields import ANY_TEXT, Anything, Field, option_fields, parse_fields
 from .model_names import ModelNames
-from .prompts import ClientPrompt
+from .prompts import ClientPrompt, client_prompts
 from .service import Service
 
 
@@ -78,19 +78,7 @@ FIELDS: Mapping[str, Field] = {
 }
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """The fields of a request. model: the name in its response."""
-
-    model: str
-    prompts: Sequence[tuple[str, GenerationOptions]]  # each has n choices
-    n: int
-    stream: bool
-    include_usage: bool
-    rounds: bool  # not an OpenAI field: chunks describe the draft of their round
-
-
-def parse_completion_request(fields: Mapping[str, Any], service: Service, names: ModelNames) -> CompletionRequest:
+def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNames) -> Completion:
     """Parse a request. Raises a `ServerError` that names the field."""
     limits = service.limits
     is_predicted = fields.get("prediction") is not None
@@ -122,7 +110,8 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, names:
             raise ServerError(400, f"{name}: has no effect without stream; leave it out", name)
 
     options = options.with_values(num_return_sequences=n)
-    return CompletionRequest(model, [(text, options) for text in texts], n, stream, include_usage or False, rounds)
+    prompts = client_prompts([(text, options) for text in texts])
+    return Completion(model, prompts, service.session, n, stream, include_usage or False, rounds)
 
 
 def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
@@ -138,23 +127,30 @@ def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> Genera
     return options
 
 
-class CompletionResponse:
-    """Builds the JSON of one response. All its chunks have the same id and time."""
+@dataclass
+class Completion:
+    """A request, and the JSON of its response. All chunks have the same id and time."""
 
-    def __init__(self, request: CompletionRequest, session: Session) -> None:
-        self._request = request
-        self._session = session
+    model: str  # the name in the response
+    prompts: Sequence[ClientPrompt]  # n for each prompt of the request: its choices
+    session: Session
+    n: int
+    stream: bool
+    include_usage: bool
+    rounds: bool  # not an OpenAI field: chunks describe the draft of their round
+
+    def __post_init__(self) -> None:
         self._base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": request.model,
+            "model": self.model,
         }
 
-    def complete(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """Return the whole response, for requests without `stream`."""
-        choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in prompts]
-        return {**self._base, "choices": choices, "usage": self._usage(prompts)}
+        choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in self.prompts]
+        return {**self._base, "choices": choices, "usage": self._usage()}
 
     def chunk(self, prompt: ClientPrompt, event: Event | None) -> dict[str, Any] | None:
         """Return the stream chunk of a round, or None if it would be empty. event: None for a blank prompt."""
@@ -162,44 +158,52 @@ class CompletionResponse:
         texts = [] if event is None else event.texts
         text = "".join(texts)
         finish_reason = round.finish_reason
-        if not (text or finish_reason or prompt.options.logprobs or self._request.rounds):
+        if not (text or finish_reason or prompt.options.logprobs or self.rounds):
             return None
         first_token = len(prompt.token_texts) - len(texts)
         fields = choice(prompt, text, finish_reason, first_token)
-        if self._request.rounds:
-            rejected = rejected_text(self._session, prompt, round)
+        if self.rounds:
+            rejected = rejected_text(self.session, prompt, round)
             fields["round"] = {"texts": texts, "accepted": round.accepted, "rejected": rejected}
-        usage = {"usage": None} if self._request.include_usage else {}
+        usage = {"usage": None} if self.include_usage else {}
         return {**self._base, "choices": [fields], **usage}
 
-    def usage_chunks(self, prompts: Sequence[ClientPrompt]) -> list[dict[str, Any]]:
+    def usage_chunks(self) -> list[dict[str, Any]]:
         """Return the chunk with the usage if the request has `include_usage`, otherwise nothing."""
-        last = {**self._base, "choices": [], "usage": self._usage(prompts)}
-        return [last] if self._request.include_usage else []
+        return [{**self._base, "choices": [], "usage": self._usage()}] if self.include_usage else []
 
-    def _usage(self, prompts: Sequence[ClientPrompt]) -> dict[str, Any]:
+    def _usage(self) -> dict[str, Any]:
         """Add up the counts. The prediction tokens are those of the request's own draft texts, as in OpenAI's API.
 
         OpenAI has no fields for all drafts (`drafted_tokens`, `accepted_tokens`) and the target's passes.
         """
-        stats = [prompt.stats for prompt in prompts if prompt.stats is not None]
-        prompt_tokens = sum(each.prompt_tokens for each in stats[:: self._request.n])
-        completion_tokens = sum(each.generated_tokens for each in stats)
-        own = [each.stats for each in prompts if each.stats is not None and has_own_texts(each, self._session)]
-        predicted = sum(each.drafted_by_kind[TEXT] for each in own)
-        accepted = sum(each.accepted_by_kind[TEXT] for each in own)
+        total, own = GenerationStats(), GenerationStats()
+        for prompt in self.prompts:
+            if prompt.stats is not None:
+                total.add(prompt.stats)
+                if has_own_texts(prompt, self.session):
+                    own.add(prompt.stats)
+        prompt_tokens = sum(each.stats.prompt_tokens for each in self.prompts[:: self.n] if each.stats is not None)
+        accepted = own.accepted_by_kind[TEXT]
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+            "total_tokens": prompt_tokens + total.generated_tokens,
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": predicted - accepted,
+                "rejected_prediction_tokens": own.drafted_by_kind[TEXT] - accepted,
             },
-            "drafted_tokens": sum(each.drafted_tokens for each in stats),
-            "accepted_tokens": sum(each.accepted_tokens for each in stats),
-            "target_calls": sum(each.target_calls for each in stats),
+            **draft_usage(total),
         }
+
+
+def draft_usage(stats: GenerationStats) -> dict[str, int]:
+    """Return the counts that responses of all APIs have."""
+    return {
+        "completion_tokens": stats.generated_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "target_calls": stats.target_calls,
+    }
 
 
 def has_own_texts(prompt: ClientPrompt, session: Session) -> bool:

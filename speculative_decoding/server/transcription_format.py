@@ -12,7 +12,6 @@ from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..decoding.results import GenerationStats
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
@@ -24,6 +23,7 @@ from ..speech.scheduler import TranscriptionEvent, language_code
 from ..speech.segments import Segment
 from ..speech.speech_text import SpeechText
 from ..speech.transcription import Transcription, write
+from .completion_format import draft_usage
 from .errors import ServerError
 from .fields import Field, File, option_fields, parse_fields
 from .model_names import ModelNames
@@ -186,13 +186,3 @@ def done_events(item: ClientRecording, rounds: bool) -> list[dict[str, Any]]:
     assert item.result is not None
     event = {"type": "transcript.text.done", "text": item.result.text.strip()}
     return [event | {"usage": usage(item.result) | draft_usage(item.result.stats)} if rounds else event]
-
-
-def draft_usage(stats: GenerationStats) -> dict[str, int]:
-    """Return the counts, with the names that completions have."""
-    return {
-        "completion_tokens": stats.generated_tokens,
-        "drafted_tokens": stats.drafted_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-        "target_calls": stats.target_calls,
-    }

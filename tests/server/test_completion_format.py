@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,8 @@ from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.completion_format import (
     FIELDS,
-    CompletionRequest,
-    CompletionResponse,
-    parse_completion_request,
+    Completion,
+    parse_completion,
     rejected_text,
 )
 from speculative_decoding.server.errors import ServerError
@@ -28,13 +28,16 @@ from tests.support.rooms import needs_room
 from tests.support.together import Letters
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3, max_draft_text=1000)
-SERVICE: Any = SimpleNamespace(
-    limits=LIMITS, options=GenerationOptions(max_tokens=90, repetition_penalty=1.5, drafter="ngram")
-)
 NAMES = ModelNames("org/tiny", ["tiny"])
 
 
-OWN: Any = SimpleNamespace(options=SERVICE.options)  # the part of a session that a response reads
+def service_with(**options: Any) -> Any:
+    """Return a service with a session that has only options, which is what a response without `rounds` reads."""
+    own = GenerationOptions(**options)
+    return SimpleNamespace(limits=LIMITS, options=own, session=SimpleNamespace(options=own))
+
+
+SERVICE = service_with(max_tokens=90, repetition_penalty=1.5, drafter="ngram")
 
 
 def content(text: Any) -> dict[str, Any]:
@@ -45,15 +48,15 @@ def part(text: Any, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **more}
 
 
-def parse(**fields: Any) -> CompletionRequest:
-    request = parse_completion_request({"prompt": "abc"} | fields, SERVICE, NAMES)
-    for item in client_prompts(request.prompts):
+def parse(service: Any = SERVICE, **fields: Any) -> Completion:
+    completion = parse_completion({"prompt": "abc"} | fields, service, NAMES)
+    for item in completion.prompts:
         item.check(LIMITS)
-    return request
+    return completion
 
 
 def options(**fields: Any) -> GenerationOptions:
-    return parse(**fields).prompts[0][1]
+    return parse(**fields).prompts[0].options
 
 
 REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
@@ -150,7 +153,9 @@ def test_ignored_neutral_and_empty_fields_have_no_effect() -> None:
     ignored = dict.fromkeys((name for name, field in FIELDS.items() if field.ignored), "x")
     empty = dict.fromkeys(("model", "stop", "src_lang", "tgt_lang"), "")
     assert {"echo", "suffix"} < neutral.keys() and {"user", "store"} < ignored.keys()
-    assert parse(**ignored, **neutral, **empty, seed=0) == parse(seed=0)
+    with_all, without = parse(**ignored, **neutral, **empty, seed=0), parse(seed=0)
+    assert replace(with_all, prompts=()) == replace(without, prompts=())
+    assert [(item.prompt, item.options) for item in with_all.prompts] == [("abc", without.prompts[0].options)]
 
 
 def test_limits_hold_at_their_value() -> None:
@@ -163,7 +168,7 @@ def test_limits_hold_at_their_value() -> None:
         eos_token_ids=[1] * 3,
         decoder_prefix=[5, 8],
     )
-    assert len(found.prompts) * found.n == LIMITS.max_prompts
+    assert len(found.prompts) == LIMITS.max_prompts
     assert parse(model="tiny") and parse(model="org/tiny", prompt=[""])  # a blank text in a list is no error
 
 
@@ -180,7 +185,7 @@ def test_a_prediction_is_one_draft_text_of_each_prompt() -> None:
         text = value if isinstance(value, str) else "".join(each["text"] for each in value)
         assert options(prediction=content(value), seed=0) == options(draft_text=text, seed=0)
     found = parse(prompt=["a", "b"], prediction=content("c" * 1000))
-    assert [own.draft_text for _, own in found.prompts] == [("c" * 1000,)] * 2
+    assert [item.options.draft_text for item in found.prompts] == [("c" * 1000,)] * 2
     assert options(draft_text=["a", "b"]).draft_text == ("a", "b") and options(draft_text=[]).draft_text == ()
 
 
@@ -193,36 +198,31 @@ def test_a_prediction_is_one_draft_text_of_each_prompt() -> None:
     ],
 )
 def test_a_server_that_would_ignore_a_prediction_refuses_it(own: dict[str, Any], words: str) -> None:
-    service: Any = SimpleNamespace(limits=LIMITS, options=GenerationOptions(**own))
     with pytest.raises(ServerError) as error:
-        parse_completion_request({"prompt": "abc", "prediction": content("abc")}, service, NAMES)
+        parse(service_with(**own), prediction=content("abc"))
     assert (error.value.status, error.value.param) == (400, "prediction") and words in error.value.message
 
 
 def test_n_samples_have_the_seeds_of_num_return_sequences() -> None:
-    request = parse(prompt=["a", "b"], n=3, temperature=1, seed=5)
-    items = client_prompts(request.prompts)
+    items = parse(prompt=["a", "b"], n=3, temperature=1, seed=5).prompts
     assert [item.prompt for item in items] == ["a"] * 3 + ["b"] * 3
     assert [item.options.seed for item in items] == [sample_seed(5, number) for number in range(3)] * 2
 
 
 def test_a_round_without_text_is_no_chunk() -> None:
-    request = parse(stream=True)
-    (item,) = client_prompts(request.prompts)
+    completion = parse(stream=True)
     event = Event(None, Round([2], [], 0, 0.0), [""])  # type: ignore[arg-type]
-    assert CompletionResponse(request, None).chunk(item, event) is None  # type: ignore[arg-type]
+    assert completion.chunk(completion.prompts[0], event) is None
 
 
 def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
-    request = parse(prompt=["a", "b", "b"], n=2, temperature=1)
-    items = ClientRequest(client_prompts(request.prompts)).items
-    for number, item in enumerate(items[:4]):
+    completion = parse(prompt=["a", "b", "b"], n=2, temperature=1)
+    for number, item in enumerate(ClientRequest(completion.prompts).items[:4]):
         item.finish_reason = "stop"
         item.stats = GenerationStats(
             prompt_tokens=10, generated_tokens=number, drafted_tokens=9, accepted_tokens=4, target_calls=5
         )
-    response = CompletionResponse(request, OWN)
-    assert response.complete(items)["usage"] == {
+    assert completion.response()["usage"] == {
         "prompt_tokens": 20,
         "completion_tokens": 6,
         "total_tokens": 26,
@@ -238,15 +238,13 @@ def test_prediction_tokens_are_those_of_the_requests_own_texts(
     default: tuple[str, ...], counts: tuple[int, int]
 ) -> None:
     """Other kinds of draft, and the text that the server was started with, do not count."""
-    request = parse(prompt=["a", "b"], prediction=content("ab"))
-    items = ClientRequest(client_prompts(request.prompts)).items
-    for item in items:
+    completion = parse(service_with(draft_text=default, drafter="ngram"), prompt=["a", "b"], prediction=content("ab"))
+    for item in ClientRequest(completion.prompts).items:
         item.finish_reason = "stop"
         item.stats = GenerationStats(drafted_tokens=19, accepted_tokens=9)
         item.stats.drafted_by_kind.update(text=7, copy=12)
         item.stats.accepted_by_kind.update(text=4, copy=5)
-    session: Any = SimpleNamespace(options=GenerationOptions(draft_text=default))
-    usage = CompletionResponse(request, session).complete(items)["usage"]
+    usage = completion.response()["usage"]
     details = usage["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == counts
     assert (usage["drafted_tokens"], usage["accepted_tokens"]) == (38, 18)
