@@ -140,16 +140,16 @@ def model_fields(settings: ServerSettings, name: str) -> dict[str, object]:
 
 
 async def models(request: Request) -> Response:
-    settings, names = request.app.state.settings, served_names(request.app.state)
-    listed = dict.fromkeys(names.listed or (names.id,))
+    settings: ServerSettings = request.app.state.settings
+    listed = dict.fromkeys(settings.listed or (settings.model,))
     return JSONResponse({"object": "list", "data": [model_fields(settings, name) for name in listed]})
 
 
 async def model(request: Request) -> Response:
-    settings, names = request.app.state.settings, served_names(request.app.state)
+    settings: ServerSettings = request.app.state.settings
     requested = request.path_params["name"]
-    found = names.find(requested)
-    return JSONResponse(model_fields(settings, requested if requested in names.listed else found))
+    found = served_names(request.app.state).find(requested)
+    return JSONResponse(model_fields(settings, requested if requested in settings.listed else found))
 
 
 async def health(request: Request) -> Response:

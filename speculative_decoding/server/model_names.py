@@ -14,11 +14,10 @@ WHISPER = "whisper-1"  # OpenAI's name, which many clients hard-code; it stands 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The name in responses, other names that requests may use, and those of all that /v1/models lists."""
+    """The name in responses, and other names that requests may use."""
 
     id: str
     aliases: Collection[str] = ()
-    listed: Collection[str] = ()
 
     def find(self, requested: object = None, field: str = "model") -> str:
         """Return the name of the requested model in responses. None means the model of a request that names none.
@@ -34,5 +33,4 @@ class ModelNames:
 def served_names(state: State) -> ModelNames:
     """Return the names that requests may currently use. state: the application's state."""
     settings = state.settings
-    names = [*settings.aliases, *([WHISPER] if state.service.is_speech else [])]
-    return ModelNames(settings.model, names, settings.listed)
+    return ModelNames(settings.model, [*settings.aliases, *([WHISPER] if state.service.is_speech else [])])
