@@ -65,12 +65,14 @@ class Connection:
     async def serve(self) -> None:
         """Serve the client until it leaves, or until the server stops."""
         self._session.begin()
-        parts = (self._read(), self._write(), self._end_slow_client(), self._end_with_server())
+        parts = (self._read(), self._write(), self._is_too_slow.wait(), self._end_with_server())
         work = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
+            if self._is_too_slow.is_set():
+                LOG.warning("a client of live speech does not read its events, and is disconnected")
         finally:
             work += self._tasks.values()
             for each in work:
@@ -96,10 +98,6 @@ class Connection:
             await self._socket.send_text(text)
             self._num_unread -= len(text)
             self._unread.task_done()
-
-    async def _end_slow_client(self) -> None:
-        await self._is_too_slow.wait()
-        LOG.warning("a client of live speech does not read its events, and is disconnected")
 
     async def _end_with_server(self) -> None:
         """Finish what has been said when the server stops, and close the socket."""
@@ -140,9 +138,6 @@ class Connection:
             message = f"audio: {seconds:.1f} seconds would wait to be decoded (at most {limit:g}); send it more slowly"
             raise ServerError(429, message, "audio", "too_much_audio")
         stream.append(pcm)
-
-    def finish(self, stream: ClientStream) -> None:
-        stream.finish()
 
     def cancel(self, stream: ClientStream) -> None:
         if stream in self._tasks:

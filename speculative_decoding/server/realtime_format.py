@@ -21,8 +21,7 @@ from .model_names import ModelNames
 RATE = 24_000  # Hz, the only one of the API
 BYTES_PER_SAMPLE = 2
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
-INPUT = "session.audio.input"
-TRANSCRIPTION = f"{INPUT}.transcription"
+TRANSCRIPTION = "session.audio.input.transcription"
 FORMAT: Mapping[str, Field] = {
     "type": Field(only="audio/pcm", refused="convert the audio"),
     "rate": Field(only=RATE, refused="resample the audio"),

@@ -32,13 +32,10 @@ class Streams(Protocol):
     """Transcribes the speech of a connection. It later reports to `heard` and `fail` of the session."""
 
     def open(self, options: Mapping[str, Any]) -> Any:
-        """Return a new stream. Raises `ServerError` if there is no slot."""
+        """Return a new stream, whose `finish` lets its text become final. Raises `ServerError` if there is no slot."""
 
     def append(self, stream: Any, pcm: bytes) -> None:
         """Append samples to a stream. Raises `ServerError` if too much speech is waiting."""
-
-    def finish(self, stream: Any) -> None:
-        """Let the text of a stream become final."""
 
     def cancel(self, stream: Any) -> None:
         """Drop a stream, which may have ended already."""
@@ -178,7 +175,7 @@ class RealtimeSession:
             message = f"the buffer has {1000 * seconds:.2f} ms of audio (expected at least 100 ms); append more"
             raise ServerError(400, message, code="input_audio_buffer_commit_empty")
         item, self._current = self._current, None
-        self._streams.finish(item.stream)
+        item.stream.finish()
         self._send("input_audio_buffer.committed", item_id=item.id, previous_item_id=self._previous)
         for kind in ("added", "done"):
             self._send(f"conversation.item.{kind}", item=message_item(item), previous_item_id=self._previous)

@@ -75,10 +75,6 @@ class TranscriptionRequest:
     stream: bool
     rounds: bool  # not an OpenAI field: events say which text was drafted
 
-    @property
-    def is_translation(self) -> bool:
-        return self.options.task == "translate"
-
 
 def parse_transcription_request(
     parts: list[Part], task: str, names: ModelNames, audio: AudioConfig, defaults: GenerationOptions
@@ -136,7 +132,7 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:
     fields = {
         "task": request.options.task,
-        "language": "en" if request.is_translation else result.language,  # of the text
+        "language": "en" if request.options.task == "translate" else result.language,  # of the text
         "duration": result.seconds,
         "text": result.text.strip(),
     }

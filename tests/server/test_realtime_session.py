@@ -35,6 +35,10 @@ class Stream:
         self.pcm = b""
         self.state = "open"
 
+    def finish(self) -> None:
+        assert self.state == "open"
+        self.state = "finished"
+
 
 class Client:
     """A client's session, and its streams. A test sets `refused` or `slow` to let the next call fail."""
@@ -58,10 +62,6 @@ class Client:
         if self.slow is not None:
             raise self.slow
         stream.pcm += pcm
-
-    def finish(self, stream: Stream) -> None:
-        assert stream.state == "open"
-        stream.state = "finished"
 
     def cancel(self, stream: Stream) -> None:
         stream.state = "cancelled"

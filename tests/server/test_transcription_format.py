@@ -108,8 +108,8 @@ def test_fields_set_the_options_of_transcribe() -> None:
     assert (own.sample_len, own.logprob_threshold, own.word_timestamps, own.task) == (9, None, True, "transcribe")
     assert (found.decoding.seed, found.granularities, found.content) == (7, ("word",), b"RIFF")
     assert found.decoding.draft_text == ("und so",)
-    assert parse().granularities == ("segment",) and parse(path="translate").is_translation
-    assert not parse().is_translation and parse().response_format == "json" == FORMATS[0]
+    assert parse().granularities == ("segment",) and parse(path="translate").options.task == "translate"
+    assert parse().response_format == "json" == FORMATS[0]
 
 
 def test_fields_that_are_lists_may_be_repeated() -> None:
