@@ -83,7 +83,7 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
     limits = service.limits
     is_predicted = fields.get("prediction") is not None
     if is_predicted and fields.get("draft_text") is not None:
-        raise ServerError(400, "prediction: cannot be combined with draft_text; leave one out", "prediction")
+        raise ServerError.of_field("prediction", "cannot be combined with draft_text; leave one out")
     own = parse_fields(fields, {**FIELDS, "max_tokens": Field(Int(1, limits.max_output_tokens))})
     model = names.find(own.pop("model", None))
     prompt, n = own.pop("prompt", ""), own.pop("n", 1)
@@ -98,16 +98,16 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
         limits.check_draft_texts(field_names.get("draft_text", "draft_text"), options.draft_text)
 
     if isinstance(prompt, str) and not prompt.strip():
-        raise ServerError(400, "prompt: is empty; give it some text", "prompt", "invalid_value")
+        raise ServerError.of_field("prompt", "is empty; give it some text", "invalid_value")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     if not 1 <= len(texts) * n <= limits.max_prompts:
-        message = f"prompt: prompt and n must ask for 1 to {limits.max_prompts} texts, not {len(texts) * n}"
-        raise ServerError(400, message, "prompt")
+        problem = f"prompt and n must ask for 1 to {limits.max_prompts} texts, not {len(texts) * n}"
+        raise ServerError.of_field("prompt", problem)
     if n > 1 and options.is_greedy:
-        raise ServerError(400, "n: must be 1 at temperature 0, where all choices are the same", "n")
+        raise ServerError.of_field("n", "must be 1 at temperature 0, where all choices are the same")
     for name, given in (("rounds", rounds), ("stream_options", include_usage is not None)):
         if given and not stream:
-            raise ServerError(400, f"{name}: has no effect without stream; leave it out", name)
+            raise ServerError.of_field(name, "has no effect without stream; leave it out")
 
     options = options.with_values(num_return_sequences=n)
     prompts = client_prompts([(text, options) for text in texts])
@@ -119,8 +119,8 @@ def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> Genera
     fields = {"seed": secrets.randbelow(MAX_SEED + 1), **fields}
     if not isinstance(fields.get("logprobs", False), bool):
         if fields["logprobs"] > 0:
-            message = "logprobs: must be 0: only the logprobs of the generated tokens are available"
-            raise ServerError(400, message, "logprobs", "unsupported_value")
+            problem = "must be 0: only the logprobs of the generated tokens are available"
+            raise ServerError.of_field("logprobs", problem, "unsupported_value")
         fields["logprobs"] = True
     options = defaults.override_for_row(fields)
     options.require_effect(fields)

@@ -33,7 +33,8 @@ class Detector:
         """Raise a `ServerError` that names the field if py3langid is not installed."""
         if util.find_spec("py3langid") is None:
             way_out = "pip install py3langid on the server, or name the language"
-            raise ServerError(501, f"{field}: languages cannot be detected without py3langid; {way_out}", field)
+            problem = f"languages cannot be detected without py3langid; {way_out}"
+            raise ServerError.of_field(field, problem, status=501)
 
     def detect(self, text: str, codes: Collection[str]) -> list[Detection]:
         """Return the most likely languages of a text, best first. May be called in any thread.

@@ -58,6 +58,11 @@ class ServerError(Exception):
         code = "unknown_field" if isinstance(error, UnknownOption) else "invalid_value"
         return cls(400, error.message(lambda option: names.get(option, option)), param, code)
 
+    @classmethod
+    def of_field(cls, name: str, problem: str, code: str | None = None, status: int = 400) -> ServerError:
+        """Return the error for a field. Its message begins with the name."""
+        return cls(status, f"{name}: {problem}", name, code)
+
     @property
     def content(self) -> dict[str, Any]:
         """The body of the response."""

@@ -143,7 +143,8 @@ def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field
         elif isinstance(field.type, Mapping):
             if not isinstance(value, dict):
                 names = ", ".join(accepted_names(field.type))
-                raise invalid(full, f"must be an object with {names}, not {short_repr(value)}")
+                problem = f"must be an object with {names}, not {short_repr(value)}"
+                raise ServerError.of_field(full, problem, "invalid_value")
             values |= parse_fields(value, field.type, f"{full}.")
         else:
             value = accepted(full, field.type.accept, field.type, value)
@@ -151,7 +152,7 @@ def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field
                 values[field.option or name] = value
     for name, field in missing.items():
         problem = "is missing or empty" if field.blank else "is missing"
-        raise ServerError(400, f"{path}{name}: {problem}; send {field.required}", f"{path}{name}", "missing_field")
+        raise ServerError.of_field(f"{path}{name}", f"{problem}; send {field.required}", "missing_field")
     return values
 
 
@@ -163,7 +164,7 @@ def grouped(parts: Sequence[Part]) -> dict[str, list[str | Part]]:
         try:
             found.setdefault(name, []).append(part if part.is_file else part.content.decode())
         except UnicodeDecodeError:
-            raise invalid(name[:80], "is not UTF-8") from None
+            raise ServerError.of_field(name[:80], "is not UTF-8", "invalid_value") from None
     return found
 
 
@@ -173,14 +174,14 @@ def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
     if len(items) == 1 or not isinstance(type_, Union):  # of several texts to translate, some may be empty
         items = [item for item in items if item != ""]
     if not isinstance(item_type, File) and any(isinstance(item, Part) for item in items):
-        raise ServerError(400, f"{name}: must not be a file", name)
+        raise ServerError.of_field(name, "must not be a file")
     values = [accepted(name, item_type.parse, item_type, item) for item in items]
     if not values:
         return ""
     try:
         return values[0] if len(values) == 1 and item_type is type_ else type_.accept(values)
     except (ValueError, TypeError):
-        raise ServerError(400, f"{name}: is given twice", name) from None
+        raise ServerError.of_field(name, "is given twice") from None
 
 
 def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) -> Any:
@@ -188,16 +189,16 @@ def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) 
     try:
         return accept(value)
     except (ValueError, TypeError, OverflowError):
-        raise invalid(name, refusal(type_, value)) from None
+        raise ServerError.of_field(name, refusal(type_, value), "invalid_value") from None
 
 
 def require_harmless(name: str, field: Field, value: Any) -> None:
     """Raise `ServerError` for a field that is refused, unless its value changes nothing."""
     if field.only is None:
-        raise ServerError(400, f"{name}: {field.refused}", name, "unsupported_value")
+        raise ServerError.of_field(name, field.refused, "unsupported_value")
     if value != field.only or isinstance(value, bool) != isinstance(field.only, bool):
-        message = f"{name}: must be {dumps(field.only)}, not {short_repr(value)}; {field.refused}"
-        raise ServerError(400, message, name, "unsupported_value")
+        problem = f"must be {dumps(field.only)}, not {short_repr(value)}; {field.refused}"
+        raise ServerError.of_field(name, problem, "unsupported_value")
 
 
 def field_of(name: str, table: Mapping[str, Field], path: str = "") -> Field:
@@ -207,15 +208,10 @@ def field_of(name: str, table: Mapping[str, Field], path: str = "") -> Field:
     known = accepted_names(table)
     meant = meant_options(name, known) or meant_options(name, table) or known
     hint = written(suggested_option(name, meant), lambda each: f"{path}{each}")
-    full = f"{path}{name}"[:80]
-    raise ServerError(400, f"{full}: unknown field; {hint}", full, "unknown_field")
+    raise ServerError.of_field(f"{path}{name}"[:80], f"unknown field; {hint}", "unknown_field")
 
 
 def accepted_names(table: Mapping[str, Field]) -> list[str]:
     """Return the names of the fields that matter, or all names if none does."""
     names = [name for name, field in table.items() if not field.ignored and (field.required or not field.refused)]
     return names or [*table]
-
-
-def invalid(name: str, problem: str) -> ServerError:
-    return ServerError(400, f"{name}: {problem}", name, "invalid_value")

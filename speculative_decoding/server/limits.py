@@ -65,32 +65,25 @@ class Limits:
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
             if len(values) > self.max_stops:
-                raise ServerError(400, f"{name}: must have at most {self.max_stops} entries here", name)
+                raise ServerError.of_field(name, f"must have at most {self.max_stops} entries here")
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in options.stop):
-            raise ServerError(400, f"stop: strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
+            raise ServerError.of_field("stop", f"strings must have at most {MAX_STOP_CHARACTERS} characters")
 
     def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
         """Refuse a client's draft texts that would take too long to prepare, which the decoding thread does."""
         if len(texts) > MAX_DRAFT_TEXTS:
-            raise ServerError(400, f"{name}: must have at most {MAX_DRAFT_TEXTS} texts here", name)
+            raise ServerError.of_field(name, f"must have at most {MAX_DRAFT_TEXTS} texts here")
         if (count := sum(map(len, texts))) > self.max_draft_text:
-            message = f"{name}: has {count} characters (at most {self.max_draft_text} here); shorten it"
-            raise ServerError(400, message, name)
+            problem = f"has {count} characters (at most {self.max_draft_text} here); shorten it"
+            raise ServerError.of_field(name, problem)
 
     def check_length(self, name: str, text: str) -> None:
         """Refuse texts that certainly exceed the token limit, because tokenizing them would take too long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
-            raise ServerError(
-                400,
-                f"{name}: has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; "
-                "shorten or split it",
-                name,
-            )
+            problem = f"has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; shorten or split it"
+            raise ServerError.of_field(name, problem)
 
     def check_tokens(self, name: str, count: int) -> None:
         if count > self.max_prompt_tokens:
-            raise ServerError(
-                400,
-                f"{name}: has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it",
-                name,
-            )
+            problem = f"has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it"
+            raise ServerError.of_field(name, problem)

@@ -25,8 +25,8 @@ class ModelNames:
         Raises `ServerError` for the name of another model. field: where the request has it.
         """
         if requested is not None and requested != self.id and requested not in self.aliases:
-            message = f"{field}: {str(requested)[:80]!r} does not exist (expected {self.id!r})"
-            raise ServerError(404, message, field, "model_not_found")
+            problem = f"{str(requested)[:80]!r} does not exist (expected {self.id!r})"
+            raise ServerError.of_field(field, problem, "model_not_found", 404)
         return self.id
 
 

@@ -135,8 +135,8 @@ class Connection:
         limit = self._service.limits.max_live_seconds
         seconds = sum(each.waiting_seconds for each in self._tasks) + len(pcm) / (BYTES_PER_SAMPLE * RATE)
         if seconds > limit:
-            message = f"audio: {seconds:.1f} seconds would wait to be decoded (at most {limit:g}); send it more slowly"
-            raise ServerError(429, message, "audio", "too_much_audio")
+            problem = f"{seconds:.1f} seconds would wait to be decoded (at most {limit:g}); send it more slowly"
+            raise ServerError.of_field("audio", problem, "too_much_audio", 429)
         stream.append(pcm)
 
     def cancel(self, stream: ClientStream) -> None:

@@ -92,8 +92,8 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
     """Return the client's name for an event, if it has one. Raises `ServerError`."""
     event_id = fields.get("event_id")
     if event_id is not None and not (isinstance(event_id, str) and len(event_id) <= MAX_EVENT_ID):
-        message = f"event_id: must be text of at most {MAX_EVENT_ID} characters, not {short_repr(event_id)}"
-        raise ServerError(400, message, "event_id", "invalid_value")
+        problem = f"must be text of at most {MAX_EVENT_ID} characters, not {short_repr(event_id)}"
+        raise ServerError.of_field("event_id", problem, "invalid_value")
     return event_id
 
 
@@ -102,8 +102,8 @@ def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = fields.get("type")
     if not isinstance(kind, str) or kind not in EVENTS:
         hint = written(suggested_option(str(kind), EVENTS))
-        message = f"type: {short_repr(kind)} is not an event of a transcription; {hint}"
-        raise ServerError(400, message, "type", "unknown_event")
+        problem = f"{short_repr(kind)} is not an event of a transcription; {hint}"
+        raise ServerError.of_field("type", problem, "unknown_event")
     return parse_fields(fields, EVENTS[kind])
 
 
@@ -112,10 +112,10 @@ def parse_audio(audio: str) -> bytes:
     try:
         pcm = base64.b64decode(audio, validate=True)
     except ValueError as error:
-        raise ServerError(400, f"audio: is not base64 ({error})", "audio", "invalid_value") from None
+        raise ServerError.of_field("audio", f"is not base64 ({error})", "invalid_value") from None
     if len(pcm) % BYTES_PER_SAMPLE:
-        message = f"audio: has {len(pcm)} bytes, but samples have two; send whole samples"
-        raise ServerError(400, message, "audio", "invalid_value")
+        problem = f"has {len(pcm)} bytes, but samples have two; send whole samples"
+        raise ServerError.of_field("audio", problem, "invalid_value")
     return pcm
 
 

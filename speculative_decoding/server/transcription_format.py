@@ -95,12 +95,12 @@ def parse_transcription_request(
     response_format = options.pop("response_format", "json")
     stream, rounds = options.pop("stream", False), options.pop("rounds", False)
     if stream and response_format != "json":
-        raise ServerError(400, f"stream: must be false with response_format {response_format}; use json", "stream")
+        raise ServerError.of_field("stream", f"must be false with response_format {response_format}; use json")
     if rounds and not stream:
-        raise ServerError(400, "rounds: has no effect without stream; leave it out", "rounds")
+        raise ServerError.of_field("rounds", "has no effect without stream; leave it out")
     if granularities and response_format != "verbose_json":
-        message = f"timestamp_granularities: has no effect with response_format {response_format}; use verbose_json"
-        raise ServerError(400, message, "timestamp_granularities")
+        problem = f"has no effect with response_format {response_format}; use verbose_json"
+        raise ServerError.of_field("timestamp_granularities", problem)
 
     options |= {"task": task, "word_timestamps": "word" in granularities}
     if options.get("temperature") == 0:

@@ -91,7 +91,7 @@ async def received(request: Request, task: str, audio: AudioConfig, upload: Uplo
     names = served_names(request.app.state)
     wanted = parse_transcription_request(parts, task, names, audio, service.options)
     if len(wanted.content) > limits.max_audio:
-        raise ServerError(413, f"file: must have at most {limits.max_audio} bytes", "file", "body_too_large")
+        raise ServerError.of_field("file", f"must have at most {limits.max_audio} bytes", "body_too_large", 413)
     if wanted.decoding.draft_text != service.options.draft_text:
         limits.check_draft_texts("draft_text", wanted.decoding.draft_text)
     if wanted.options.initial_prompt is not None:

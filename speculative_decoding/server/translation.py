@@ -88,7 +88,7 @@ def given_texts(fields: Mapping[str, Any]) -> list[Document]:
 
     texts = [fields["q"]] if isinstance(fields["q"], str) else fields["q"]
     if not 1 <= len(texts) <= MAX_TEXTS:
-        raise ServerError(400, f"q: must have 1 to {MAX_TEXTS} texts, not {len(texts)}", "q")
+        raise ServerError.of_field("q", f"must have 1 to {MAX_TEXTS} texts, not {len(texts)}")
     return [Document(text, DocumentOptions(format=fields.get("format", "text"))) for text in texts]
 
 
