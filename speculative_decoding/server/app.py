@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from importlib import resources
 from typing import Any
@@ -113,11 +114,11 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     no_path = NO_PATH
     if has_room("speech"):
         from .realtime import realtime
-        from .transcriptions import transcriptions, translations
+        from .transcriptions import transcribe
 
         routes.append(WebSocketRoute("/v1/realtime", realtime))
-        routes.append(Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]))
-        routes.append(Route("/v1/audio/translations", translations, methods=["POST"]))
+        for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
+            routes.append(Route(f"/v1/audio/{name}", partial(transcribe, task=task), methods=["POST"]))
         no_path = NO_PATH_SPEECH
     paths = {route.path for route in routes}
     handlers: dict[Any, Any] = {

@@ -201,7 +201,7 @@ def require_harmless(name: str, field: Field, value: Any) -> None:
         raise ServerError.of_field(name, problem, "unsupported_value")
 
 
-def field_of(name: str, table: Mapping[str, Field], path: str = "") -> Field:
+def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
     """Return a field of a table. Raises `ServerError` for an unknown name, with a suggestion."""
     if name in table:
         return table[name]

@@ -38,15 +38,8 @@ from .uploads import Upload
 UPLOAD_SECONDS = 120.0  # time limit for receiving a recording
 
 
-async def transcriptions(request: Request) -> Response:
-    return await transcribe(request, "transcribe")
-
-
-async def translations(request: Request) -> Response:
-    return await transcribe(request, "translate")
-
-
 async def transcribe(request: Request, task: str) -> Response:
+    """Handle a request for a transcription or translation. task: one of `TASKS`."""
     service: Service = request.app.state.service
     audio = service.require_speech()
     limits = service.limits
