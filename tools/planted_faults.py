@@ -450,7 +450,7 @@ speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
-speech/media_files.py: names that differ in case are different | speech/test_folders.py
+runs/places.py: names that differ in case are different | unit/cli/test_parser.py
 - unicodedata.normalize("NFD", name).casefold()
 + unicodedata.normalize("NFD", name)
 speech/media_files.py: the outputs are searched for recordings | speech/test_folders.py

@@ -11,6 +11,7 @@ from typing import Annotated as A
 from typing import Any
 
 from ..errors import InputError, Name
+from ..runs.places import folded, require_file
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Text
 from .parser import File, Parser, add_flags, require_writable
@@ -52,24 +53,27 @@ NamedFile = tuple[tuple[str, ...], str | Path]
 def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()) -> None:
     """Raise `InputError` if a file cannot be written, or if a file to write is also given for another purpose.
 
-    read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`.
+    read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`. Those in `written` are
+    replaced as a whole, so they must be regular files.
     """
+    for name, path in written:
+        require_file(Path(path), name[0])
     by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}
-    for name, path in by_flag.items():
-        require_writable(name, path)
-    written = [*written, *(((Name(name),), path) for name, path in by_flag.items())]
-    others = [*read, *written]
-    for name in FILES_READ:
-        paths = given.get(name, ())
-        others += [((Name(name),), path) for path in ([paths] if isinstance(paths, Path) else paths)]
-    for (name, *_), path in written:
-        for other, other_path in others:
-            if name != other[0] and is_same_file(path, other_path):
-                raise InputError((f"{path} is already used by ", *other), name, "name another")
+    for flag, path in by_flag.items():
+        require_writable(flag, path)
+    used = {identity(path): name for name, path in read}
+    for flag in FILES_READ:
+        paths = given.get(flag, ())
+        used |= {identity(path): (Name(flag),) for path in ([paths] if isinstance(paths, Path) else paths)}
+    for name, path in reversed([*written, *(((Name(flag),), path) for flag, path in by_flag.items())]):
+        other = used.setdefault(identity(path), name)
+        if other[0] != name[0]:
+            raise InputError((f"{path} is already used by ", *other), name[0], "name another")
 
 
-def is_same_file(path: Any, other: Any) -> bool:
-    """Return whether two names are those of one file, also as links."""
+def identity(path: str | Path) -> object:
+    """Return a value that is equal for all names of a file, also for links and, on any file system, for new files."""
     with suppress(OSError):
-        return os.path.samefile(path, other)
-    return Path(path).resolve() == Path(other).resolve()
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return folded(str(Path(path).resolve()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 from ..cli.flags import NamedFile, check_files
 from ..cli.parser import require_writable
 from ..errors import InputError, Name, writing
-from ..runs.places import not_replaced, require_file
+from ..runs.places import folded, not_replaced, require_folder
 
 STANDARD = "-"  # standard input, or standard output
 
@@ -41,9 +40,9 @@ class Destinations:
                 raise InputError(f"several documents need a folder (got {count})", "output", "name one")
         elif self._is_folder and STANDARD in self.files:
             raise InputError("standard input has no name for a file in a folder", "output", "name a file")
-        names = [Path(name).name.casefold() for name in self.files]
-        if twice := next((name for name in self.files if names.count(Path(name).name.casefold()) > 1), None):
-            raise InputError(f"two documents are named {Path(twice).name}", "files", "decode them one by one")
+        names = [folded(Path(name).name) for name in self.files]
+        if twice := next((Path(name).name for name in self.files if names.count(folded(Path(name).name)) > 1), None):
+            raise InputError(f"two documents are named {twice}", "files", "decode them one by one")
 
     @cached_property
     def outputs(self) -> list[Path | None]:
@@ -81,8 +80,8 @@ class Destinations:
 
         given, read: see `check_files`.
         """
-        if self.folder is not None and os.path.exists(self.folder) and not self.folder.is_dir():
-            raise InputError(f"{self.folder} is not a folder", "output", "name one")
+        if self.folder is not None:
+            require_folder(self.folder, "output")
         if self.journal is not None and (self.folder is None or not self.folder.is_dir()):
             require_writable("output", self.folder or self.outputs[0])
         require_writable("write_memory", self.memory)
@@ -91,8 +90,6 @@ class Destinations:
         if self.journal is not None:
             written.append(((Name("output"), "'s journal"), self.journal))
         check_files(given, [*inputs, *read], written)
-        for name, path in self._written:
-            require_file(path, name)
 
     def make_folder(self) -> None:
         if self.folder is not None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..checkpoints.files import read_json_object
 from ..cli.lines import InputLine
-from ..errors import InputError, Name, Words
+from ..errors import InputError, Name
 from ..runs.log import Log, LogKind, is_header, parse_line
-from ..runs.places import atomic_write, clean_up
+from ..runs.places import atomic_write, clean_up, require_file
 from .fields import INPUT_HASH, input_hash
 
 VERSION = 4
@@ -54,9 +54,7 @@ class ResumableOutput:
         Raises:
             InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
         """
-        if path.exists() and not path.is_file():
-            way_out: Words = ("leave out ", Name("output"), " to write to standard output")
-            raise InputError(f"{path} is not a regular file", "output", way_out)
+        require_file(path, "output")
         with Log.open(path, KIND) as log:
             if not (log.is_new or resume or force):
                 way_out = ("continue it with ", Name("resume"), ", or replace it with ", Name("force"))

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
@@ -50,6 +51,20 @@ def require_file(path: Path, option: str) -> None:
     """Raise `InputError` if something that is not a file is at the place of one. option: what names the place."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file", option, ("move it, or name another ", Name(option)))
+
+
+def require_folder(path: Path, option: str) -> None:
+    """Raise `InputError` if files cannot be created in a folder, which need not exist. option: what names it."""
+    existing = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not existing.is_dir():
+        raise InputError(f"{existing} is not a folder", option, ("move it, or name another ", Name(option)))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{existing} is not writable", option, ("name another ", Name(option)))
+
+
+def folded(name: str) -> str:
+    """Return a text that is equal for names of the same file on any file system."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def not_replaced(path: Path, why: str, option: str) -> InputError:

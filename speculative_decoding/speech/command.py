@@ -13,7 +13,7 @@ from typing import Annotated as A
 from typing import Any
 
 from ..cli.common import require_one_process, say, start_alone, write_stats
-from ..cli.flags import FILES_READ, FILES_WRITTEN, NamedFile, RunFlags, add_decoding_flags, all_but, check_files
+from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, check_files
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
@@ -143,22 +143,22 @@ def transcribe(chosen: argparse.Namespace) -> int:
     subtitles.require_effect(flags.formats)
     names = flags.recordings()
     files: list[NamedFile] = [((Name("audio"),), name) for name in names]
-    check_files(given, files)
+    folder = None
+    if flags.output_dir is not None:
+        folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
+        folder.check()
+    check_files(given, files, [] if folder is None else folder.files)
     options = transcription_options(given)
     if subtitles.first_given is not None:
         options["word_timestamps"] = True
     slots = slots_for(flags, names, "slots" in given)
     recordings: list[AudioSource] = []
-    folder = None
-    if flags.output_dir is None:
+    if folder is None:
         recordings, errors = open_recordings(names)
         if len(errors) > 1:
             raise InputError(f"none of the files can be read ({errors[-1]})", "audio")
         if errors:
             raise errors[0]
-    else:
-        folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
-        folder.check(files_of(given))
 
     config, pair, language = open_models(given, options)
     run = Run(flags, config, pair, options, slots, shows_language=language is None)
@@ -295,12 +295,6 @@ def slots_for(flags: TranscribeFlags, names: Sequence[str], is_given: bool) -> i
     if is_given and len(names) == 1 and not any(map(os.path.isdir, flags.audio)):
         raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
     return min(flags.slots, len(names))
-
-
-def files_of(given: Mapping[str, Any]) -> list[Path]:
-    """Return the files that the flags of all commands name."""
-    named = [given[name] for name in (*FILES_READ, *FILES_WRITTEN) if name in given]
-    return [path for each in named for path in ([each] if isinstance(each, Path) else each)]
 
 
 def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:

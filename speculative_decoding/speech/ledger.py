@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..runs.log import Log, LogKind, parse_line
-from .media_files import folded
+from ..runs.places import folded
 
 KIND = LogKind("output_dir", version=1)
 WRITING, DONE = "writing", "done"

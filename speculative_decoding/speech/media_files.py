@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from ..errors import InputError
+from ..runs.places import folded
 
 SUFFIXES = frozenset(  # .ts is left out: it is TypeScript more often than a recording
     f".{name}"
@@ -127,8 +127,3 @@ LEVELS: tuple[Callable[[Path], str], ...] = (
     str,
     with_hash,
 )
-
-
-def folded(name: str) -> str:
-    """Return a text that is equal for names of the same file on any file system."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, Name, writing
 from ..runs.log import Log
-from ..runs.places import new_file, not_replaced, require_file
+from ..runs.places import new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
 from .ledger import KIND, Ledger, Source, Written
-from .media_files import folded, output_names, place
+from .media_files import output_names, place
 from .subtitle_options import SUBTITLES, SubtitleOptions
 from .transcription import Transcription, write
 
@@ -55,22 +55,19 @@ class OutputFolder:
         """The outputs of each recording: their names by format."""
         return [{each: f"{name}.{each}" for each in self.formats} for name in output_names(self.recordings)]
 
-    def check(self, others: Sequence[str | Path]) -> None:
-        """Raise `InputError` if the outputs cannot be written. others: files that have another purpose."""
+    @property
+    def files(self) -> list[tuple[tuple[str, ...], Path]]:
+        """The files to write."""
+        outputs = [((Name("output_dir"),), self.folder / name) for each in self.outputs for name in each.values()]
+        return [*outputs, ((Name("output_dir"), "'s ledger"), self.folder / LEDGER)]
+
+    def check(self) -> None:
+        """Raise `InputError` if the outputs cannot be written."""
         for name in self.recordings:
             if name == STANDARD or is_open_pipe(Path(name)):
                 raise InputError(f"{name} has no name for a file in a folder", "output_dir", "leave it out")
-        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
-        if not existing.is_dir():
-            raise InputError(f"{existing} is not a folder", "output_dir", "name one")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise InputError(f"{existing} is not writable", "output_dir", "name another folder")
-        used = {folded(str(place(each))) for each in (*self.recordings, *others)}
-        folder = place(self.folder / "any").parent
-        names = [LEDGER, *(name for outputs in self.outputs for name in outputs.values())]
-        for path in (folder / name for name in names):
-            if folded(str(path)) in used:
-                raise InputError(f"{path} is already used", "output_dir", "name another folder")
+        for _, path in self.files:
+            require_folder(path.parent, "output_dir")
             if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
                 raise InputError(f"{path.name} is too long for a file name", "audio", "rename the recording")
 
@@ -160,9 +157,6 @@ class OpenFolder:
     def _require_replaceable(self, name: str, force: bool) -> None:
         """Raise `InputError` if a file is in the way that no run has written for this recording."""
         path = self._place.folder / name
-        if path.parent.exists() and not path.parent.is_dir():
-            raise InputError(f"{path.parent} is not a folder", "output_dir", "move it")
-        require_file(path, "output_dir")
         if force or not os.path.lexists(path):
             return
         try:

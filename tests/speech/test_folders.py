@@ -22,9 +22,10 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.runs import log as log_module
 from speculative_decoding.runs.log import Log
+from speculative_decoding.runs.places import folded
 from speculative_decoding.speech.formats import FORMATS
 from speculative_decoding.speech.ledger import KIND, Ledger, Source, Written
-from speculative_decoding.speech.media_files import folded, output_names, recordings_in, without_repeats
+from speculative_decoding.speech.media_files import output_names, recordings_in, without_repeats
 from speculative_decoding.speech.output_folder import LEDGER
 from speculative_decoding.speech.transcription import write
 from tests.support.kill_states import KillStates
@@ -308,9 +309,9 @@ REFUSED = {
     "in -o in/a.wav": "--output-dir: in/a.wav is not a folder",
     "in -o in/a.wav/out": "is not a folder",
     "in -o out --stats-json out/a.txt": "--stats-json: out/a.txt cannot be written",
-    "in/x -o . --stats-json b.txt": "b.txt is already used; name another folder",
-    "in/x -o . --stats-json .transcribe.jsonl": ".transcribe.jsonl is already used; name another folder",
-    "talk.txt -o .": "talk.txt is already used; name another folder",
+    "in/x -o . --stats-json b.txt": "--output-dir: b.txt is already used by --stats-json; name another",
+    "in/x -o . --stats-json .transcribe.jsonl": "--output-dir: .transcribe.jsonl is already used by --stats-json",
+    "talk.txt -o .": "--output-dir: talk.txt is already used by FILE; name another",
     "in -o old": "--output-dir: old/b.txt exists, and is not what an earlier run has written",
     "in -o folders": "--output-dir: folders/b.txt is not a regular file; move it, or name another --output-dir",
     "in -o folders --force": "--output-dir: folders/b.txt is not a regular file",
