@@ -61,10 +61,12 @@ class ResumableOutput:
                 raise InputError(f"{path} already exists", "output", way_out)
             log.is_new |= force
             log.settings = dict(settings)
-            if log.is_new:
-                require_replaceable(settings_path(path), force)
-            else:
-                log.settings = recorded_settings(path, settings)
+            beside = settings_path(path)
+            header = read_header(beside)
+            if not log.is_new:
+                log.settings = KIND.same_settings(beside, header, settings)
+            elif os.path.lexists(beside) and not (header or (force and beside.is_file())):
+                raise KIND.another_file(beside)
             yield ResumableOutput(log)
 
     def remaining(self, lines: Iterator[InputLine], name: str) -> Iterator[InputLine]:
@@ -132,23 +134,10 @@ def settings_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.job")
 
 
-def require_replaceable(path: Path, force: bool) -> None:
-    """Raise `InputError` if a file that no job wrote is at the place of the settings."""
-    if not os.path.lexists(path) or (force and path.is_file()):
-        return
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the version and the settings that a job has written to a file; nothing if no job has."""
     with suppress(InputError, OSError):
-        if is_header(read_json_object(path)):
-            return
-    raise KIND.another_file(path)
-
-
-def recorded_settings(output: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an output. Raises `InputError` if they differ from `settings`, or cannot be read."""
-    path = settings_path(output)
-    if not path.exists():
-        raise cannot_resume(f"{output} has no settings ({path.name})", ("name another ", Name("output")))
-    try:
         header = read_json_object(path)
-    except (InputError, OSError) as error:
-        raise cannot_resume(f"{path} cannot be read ({error})") from error
-    return KIND.same_settings(path, header, settings)
+        if is_header(header):
+            return header
+    return {}

@@ -60,10 +60,10 @@ class LogKind:
     def same_settings(self, path: Path, header: Settings, wanted: Settings) -> dict[str, Any]:
         """Return the settings of the header in a file, which may also have "exact". Raises `InputError` for others."""
         settings = header.get("settings")
+        if not isinstance(settings, dict) or not isinstance(settings.get("exact"), bool | None):
+            raise self.refusal(f"{path} is missing or cannot be read")
         if header.get("version") != self.version:
             raise self.refusal(f"{path} was written by another version", "finish the run with that version")
-        if not isinstance(settings, dict) or not isinstance(settings.get("exact"), bool | None):
-            raise self.refusal(f"{path} cannot be read")
         if changed := changed_setting(settings, json.loads(json.dumps(wanted))):
             raise self.refusal(f"{path} was written with other settings ({changed})", "give the same settings")
         return settings

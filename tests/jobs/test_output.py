@@ -108,7 +108,7 @@ def test_resuming_after_a_kill_around_any_system_call_gives_the_same_bytes(
     assert len(states.paths) > 5
     for state in states.paths:
         if other and (state / "out").read_bytes() == other:
-            assert re.search("temperature was 1.0, is 0.0|out.job cannot be read", refusal(state / "out", SHORT))
+            assert re.search("temperature was 1.0, is 0.0|out.job is missing or cannot be read", refusal(state / "out", SHORT))
             continue
         run_job(state / "out", SHORT, resume=True)
         assert (state / "out").read_bytes() == whole, state
@@ -281,10 +281,10 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: str,
 
 def damaged_settings() -> Iterator[tuple[bytes | None, str]]:
     former = {"version": 2, "lines": 15, "size": 3000, "input_sha256": "0" * 64, "settings": SETTINGS}
-    yield None, "has no settings (out.job); name another --output"
+    yield None, "out.job is missing or cannot be read; restore it, or start over with --force"
     yield json.dumps(former).encode(), "out.job was written by another version; finish the run with that version"
     for content in ("", "[]", "[" * 100_000, f'{{"version": {VERSION}}}', f'{{"version": {VERSION}, "settings": 3}}'):
-        yield content.encode(), "out.job cannot be read"
+        yield content.encode(), "out.job is missing or cannot be read"
 
 
 @pytest.mark.parametrize(("content", "named"), [*damaged_settings()])
@@ -312,7 +312,7 @@ def test_settings_that_are_a_pipe_or_a_link_are_neither_read_nor_followed(tmp_pa
     assert (tmp_path / "precious").read_text() == "precious"
     settings_path(tmp_path / "out").unlink()
     os.mkfifo(settings_path(tmp_path / "out"))
-    assert "out.job cannot be read" in refusal(tmp_path / "out")
+    assert "out.job is missing or cannot be read" in refusal(tmp_path / "out")
 
 
 def test_a_replaced_output_is_kept_if_the_settings_cannot_be_written(
