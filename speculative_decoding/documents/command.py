@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -40,10 +40,11 @@ from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
 from .journal import KIND, Journal
 from .options import DocumentOptions
-from .output import Document, DocumentStream, write_documents
-from .pieces import Piece
+from .output import END, Document, write_documents
+from .pieces import Piece, parts_of
 from .reading import DocumentFile
 from .splitting import effective_unit, source_language
+from .tokens import Literal
 
 FILES = "decode these documents; - reads standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
@@ -118,8 +119,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
-        stream = DocumentStream(documents, source_language(languages[0], flags.prefix))
-        run = Run(documents, stream, journal, continued_from(journal, flags.force))
+        run = Run(documents, source_language(languages[0], flags.prefix), journal)
         rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
@@ -194,22 +194,16 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
     return journal
 
 
-def continued_from(journal: Journal | None, force: bool) -> float:
-    """Return since when outputs must not have changed: the end of the run that is continued."""
-    return math.inf if journal is None or journal.log.is_new or force else journal.log.ended
-
-
-@contextmanager
-def memory_writer(flags: DocumentFlags, unit: str, languages: Sequence[str | None]) -> Iterator[AddPair | None]:
-    """Yield a function that adds a pair to the memory, or None if no memory is written."""
+def memory_writer(
+    flags: DocumentFlags, unit: str, languages: Sequence[str | None]
+) -> AbstractContextManager[AddPair | None]:
+    """Return a context with a function that adds a pair to the memory, or None if no memory is written."""
     if flags.write_memory is None:
-        yield None
-        return
+        return nullcontext()
     from ..memory.tmx_writer import writing_tmx
 
     source, target = (language_tag(each) for each in languages if each)
-    with writing_tmx(flags.write_memory, source, target, SEGMENTS[unit]) as add:
-        yield add
+    return writing_tmx(flags.write_memory, source, target, SEGMENTS[unit])
 
 
 @dataclass
@@ -218,29 +212,37 @@ class Run:
 
     Args:
         documents: The documents.
-        stream: Their parts.
+        language: The language of the documents.
         journal: The journal; None without one.
-        unchanged_since: See `write_documents`.
 
     Attributes:
+        current: The document whose part was read last.
         finished: The number of pieces whose outputs are known.
         pieces: The number of written pieces.
         seconds: The time that it took.
     """
 
     documents: Sequence[Document]
-    stream: DocumentStream
+    language: str
     journal: Journal | None
-    unchanged_since: float = math.inf
+    current: Document | None = None
     finished: int = 0
     pieces: int = 0
     seconds: float = 0.0
 
+    def parts(self) -> Iterator[Literal | Piece]:
+        """Yield the parts of the documents, one after the other, each followed by `END`."""
+        for document in self.documents:
+            self.current = document
+            with document.reading(), document.named_errors():
+                yield from parts_of(document.file.lines, document.options, self.language)
+            yield END
+
     def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:
         """Return the output for a piece that an earlier run has decoded, or decode and record it."""
         decoded = None
-        if self.journal is not None and self.stream.current is not None:
-            decoded = self.journal.recorded(number, piece, self.stream.current.file.name)
+        if self.journal is not None and self.current is not None:
+            decoded = self.journal.recorded(number, piece, self.current.file.name)
         is_new = decoded is None
         if decoded is None:
             decoded = yield from decode_piece(piece, rules)
@@ -253,12 +255,11 @@ class Run:
         """Decode and write all documents. size: their bytes, if they are known."""
         started = time.perf_counter()
         done = 0
-        decoded = decoder.decode(self.stream)
+        decoded = decoder.decode(self.parts())
+        unchanged_since = math.inf if self.journal is None else self.journal.unchanged_since
         may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
         with progress(may_be_bar=may_be_bar) as show:
-            for document, part, piece in write_documents(
-                self.documents, decoded, write_to_stdout, self.unchanged_since
-            ):
+            for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, unchanged_since):
                 done += len(document.file.encode(part.raw))
                 if piece is not None:
                     self.pieces += 1

@@ -7,6 +7,7 @@ pieces were finished.
 from __future__ import annotations
 
 import hashlib
+import math
 
 from ..runs.log import Log, LogKind, parse_line
 from .outputs import DecodedPiece
@@ -28,6 +29,11 @@ class Journal:
         self._records = log.records(parse_record)
         self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # records by number that were read, but not used yet
         self._force = force
+
+    @property
+    def unchanged_since(self) -> float:
+        """Since when outputs must not have changed: the end of the run that is continued."""
+        return math.inf if self.log.is_new or self._force else self.log.ended
 
     def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
         """Return the recorded output of a piece, or None if it must be decoded. The numbers must ascend.

@@ -1,4 +1,4 @@
-"""Reads several documents as one stream of parts, and writes their decoded parts to files or standard output.
+"""Writes the decoded parts of several documents, which are one stream, to files or standard output.
 
 A file appears whole or not at all: a temporary file in its folder takes the parts as they arrive, and becomes the file
 when the document is complete.
@@ -16,14 +16,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..errors import InputError
-from ..runs.places import new_file, not_replaced
+from ..runs.places import content_hash, new_file, not_replaced
 from .decoder import Decoded
 from .findings import Finding
 from .formats import FORMATS
 from .lengths import DocumentFindings
 from .options import DocumentOptions
 from .outputs import DecodedPiece
-from .pieces import Piece, parts_of
+from .pieces import Piece
 from .reading import DocumentFile
 from .rendering import Renderer
 from .tokens import Literal
@@ -73,30 +73,10 @@ class Document:
         return self.file if self.can_reopen else nullcontext()
 
 
-class DocumentStream:
-    """The parts of several documents, one after the other, each followed by `END`.
-
-    Attributes:
-        current: The document whose part was read last.
-    """
-
-    def __init__(self, documents: Iterable[Document], language: str) -> None:
-        self.current: Document | None = None
-        self._documents = documents
-        self._language = language
-
-    def __iter__(self) -> Iterator[Literal | Piece]:
-        for document in self._documents:
-            self.current = document
-            with document.reading(), document.named_errors():
-                yield from parts_of(document.file.lines, document.options, self._language)
-            yield END
-
-
 def write_documents(
     documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, unchanged_since: float = math.inf
 ) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
-    """Write the decoded parts of a `DocumentStream`. Yields each part after it was written.
+    """Write the decoded parts of documents, each followed by `END`. Yields each part after it was written.
 
     unchanged_since: When an interrupted run ended. A file that was changed later is not replaced by another content.
 
@@ -124,7 +104,6 @@ def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) ->
         yield write_to_stdout
         return
     path = path.resolve()  # so that a link stays one
-    changed = digest_of_changed(path, unchanged_since)
     digest = hashlib.sha256()
     with new_file(path, "output", WAY_OUT) as write_to_file:
 
@@ -133,13 +112,6 @@ def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) ->
             write_to_file(content)
 
         yield write
-        if changed not in (None, digest.digest()):
+        was_changed = path.exists() and path.stat().st_mtime > unchanged_since
+        if was_changed and content_hash(path) != digest.hexdigest():
             raise not_replaced(path, "was changed after the interrupted run", "output")
-
-
-def digest_of_changed(path: Path, since: float) -> bytes | None:
-    """Return a hash of a file if it was changed after this time."""
-    if not path.exists() or path.stat().st_mtime <= since:
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()

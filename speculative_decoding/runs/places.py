@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
@@ -65,6 +66,11 @@ def require_folder(path: Path, option: str) -> None:
 def folded(name: str) -> str:
     """Return a text that is equal for names of the same file on any file system."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def content_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def not_replaced(path: Path, why: str, option: str) -> InputError:

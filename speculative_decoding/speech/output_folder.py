@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, Name, writing
 from ..runs.log import Log
-from ..runs.places import new_file, not_replaced, require_folder
+from ..runs.places import content_hash, new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
 from .ledger import KIND, Ledger, Source, Written
 from .media_files import output_names, place
@@ -160,8 +160,7 @@ class OpenFolder:
         if force or not os.path.lexists(path):
             return
         try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+            content = content_hash(path)
         except OSError:
             content = ""  # unknown
         other = self._ledger.source_of(name)

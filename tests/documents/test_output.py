@@ -14,12 +14,11 @@ import pytest
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
-from speculative_decoding.documents.command import Run, continued_from, document_of, opened_journal
+from speculative_decoding.documents.command import Run, document_of, opened_journal
 from speculative_decoding.documents.decoder import DocumentDecoder
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.destinations import Destinations
 from speculative_decoding.documents.options import DocumentOptions
-from speculative_decoding.documents.output import DocumentStream
 from speculative_decoding.rows.scheduling import BatchResult
 from speculative_decoding.runs import log, places
 from tests.support.kill_states import KillStates
@@ -72,7 +71,7 @@ def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int
         for document in documents:
             document.check(stack)
         journal = opened_journal(stack, {"unit": "line"}, places, force)
-        run = Run(documents, DocumentStream(documents, "en"), journal, continued_from(journal, force))
+        run = Run(documents, "en", journal)
         prompts = SwappingPrompts()
 
         def add(source: str, target: str) -> None:
@@ -207,7 +206,7 @@ def test_memory_does_not_grow_with_a_text(folder: Path, tmp_path: Path) -> None:
     options = DocumentOptions(unit="line")
     documents = [document_of(*each, options) for each in zip(places.files, places.outputs, strict=True)]
     places.make_folder()
-    run = Run(documents, DocumentStream(documents, "en"), None)
+    run = Run(documents, "en", None)
     tracemalloc.start()
     try:
         with ExitStack() as stack:

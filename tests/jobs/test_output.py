@@ -108,7 +108,7 @@ def test_resuming_after_a_kill_around_any_system_call_gives_the_same_bytes(
     assert len(states.paths) > 5
     for state in states.paths:
         if other and (state / "out").read_bytes() == other:
-            assert re.search("temperature was 1.0, is 0.0|out.job is missing or cannot be read", refusal(state / "out", SHORT))
+            assert re.search("temperature was 1.0, is 0.0|out.job is missing or", refusal(state / "out", SHORT))
             continue
         run_job(state / "out", SHORT, resume=True)
         assert (state / "out").read_bytes() == whole, state
