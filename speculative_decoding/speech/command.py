@@ -238,8 +238,8 @@ class Run:
 
     def write(self, folder: OutputFolder) -> int:
         """Write the transcripts that are missing in the folder, and return the exit status."""
-        with folder.open(self.text_settings(), force=self.flags.force) as opened:
-            unfinished, count = opened.unfinished, len(folder.recordings)
+        with folder.open(self.text_settings(), force=self.flags.force):
+            unfinished, count = folder.unfinished, len(folder.recordings)
             if finished := count - len(unfinished):
                 say(f"{finished} of {count} recordings are finished in {folder.folder}")
             names = [one.recording for one in unfinished]
@@ -252,7 +252,7 @@ class Run:
                 return self.finish(report, 0.0)
 
             def write(number: int, result: Transcription) -> None:
-                opened.write(unfinished[number], result)
+                folder.write(unfinished[number], result)
 
             try:
                 return self.decode(report, recordings, lambda events: pass_on(report, events, write))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ class Unfinished(NamedTuple):
     outputs: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class OutputFolder:
     """The place for the transcripts of some recordings.
 
@@ -43,12 +43,18 @@ class OutputFolder:
         recordings: The recordings, each once.
         formats: Names of `FORMATS`.
         options: How subtitles are divided.
+
+    Attributes:
+        unfinished: The recordings to transcribe, within the context `open`.
     """
 
     folder: Path
     recordings: Sequence[str]
     formats: Sequence[str]
     options: SubtitleOptions
+    unfinished: list[Unfinished] = field(init=False, default_factory=list)
+    _ledger: Ledger = field(init=False, repr=False)
+    _settings: dict[str, str] = field(init=False, repr=False)  # by format
 
     @cached_property
     def outputs(self) -> list[dict[str, str]]:
@@ -72,8 +78,8 @@ class OutputFolder:
                 raise InputError(f"{path.name} is too long for a file name", "audio", "rename the recording")
 
     @contextmanager
-    def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[OpenFolder]:
-        """Create and lock the folder.
+    def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[None]:
+        """Create and lock the folder, and find what is missing there.
 
         Args:
             settings: Everything that a transcript depends on except its recording.
@@ -85,11 +91,38 @@ class OutputFolder:
         with writing(Name("output_dir"), self.folder, "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
         with Log.open(self.folder / LEDGER, KIND) as log:
-            ledger = Ledger(log)
-            opened = OpenFolder(self, ledger, {each: self._digest(each, settings) for each in self.formats})
-            for one, outputs in zip(self.recordings, self.outputs, strict=True):
-                opened.add(one, outputs, force)
-            yield opened
+            self._ledger = Ledger(log)
+            self._settings = {each: self._digest(each, settings) for each in self.formats}
+            sources = [self._source(each) for each in self.recordings]
+            paths = {source.path for source in sources}
+            for recording, source, outputs in zip(self.recordings, sources, self.outputs, strict=True):
+                missing = {
+                    format: name
+                    for format, name in outputs.items()
+                    if force
+                    or not self._ledger.is_finished(name, source, self._settings[format])
+                    or not os.path.lexists(self.folder / name)
+                }
+                for name in () if force else missing.values():
+                    self._require_replaceable(name, paths)
+                if missing:
+                    self.unfinished.append(Unfinished(recording, source, missing))
+            yield
+
+    def write(self, one: Unfinished, result: Transcription) -> None:
+        """Write the outputs of a recording. Raises `InputError` if that fails."""
+        contents = {
+            (format, name): write(format, result, self.options).encode() for format, name in one.outputs.items()
+        }
+        written = {
+            name: Written(self._settings[format], hashlib.sha256(content).hexdigest())
+            for (format, name), content in contents.items()
+        }
+        self._ledger.begin(one.source, written)
+        for (_, name), content in contents.items():
+            with new_file(self.folder / name, "output_dir", KIND.kept) as write_to_file:
+                write_to_file(content)
+        self._ledger.finish(one.source, written)
 
     def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
         """Return a hash of everything that an output of this format depends on except its recording."""
@@ -99,65 +132,18 @@ class OutputFolder:
             options = {name: asdict(self.options)[name] for name in changed}
         return hashlib.sha256(json.dumps([format, settings, options], sort_keys=True).encode()).hexdigest()[:32]
 
-
-class OpenFolder:
-    """A locked folder of transcripts, within the context `OutputFolder.open`.
-
-    Attributes:
-        unfinished: The recordings to transcribe.
-    """
-
-    def __init__(self, place: OutputFolder, ledger: Ledger, settings: Mapping[str, str]) -> None:
-        self.unfinished: list[Unfinished] = []
-        self._place = place
-        self._ledger = ledger
-        self._settings = settings  # by format
-        self._folder = os.path.realpath(place.folder)
-        self._sources = {each: self._source(each) for each in place.recordings}
-        self._paths = {source.path for source in self._sources.values()}
-
-    def add(self, recording: str, outputs: Mapping[str, str], force: bool) -> None:
-        """Find the missing outputs of a recording. Raises `InputError` if one of them must not be written."""
-        source = self._sources[recording]
-        missing = {
-            format: name
-            for format, name in outputs.items()
-            if force
-            or not self._ledger.is_finished(name, source, self._settings[format])
-            or not os.path.lexists(self._place.folder / name)
-        }
-        for name in missing.values():
-            self._require_replaceable(name, force)
-        if missing:
-            self.unfinished.append(Unfinished(recording, source, missing))
-
-    def write(self, one: Unfinished, result: Transcription) -> None:
-        """Write the outputs of a recording. Raises `InputError` if that fails."""
-        contents = {
-            (format, name): write(format, result, self._place.options).encode() for format, name in one.outputs.items()
-        }
-        written = {
-            name: Written(self._settings[format], hashlib.sha256(content).hexdigest())
-            for (format, name), content in contents.items()
-        }
-        self._ledger.begin(one.source, written)
-        for (_, name), content in contents.items():
-            with new_file(self._place.folder / name, "output_dir", KIND.kept) as write_to_file:
-                write_to_file(content)
-        self._ledger.finish(one.source, written)
-
     def _source(self, recording: str) -> Source:
-        path = os.path.relpath(place(recording), self._folder)
+        path = os.path.relpath(place(recording), os.path.realpath(self.folder))
         try:
             status = os.stat(recording)
         except OSError:  # reading it fails too, and says why
             return Source(path, -1, -1)
         return Source(path, status.st_size, status.st_mtime_ns)
 
-    def _require_replaceable(self, name: str, force: bool) -> None:
-        """Raise `InputError` if a file is in the way that no run has written for this recording."""
-        path = self._place.folder / name
-        if force or not os.path.lexists(path):
+    def _require_replaceable(self, name: str, recordings: Collection[str]) -> None:
+        """Raise `InputError` if a file is in the way that no run has written for one of these recordings."""
+        path = self.folder / name
+        if not os.path.lexists(path):
             return
         try:
             content = content_hash(path)
@@ -166,6 +152,6 @@ class OpenFolder:
         other = self._ledger.source_of(name)
         if not self._ledger.has_written(name, content):
             raise not_replaced(path, "exists, and is not what an earlier run has written", "output_dir")
-        if other is not None and other not in self._paths and os.path.exists(self._place.folder / other):
-            recording = os.path.normpath(self._place.folder / other)
+        if other is not None and other not in recordings and os.path.exists(self.folder / other):
+            recording = os.path.normpath(self.folder / other)
             raise not_replaced(path, f"is the transcript of {recording}", "output_dir")
