@@ -165,7 +165,7 @@ def stage(folder: Path, expected: dict[str, bytes]) -> str:
             return "nothing written"
         manifest.verify(made)
         return "result written"
-    for name in ("checkpoint.partial", "checkpoint.npz", "features", "outputs.jsonl"):
+    for name in ("checkpoint.npz", "features", "outputs.jsonl"):
         if (work / name).exists():
             return name
     return "nothing written"

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from io import BytesIO, FileIO
 from pathlib import Path
 from tokenize import TokenError
+from typing import BinaryIO
 
 import mlx.core as mx
 import numpy as np
@@ -124,14 +125,14 @@ def read_npy_header(file: MappedFile, name: str, entry: range) -> tuple[TensorIn
     return info, entry[header.tell() :]
 
 
-def write_npz(path: Path, arrays: Iterable[tuple[str, mx.array]]) -> None:
+def write_npz(file: Path | BinaryIO, arrays: Iterable[tuple[str, mx.array]]) -> None:
     """Write uncompressed arrays one at a time, so that only the current one is in memory."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays:
             array = mx.contiguous(array)
             is_bfloat16 = array.dtype == mx.bfloat16
             numbers = np.asarray(array.view(mx.uint16)).view("V2") if is_bfloat16 else np.asarray(array)
             # With a fixed date, the file depends only on the weights
             member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            with archive.open(member, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, numbers, version=(1, 0), allow_pickle=False)
+            with archive.open(member, "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, numbers, version=(1, 0), allow_pickle=False)

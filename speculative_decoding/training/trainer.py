@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.results import GenerationStats
 from ..errors import CheckpointError, InputError, Name, writing
-from ..runs.places import sync
+from ..runs.places import atomic_file, clean_up
 from ..session import Session
 from .batches import Sampler
 from .loss import training_loss
@@ -202,14 +202,10 @@ class Trainer:
         for name, tree in (("parameters", self._parameters), ("optimizer", self._optimizer.state)):
             leaves: Any = tree_flatten(tree)
             arrays += [(f"{name}.{path}", storable(array)) for path, array in leaves]
-        partial = self.checkpoint.with_suffix(".partial")
         with writing("training", self.checkpoint, ("free disk space, then continue with ", Name("resume"))):
-            try:
-                write_npz(partial, arrays)
-                sync(partial)
-                partial.replace(self.checkpoint)
-            finally:
-                partial.unlink(missing_ok=True)
+            clean_up(self.checkpoint)
+            with atomic_file(self.checkpoint) as file:
+                write_npz(file, arrays)
 
     def resume(self) -> None:
         """Read the checkpoint if it exists. Raises `CheckpointError` if it does not fit this training run."""

@@ -40,7 +40,7 @@ from .batches import (
 )
 from .options import TrainingOptions
 from .outputs import KIND, Example, write_outputs
-from .recordings import Prompt, Recording, write_windows
+from .recordings import Prompt, Recording
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
@@ -118,6 +118,8 @@ class TrainingRun:
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
             if recordings:
+                from .windows import write_windows  # needs speech/
+
                 with self.processes.in_turn():
                     outputs = write_windows(session, recordings, self.work, self.options.seed, progress)
             else:

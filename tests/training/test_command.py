@@ -18,6 +18,7 @@ from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import training_run as training_run_module
+from tests.support.rooms import copy_without, run_in
 from tests.support.tiny import small_target
 from tests.support.training import (
     LAYERS,
@@ -150,3 +151,16 @@ def test_a_draft_that_is_slower_than_none_says_so(
     train_command.finish(run, tmp_path / "head", "target")
     err = capsys.readouterr().err
     assert ("note: for a.txt, this draft is slower than no draft on this device; train it longer" in err) == is_slow
+
+
+def test_only_recordings_need_speech(tmp_path: Path) -> None:
+    copy = copy_without(["speech"], tmp_path / "copy")
+    program = ["-m", "speculative_decoding", "train"]
+    assert run_in(copy, [*program, "--help"]).returncode == 0
+    done = run_in(
+        copy,
+        [*program, "--model", "t5-web-docs", "--audio-manifest", "talks.jsonl", "--output", "draft", "--steps", "4"],
+    )
+    assert (
+        done.returncode == 2 and "error: --audio-manifest: needs the folder speculative_decoding/speech" in done.stderr
+    )

@@ -21,9 +21,10 @@ from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import target_store
 from speculative_decoding.training.outputs import Example, SpeechWindow
-from speculative_decoding.training.recordings import Recording, Spoken, WindowMaker, read_manifest, write_windows
+from speculative_decoding.training.recordings import Recording, Spoken, read_manifest
 from speculative_decoding.training.target_store import TargetStore, batch_ends
 from speculative_decoding.training.teacher import Teacher
+from speculative_decoding.training.windows import WindowMaker, write_windows
 from tests.support.audio import sound
 from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
 from tests.support.tiny import CONFIG, WHISPER, save_hugging_face, save_whisper, tiny_model, tiny_whisper
