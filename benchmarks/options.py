@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated, require_writable
+from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
+from speculative_decoding.runs.places import require_writable
 from speculative_decoding.sampling import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE, option_specs
 from speculative_decoding.sampling.values import Int, Number
@@ -99,7 +100,7 @@ def check(chosen: argparse.Namespace) -> None:
     for message, applies in conflicts.items():
         if applies:
             raise InputError(message)
-    require_writable("json", json_path(chosen))
+    require_writable(json_path(chosen), "json")
     if is_replay:
         kinds = ["head" if name == HEAD else "model" for name in chosen.draft]
         chosen.replay = read(chosen.replay, [*kinds, "copy", "found"])

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from speculative_decoding import Session, load
 from speculative_decoding.cli.common import read_text, run, say
-from speculative_decoding.cli.parser import Parser, require_writable
+from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding.prompt import draft_text_of
 from speculative_decoding.draft_length.adaptive import LONGEST, LONGEST_COPY
 from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, NgramDrafter, RequestView
@@ -36,7 +36,7 @@ from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.drafters.model import num_shared
 from speculative_decoding.errors import InputError, writing
-from speculative_decoding.runs.places import atomic_write
+from speculative_decoding.runs.places import atomic_write, require_writable
 
 from .ours import Ids, auto_parts
 from .tasks import Task, tasks_from_files
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def record_all(file: Path) -> int:
     """Record the bundled models on the bundled prompts. Copies and given texts are recorded with the last draft."""
-    require_writable("file", file)
+    require_writable(file, "file")
     tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
     for draft in DRAFTS:
         pair = load(TARGET, draft=draft)

@@ -28,13 +28,13 @@ from typing import Any
 
 from speculative_decoding import Session
 from speculative_decoding.cli.common import run, say
-from speculative_decoding.cli.parser import Parser, add_flags, flags_from, require_writable
+from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.rooms import has_room
-from speculative_decoding.runs.places import atomic_write
+from speculative_decoding.runs.places import atomic_write, require_writable
 
 from .given_texts import KINDS, USELESS, GivenTexts, given_texts, read_references, with_changed_clauses
 from .machine import described, environment, notes, used_by_others
@@ -73,7 +73,7 @@ def check(chosen: argparse.Namespace) -> dict[str, list[str]]:
     for message, applies in conflicts.items():
         if applies:
             raise InputError(message)
-    require_writable("json", json_path(chosen))
+    require_writable(json_path(chosen), "json")
     prompts = prompts_from_files(chosen.prompts, given.get("limit", IN_A_ROW if chosen.time else LIMIT))
     impossible = {}
     if not chosen.references:

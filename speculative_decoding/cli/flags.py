@@ -11,10 +11,10 @@ from typing import Annotated as A
 from typing import Any
 
 from ..errors import InputError, Name
-from ..runs.places import folded, require_file
+from ..runs.places import folded, require_file, require_writable
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Text
-from .parser import File, Parser, add_flags, require_writable
+from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
 
 PREFIX = 'text to put before every prompt, such as "translate English to German: "'
@@ -60,7 +60,7 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
         require_file(Path(path), name[0])
     by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}
     for flag, path in by_flag.items():
-        require_writable(flag, path)
+        require_writable(path, flag)
     used = {identity(path): name for name, path in read}
     for flag in FILES_READ:
         paths = given.get(flag, ())

@@ -126,12 +126,6 @@ def flag(name: str, spec: OptionSpec | None = None) -> str:
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
 
 
-def require_writable(name: str, file: Path | None) -> None:
-    """Raise an `InputError` that names the flag of the field `name` if the file cannot be written."""
-    if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
-        raise InputError(f"{file} cannot be written", name, "name a file in a folder that exists")
-
-
 def add_flags(
     parser: Parser,
     title: str,

@@ -24,13 +24,14 @@ from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
 from ..models.memory_budget import memory_limits
 from ..rooms import require_room
+from ..runs.places import require_writable
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from ..sampling.options import option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
 from ..session import Session, load_session, open_memory, require_text
 from .common import launched_rank, read_text, say
-from .parser import File, flags_from, given_options, require_writable
+from .parser import File, flags_from, given_options
 
 if TYPE_CHECKING:
     from ..drafters.draft_model import DraftVocabulary
@@ -347,7 +348,7 @@ class RunConfig:
         assert self.flags.memory is None or self.memory is not None, "call with_memory first"
         path = self.flags.ngram_store
         if path is not None and not path.exists():
-            require_writable("ngram_store", path)
+            require_writable(path, "ngram_store")
         options = self.options
         if "drafter" not in self.given:  # a request with beams has a different default
             options = options.with_values(drafter=None)

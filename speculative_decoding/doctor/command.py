@@ -16,11 +16,11 @@ from rich.console import Console
 
 from ..cli.common import printing, require_one_process, say, start_alone
 from ..cli.flags import all_but
-from ..cli.parser import Parser, add_flags, flags_from, require_writable
+from ..cli.parser import Parser, add_flags, flags_from
 from ..cli.run_config import DRAFT_PROMPT, DraftFlags, ModelFlags, run_config_from
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import Name, writing
-from ..runs.places import atomic_write
+from ..runs.places import atomic_write, require_writable
 from ..sampling import GenerationOptions
 from ..sampling.values import Flag, Text
 from .device import ARCHITECTURE_VARIABLE
@@ -67,7 +67,7 @@ def examine(chosen: argparse.Namespace) -> int:
     json_file = flags_from(DoctorFlags, chosen).json
     to_stdout = json_file == "-"
     path = None if json_file is None or to_stdout else Path(json_file)
-    require_writable("json", path)
+    require_writable(path, "json")
     found = diagnose(run_config_from(chosen))
     with printing():
         print_report(found, sys.stderr if to_stdout else sys.stdout)

@@ -145,7 +145,7 @@ def document_of(name: str, output: Path | None, options: DocumentOptions) -> Doc
     """Return a document that is not open yet. Raises `InputError` for its format."""
     is_stdin = name == STANDARD
     file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
-    return Document(file, output, replace(options, format=file.format), not is_stdin and Path(name).is_file())
+    return Document(file, output, replace(options, format=file.format))
 
 
 def total_size(names: Sequence[str]) -> int | None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.flags import NamedFile, check_files
-from ..cli.parser import require_writable
 from ..errors import InputError, Name, writing
-from ..runs.places import folded, not_replaced, require_folder
+from ..runs.places import folded, not_replaced, require_folder, require_writable
 
 STANDARD = "-"  # standard input, or standard output
 
@@ -82,9 +81,10 @@ class Destinations:
         """
         if self.folder is not None:
             require_folder(self.folder, "output")
-        if self.journal is not None and (self.folder is None or not self.folder.is_dir()):
-            require_writable("output", self.folder or self.outputs[0])
-        require_writable("write_memory", self.memory)
+        for name, path in self._written:
+            # A folder that does not exist is created, but not the one above it
+            is_created = path.parent == self.folder and not self.folder.exists()
+            require_writable(path.parent if is_created else path, name)
         inputs: list[NamedFile] = [((Name("files"),), name) for name in self.files if name != STANDARD]
         written: list[NamedFile] = [((Name(name),), path) for name, path in self._written]
         if self.journal is not None:

@@ -42,21 +42,19 @@ class Document:
         file: The document.
         output: The file to write; None writes to standard output.
         options: How to read it.
-        can_reopen: Whether the document can be opened again, so that few files are open at once.
         findings: What a reader should check. Empty until all of its parts have been written.
     """
 
     file: DocumentFile
     output: Path | None
     options: DocumentOptions
-    can_reopen: bool = True
     findings: list[Finding] = field(default_factory=list)
 
     def check(self, stack: ExitStack) -> None:
         """Read the document once. Raises `InputError` if it cannot be decoded. stack: closes what stays open."""
         format = FORMATS[self.file.format]
         parse = format.parse  # imports packages, which may be missing
-        if not self.can_reopen:
+        if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading(), self.named_errors():
             deque(parse(self.file.lines, self.options) if format.has_errors else (), maxlen=0)
@@ -70,7 +68,7 @@ class Document:
             raise error.at(self.file.name) from error
 
     def reading(self) -> AbstractContextManager[object]:
-        return self.file if self.can_reopen else nullcontext()
+        return self.file if self.file.can_reopen else nullcontext()
 
 
 def write_documents(

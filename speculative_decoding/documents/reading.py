@@ -50,6 +50,11 @@ class DocumentFile:
         self._is_streamed = FORMATS[self.format].streams
         self._max_bytes = options.max_document
 
+    @property
+    def can_reopen(self) -> bool:
+        """Whether it can be opened again, so that few files need to be open at once."""
+        return isinstance(self._source, Path) and self._source.is_file()
+
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:

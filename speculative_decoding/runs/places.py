@@ -48,6 +48,12 @@ def new_file(path: Path, option: str, way_out: Words) -> Iterator[Callable[[byte
             stack.close()
 
 
+def require_writable(path: Path | None, option: str) -> None:
+    """Raise `InputError` if a file cannot be written there. It may be a device. option: what names the place."""
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise InputError(f"{path} cannot be written", option, "name a file in a folder that exists")
+
+
 def require_file(path: Path, option: str) -> None:
     """Raise `InputError` if something that is not a file is at the place of one. option: what names the place."""
     if path.exists() and not path.is_file():
