@@ -450,6 +450,24 @@ speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
+cli/flags.py: a device is replaced | documents/test_command.py
+- require_file(Path(path), name[0])
++ pass
+cli/flags.py: a file that a run reads is replaced | documents/test_command.py
+- if other[0] != name[0]:
++ if False:
+cli/flags.py: a link is another file | documents/test_command.py
+- return status.st_dev, status.st_ino
++ return str(path)
+runs/places.py: outputs go below a file | speech/test_folders.py
+- if not existing.is_dir():
++ if False:
+documents/output.py: an output that a user has changed is replaced | documents/test_output.py
+- if was_changed and content
++ if False and content
+jobs/output.py: the settings of another program are replaced | jobs/test_output.py
+- elif os.path.lexists(beside) and
++ elif False and
 runs/places.py: names that differ in case are different | unit/cli/test_parser.py
 - unicodedata.normalize("NFD", name).casefold()
 + unicodedata.normalize("NFD", name)

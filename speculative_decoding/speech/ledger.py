@@ -43,14 +43,9 @@ class Ledger:
         for record in log.records(parse_record):
             self._add(*record)
 
-    def is_finished(self, output: str, source: Source, settings: str) -> bool:
-        """Return whether an output was written from this recording with these settings."""
-        return self._finished.get(folded(output)) == (source, settings)
-
-    def source_of(self, output: str) -> str | None:
-        """Return the path of the recording that an output was written from."""
-        source, _ = self._finished.get(folded(output), (None, ""))
-        return None if source is None else source.path
+    def finished(self, output: str) -> tuple[Source, str] | None:
+        """Return the recording and the settings that an output was written from, or None if it is not complete."""
+        return self._finished.get(folded(output))
 
     def has_written(self, output: str, sha256: str) -> bool:
         """Return whether a run has written this content."""

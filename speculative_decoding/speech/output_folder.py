@@ -100,7 +100,7 @@ class OutputFolder:
                     format: name
                     for format, name in outputs.items()
                     if force
-                    or not self._ledger.is_finished(name, source, self._settings[format])
+                    or self._ledger.finished(name) != (source, self._settings[format])
                     or not os.path.lexists(self.folder / name)
                 }
                 for name in () if force else missing.values():
@@ -149,9 +149,10 @@ class OutputFolder:
             content = content_hash(path)
         except OSError:
             content = ""  # unknown
-        other = self._ledger.source_of(name)
         if not self._ledger.has_written(name, content):
             raise not_replaced(path, "exists, and is not what an earlier run has written", "output_dir")
-        if other is not None and other not in recordings and os.path.exists(self.folder / other):
-            recording = os.path.normpath(self.folder / other)
-            raise not_replaced(path, f"is the transcript of {recording}", "output_dir")
+        if finished := self._ledger.finished(name):
+            other = finished[0].path
+            if other not in recordings and os.path.exists(self.folder / other):
+                recording = os.path.normpath(self.folder / other)
+                raise not_replaced(path, f"is the transcript of {recording}", "output_dir")

@@ -111,18 +111,15 @@ def test_an_output_belongs_to_the_recording_that_was_finished_last(tmp_path: Pat
     path = tmp_path / LEDGER
     with opened(path) as ledger:
         ledger.begin(TALK, {"A.txt": Written("s", "1")})
-        assert not ledger.is_finished("A.txt", TALK, "s") and ledger.has_written("A.txt", "1")
+        assert ledger.finished("A.txt") is None and ledger.has_written("A.txt", "1")
         ledger.finish(TALK, {"A.txt": Written("s", "1")})
         with pytest.raises(InputError, match="another run is writing it; wait, or name another output_dir"):
             opened(path).__enter__()
     with opened(path) as ledger:
-        assert ledger.is_finished("a.txt", TALK, "s") and ledger.source_of("A.txt") == TALK.path
-        assert not ledger.is_finished("a.txt", TALK, "t") and not ledger.is_finished(
-            "a.txt", TALK._replace(size=6), "s"
-        )
+        assert ledger.finished("A.txt") == ledger.finished("a.txt") == (TALK, "s")
         ledger.begin(OTHER, {"a.txt": Written("s", "2")})
     with opened(path) as ledger:
-        assert not ledger.is_finished("a.txt", TALK, "s") and ledger.has_written("a.txt", "1")
+        assert ledger.finished("a.txt") is None and ledger.has_written("a.txt", "1")
 
 
 # Of version 0.3.0 before the logs of all commands became one.
@@ -136,7 +133,7 @@ EARLIER = """{"version": 1, "path": "../a.wav", "size": 5, "mtime_ns": 7, \
 def test_the_ledger_of_an_earlier_version_is_continued_and_has_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "old").write_text(EARLIER)
     with opened(tmp_path / "old") as ledger:
-        assert ledger.is_finished("a.txt", TALK, "s") and ledger.has_written("a.txt", "1")
+        assert ledger.finished("a.txt") == (TALK, "s") and ledger.has_written("a.txt", "1")
         ledger.begin(TALK, {"b.txt": Written("s", "2")})
     assert (tmp_path / "old").read_text().startswith(EARLIER)
     with opened(tmp_path / "new") as ledger:
@@ -156,8 +153,8 @@ def test_damage_of_a_ledger_costs_only_its_lines(tmp_path: Path) -> None:
         with opened(path) as ledger:
             ledger.finish(OTHER, {"new.txt": Written("s", "1")})
         with opened(path) as ledger:
-            assert ledger.is_finished("new.txt", OTHER, "s")
-            return "".join(each for each in "012" if ledger.is_finished(f"{each}.txt", TALK, "s"))
+            assert ledger.finished("new.txt") == (OTHER, "s")
+            return "".join(each for each in "012" if ledger.finished(f"{each}.txt") == (TALK, "s"))
 
     for content, expected in {
         first + second + third[:-1]: "01",
