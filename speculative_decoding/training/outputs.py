@@ -110,7 +110,6 @@ def write_outputs(
             log.append(record)
             progress(len(prompts) - (len(missing) - done) * processes.size)
 
-    processes.barrier()
     with processes.in_turn():
         known = read_outputs(folder, vocab_size)
     return {index: known[index] for index in sorted(known) if known[index] is not None}  # type: ignore[misc]

@@ -21,7 +21,7 @@ from ..errors import InputError
 class TrainingGroup:
     """The ranks of one training run; without a `group`, only this process.
 
-    All ranks must call the methods that communicate (`mean`, `from_first`, `barrier`) in the same order. These methods
+    All ranks must call the methods that communicate (`mean`, `from_first`, `in_turn`) in the same order. These methods
     raise `InputError` if another rank has ended.
     """
 
@@ -69,18 +69,14 @@ class TrainingGroup:
             return number
         return self.mean([mx.array(number * self.size if self.is_first else 0.0)])[0].item()
 
-    def barrier(self) -> None:
-        """Wait until every rank has called this."""
-        self.from_first(0.0)
-
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run the block on one rank after the other. No rank leaves it before the last one has run it."""
-        for _ in range(self.rank):
-            self.barrier()
+        """Run the block on one rank after the other, when all have reached it. No rank leaves before the last one."""
+        for _ in range(self.rank + 1):
+            self.from_first(0.0)
         yield
         for _ in range(self.size - self.rank):
-            self.barrier()
+            self.from_first(0.0)
 
 
 SINGLE_PROCESS = TrainingGroup()
