@@ -234,7 +234,7 @@ class Run:
         """Yield the parts of the documents, one after the other, each followed by `END`."""
         for document in self.documents:
             self.current = document
-            with document.reading(), document.named_errors():
+            with document.reading():
                 yield from parts_of(document.file.lines, document.options, self.language)
             yield END
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -56,19 +56,17 @@ class Document:
         parse = format.parse  # imports packages, which may be missing
         if not self.file.can_reopen:
             stack.enter_context(self.file)
-        with self.reading(), self.named_errors():
+        with self.reading():
             deque(parse(self.file.lines, self.options) if format.has_errors else (), maxlen=0)
 
     @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """Put the name of the document before errors about its lines."""
-        try:
-            yield
-        except InputError as error:
-            raise error.at(self.file.name) from error
-
-    def reading(self) -> AbstractContextManager[object]:
-        return self.file if self.file.can_reopen else nullcontext()
+    def reading(self) -> Iterator[None]:
+        """Open the document unless it is open, and put its name before errors about its lines."""
+        with self.file if self.file.can_reopen else nullcontext():
+            try:
+                yield
+            except InputError as error:
+                raise error.at(self.file.name) from error
 
 
 def write_documents(
