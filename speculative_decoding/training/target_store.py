@@ -57,13 +57,13 @@ class TargetStore:
         with ExitStack() as stack:
             log = stack.enter_context(Log.open(folder / "done.jsonl", kind, facts))
             done = max(log.records(parse_done), default=0)
-            missing = self.nbytes - sum(self._field_bytes(name, done) for name in self._ends)
+            sizes = {name: self._field_bytes(name, done) for name in self._ends}
+            missing = self.nbytes - sum(sizes.values())
             free = shutil.disk_usage(folder).free
             if free < missing:
                 raise InputError(
                     f"{folder}: not enough disk space (got {free / 1e9:.1f} GB, need {missing / 1e9:.1f} GB)"
                 )
-            sizes = {name: self._field_bytes(name, done) for name in self._ends}
             files = {name: stack.enter_context(appended(folder / f"{name}.bin", sizes[name])) for name in sizes}
             for number, end in enumerate(batch_ends(self.examples, done), start=1):
                 for targets in self.teacher.compute(self.examples[done:end]):
