@@ -6,8 +6,8 @@ are in a second file, because its log is its output.
 
 To continue, a run locks the log, compares the settings with its own, and reads the records. A killed run leaves at most
 the beginning of a line at the end. After a power failure, the end may be missing, and the file may have zeros where
-data never reached the disk. The log is cut off at the first line that is not a record, and what followed is done
-again. Nothing is changed before the first new record, so a run that is refused leaves the log as it is.
+data never reached the disk. The log is cut off at the first line that an interruption can have left, and what followed
+is done again. Nothing is changed before the first new record, so a run that is refused leaves the log as it is.
 """
 
 from __future__ import annotations

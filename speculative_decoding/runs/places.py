@@ -152,13 +152,17 @@ def open_locked(path: Path, busy: InputError) -> FileIO:
 
     Raises `OSError`, or `busy` if another process has locked it.
     """
-    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise (busy if isinstance(error, BlockingIOError) else error) from error
-    return file
+    while True:
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise (busy if isinstance(error, BlockingIOError) else error) from error
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # another process has removed it before it was locked
 
 
 def write_all(file: FileIO, content: bytes) -> None:

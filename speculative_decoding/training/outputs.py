@@ -25,7 +25,12 @@ from .options import TrainingOptions
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
 # Of the logs in a work folder. The settings of the run are in one of them. Increase the version to refuse old folders.
-KIND = LogKind("output", version=5, continue_with=("continue with ", Name("resume")))
+KIND = LogKind(
+    "output",
+    version=5,
+    continue_with=("continue with ", Name("resume")),
+    start_over="delete the folder of the run",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from speculative_decoding.runs.places import atomic_directory, atomic_write, new
 WRITER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from speculative_decoding.runs.places import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as folder:
     (folder / "a").write_text("new")
@@ -126,3 +129,20 @@ def test_a_text_file_is_replaced_or_stays(tmp_path: Path) -> None:
         atomic_write(path, "new")
         assert reader.read() == "old"  # the old file was not overwritten
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["text"]
+
+
+def test_a_lock_is_of_the_file_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends removes its empty log, perhaps after another run has opened it."""
+    path = tmp_path / "log"
+    flock = fcntl.flock
+    removed: list[bool] = []
+
+    def removing(file: Any, how: int) -> None:
+        if not removed:
+            removed.append(True)
+            path.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removing)
+    with places.open_locked(path, InputError("busy")) as file:
+        assert removed and os.path.samestat(os.fstat(file.fileno()), path.stat())
