@@ -27,7 +27,6 @@ class ClientPrompt(ClientItem):
     Args:
         prompt: The text. A blank prompt needs no decoding.
         options: The options, with the seed of this sample.
-        prompt_field: The API's field that contains the prompt.
 
     Attributes:
         samples: All samples of the prompt. They are queued with the first one, so that the prompt is encoded once.
@@ -35,7 +34,6 @@ class ClientPrompt(ClientItem):
 
     prompt: str
     options: GenerationOptions
-    prompt_field: str = "prompt"
     _samples: Sequence[ClientPrompt] = field(init=False)
     tokens: list[int] = field(init=False, default_factory=list)
     token_texts: list[str] = field(init=False, default_factory=list)
@@ -55,14 +53,14 @@ class ClientPrompt(ClientItem):
         return "".join(self.token_texts)
 
     def check(self, limits: Limits) -> None:
-        limits.check_length(self.prompt_field, self.prompt)
+        limits.check_length("prompt", self.prompt)
         limits.check_options(self.options)
 
     def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
         for progress in scheduler.prompts.submit((number, {"prompt": self.prompt, "options": self.options})):
             if progress.error is not None:
                 raise progress.error
-        scheduler.check(number, self.prompt_field)
+        scheduler.check(number, "prompt")
         return ()
 
     def news(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:
@@ -77,17 +75,15 @@ class ClientPrompt(ClientItem):
             self.finish_reason, self.stats = round.finish_reason, progress.request.stats
 
     def error_of(self, error: Exception) -> ServerError:
-        return ServerError.of(error, {"prompt": self.prompt_field})
+        return ServerError.of(error)
 
 
-def client_prompts(
-    prompts: Sequence[tuple[str, GenerationOptions]], *, prompt_field: str = "prompt"
-) -> list[ClientPrompt]:
+def client_prompts(prompts: Sequence[tuple[str, GenerationOptions]]) -> list[ClientPrompt]:
     """Return an item for each sample of each prompt, in order."""
     items: list[ClientPrompt] = []
     for text, options in prompts:
         seeds = [sample_seed(options.seed, number) for number in range(options.num_return_sequences)]
-        samples = [ClientPrompt(text, options.with_values(seed=seed), prompt_field) for seed in seeds]
+        samples = [ClientPrompt(text, options.with_values(seed=seed)) for seed in seeds]
         for each in samples:
             each._samples = samples
         items += samples
