@@ -100,7 +100,7 @@ class ResumableOutput:
         path = settings_path(self.log.path)
         with KIND.writing(path, is_new=self.log.is_new):
             if self.log.is_new and self.log.path.stat().st_size:
-                # This fails before anything is lost, and nobody can resume the records that are replaced.
+                # Nothing is lost if this fails. Afterwards, the old records cannot be resumed with the new settings.
                 atomic_write(path, KIND.header(None))
             self.log.begin()
             if self.log.is_new:

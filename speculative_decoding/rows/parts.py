@@ -29,7 +29,7 @@ Steps = Generator[list[str], list[Output], Any]  # yields prompts, is sent their
 
 
 class Window(Generic[Part]):
-    """Parts that were read, and the results of those that wait for an earlier one. Parts finish in any order.
+    """Parts that were read, and results that wait for an earlier part. Parts finish in any order.
 
     If a whole window waits for one slow part, no more parts are read, so memory does not grow with their number.
 

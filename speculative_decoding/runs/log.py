@@ -36,7 +36,7 @@ class LogKind:
     """What the logs of a command have in common.
 
     Args:
-        option: The option that names what is written.
+        option: The option that names the output.
         version: The version of the records.
         continue_with: How to continue after an interruption, for messages.
         start_over: How to start over, for messages.

@@ -1,4 +1,4 @@
-"""A client's request while it is decoded: what is decoded for it, and the progress that is still to be read.
+"""A client's request while it is decoded: its items, and the progress that the client has not read yet.
 
 Requests are used on the event loop, where the decoding thread schedules calls to `on_queued`, `on_progress` and `fail`.
 Of an item, the decoding thread calls `start`, `news` and `error_of`.

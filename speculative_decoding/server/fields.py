@@ -72,7 +72,7 @@ class Field:
 
 
 def option_fields() -> dict[str, Field]:
-    """Return a field for each decoding option. Those that all rows of a batch share are refused."""
+    """Return a field for each decoding option. Options that all rows of a batch share are refused."""
     shared = Field(refused="is set when the server starts; leave it out")
     return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
 

@@ -59,7 +59,7 @@ class ClientStream(ClientItem):
         self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
 
     def finish(self) -> None:
-        """Let the text of all speech so far become final."""
+        """End the speech, so that all of its text becomes final."""
         rest = self._resampler.finish()
         del self._resampler  # many finished streams may wait
         self._pass_on(rest, is_finished=True)

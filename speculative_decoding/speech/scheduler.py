@@ -135,7 +135,7 @@ Windows = RecordingWindows | LiveStream
 
 @dataclass
 class Scheduler:
-    """Decodes the windows of recordings and live streams side by side; a `Scheduler`.
+    """Decodes the windows of recordings and live streams side by side. Implements `rows.scheduling.Scheduler`.
 
     A caller that shares slots between clients uses `start`, `decode_round` and `resume` instead of `submit` and `step`.
     A recording or stream that is `paused` between two outputs has no slot until it is resumed. Each has separate state,
@@ -150,7 +150,7 @@ class Scheduler:
         new_engine: Creates an engine for requests with these options.
         draft_length: Creates the `DraftLength` of a request with these options.
         num_mel_bins: See `Recording`.
-        live_decoding: How to decode streams that have no options of their own: drafts, without beams.
+        live_decoding: The same for streams, without beams.
         live_slots: The maximum number of streams; 0 if there are none.
     """
 

@@ -107,7 +107,7 @@ class World:
         return item
 
     def run(self) -> None:
-        """Run rounds until there is nothing to do but what is in the engine."""
+        """Run rounds until only prompts in the engine are left."""
         for _ in range(4 * MAX_COPIED):
             self.lane.step()
             calls, self.lane.calls = self.lane.calls, []

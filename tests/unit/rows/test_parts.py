@@ -1,4 +1,4 @@
-"""Parts of texts: results in order and bounded memory, whatever order prompts finish in."""
+"""Parts of texts come in order and in bounded memory, although prompts finish in any order."""
 
 from __future__ import annotations
 
