@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from ..rows.parts import Output
-from .findings import CUT, FAILED, LOOP, MARKUP, SPLIT, Finding
-from .fragile import fragile_parts, lost_parts, spans_around
+from .findings import COPIED, CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SPLIT, Finding
+from .fragile import fragile_parts, lost_parts, lost_references, spans_around
 from .loops import loop_in
 from .outputs import DecodedPiece, DecodedText
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
-from .splitting import Span, fitting_spans
+from .splitting import Span, fitting_spans, is_language
+from .survival import lost_numbers
 
 SHOWN = 40  # characters of a source in a finding
 LINE_ENDS = re.compile(r"[\r\n]+")
@@ -43,19 +44,27 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`.
 
     If something that must survive is lost, the parts of the piece around it are decoded, and it is copied between them.
-    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost.
+    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost. A piece
+    that is no language is copied.
     """
+    if not is_language(piece.text):
+        return DecodedPiece(piece.text, [], [], [Finding(piece.line, COPIED, piece.text[:SHOWN])])
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
+    findings = []
+    if len(spans) > 1:
+        what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
+        findings.append(Finding(piece.line, SPLIT, what))
     fragile = fragile_parts(piece, rules.terms)
     if lost := lost_parts(piece, fragile, decoded):
         decoded = yield from _decode_parts(piece, spans_around(piece, lost, fragile, rules.fits), rules)
         if lost_parts(piece, fragile, decoded):
             decoded = yield from _decode_parts(piece, spans_around(piece, fragile, fragile, rules.fits), rules)
-    if len(spans) > 1:
-        what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
-        decoded = replace(decoded, findings=[Finding(piece.line, SPLIT, what), *decoded.findings])
-    return decoded
+        if decoded.spans:
+            findings.append(Finding(piece.line, PARTS, piece.text[:SHOWN]))
+    if missing := [*lost_numbers(piece.text, decoded.text), *lost_references(piece, decoded.text)]:
+        findings.append(Finding(piece.line, LOST, ", ".join(missing)))
+    return replace(decoded, findings=[*findings, *decoded.findings])
 
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,8 +14,12 @@ from . import survival
 from .outputs import DecodedPiece
 from .pieces import Piece, divide
 from .splitting import Span, fitting_spans, needs_decoding
+from .tokens import Text, Token
 
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # from the first to the last letter or digit
+SYMBOLS = ("So", "Sm", "Sc", "Sk", "No")  # Unicode categories
+INVISIBLE = ("Zs", "Cf")
+MARKS = frozenset("<>[]{}|~^\\`*_#$@=")
 
 
 class Fragile(NamedTuple):
@@ -27,15 +33,46 @@ class Fragile(NamedTuple):
 
 def fragile_parts(piece: Piece, terms: Collection[str]) -> list[Fragile]:
     """Return the parts of a piece that must survive, in order. Spans within kept texts are left out."""
-    found = [
-        Fragile(mark.start, mark.end, is_link=mark.is_link) for mark in piece.marks if mark.is_link or mark.is_kept
-    ]
-    kept = [(each.start, each.end) for each in found if not each.is_link]
-    for span in survival.must_survive(piece.text, terms):
-        before = bisect_left(kept, (span.end,)) - 1  # the last one that begins before the end
-        if before < 0 or kept[before][1] <= span.start:
-            found.append(Fragile(span.start, span.end, span))
+    found = [Fragile(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
+    kept = [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
+    found += [Fragile(*span) for span in kept]
+    spans = [span for span in survival.must_survive(piece.text, terms) if not overlaps(span, kept)]
+    taken = [(span.start, span.end) for span in spans]
+    spans += [mark for mark in spelled_marks(piece) if not overlaps(mark, kept) and not overlaps(mark, taken)]
+    found += [Fragile(span.start, span.end, span) for span in spans]
     return sorted(found, key=lambda each: each.start)
+
+
+def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
+    r"""Yield the characters that the document writes so that they are no markup, such as "&lt;", and its symbols."""
+    position = 0
+    for token in piece.tokens:
+        is_spelled = isinstance(token, Text) and token.raw != token.text
+        if is_spelled and (token.text in MARKS or (is_reference(token) and has_category(token.text, SYMBOLS))):
+            yield survival.Required(position, position + len(token.text), token.text)
+        position += len(token.text)
+
+
+def lost_references(piece: Piece, output: str) -> list[str]:
+    """Return the references to spaces and invisible characters that an output lacks, such as "&nbsp;"."""
+    found = [token for token in piece.tokens if is_reference(token) and has_category(token.text, INVISIBLE)]
+    left = Counter(output) if found else Counter()
+    left.subtract(token.text for token in found)
+    return [token.raw for token in found if left[token.text] < 0]
+
+
+def is_reference(token: Token) -> bool:
+    return isinstance(token, Text) and token.raw.startswith("&") and len(token.raw) > 1
+
+
+def has_category(text: str, categories: Collection[str]) -> bool:
+    return len(text) == 1 and unicodedata.category(text) in categories
+
+
+def overlaps(span: survival.Required, others: Sequence[Span]) -> bool:
+    """Whether a span overlaps one of others, which are in order and apart."""
+    before = bisect_left(others, (span.end,)) - 1  # the last one that begins before the end
+    return before >= 0 and others[before][1] > span.start
 
 
 def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:

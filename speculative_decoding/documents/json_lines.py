@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
+from itertools import groupby
 
 from ..errors import InputError
+from .messages import message_parts
 from .options import DocumentOptions
-from .tokens import Block, Literal, Part, Point, Text, Token, Write
+from .tokens import Block, Break, Literal, Part, Point, Text, Token, Write
 
 DEFAULT_FIELDS = ("text",)
 SPACE = re.compile(r"[ \t\n\r]*")
@@ -74,28 +76,23 @@ def skip_space(line: str, position: int) -> int:
 
 
 def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
-    """Yield a block for each line of a text."""
-    tokens: list[Token] = []
-    for match in SPELLED.finditer(raw):
-        spelled = match[0]
-        token = escape(spelled) if spelled[0] == "\\" else Text(spelled, spelled)
-        if not isinstance(token, Literal):
-            tokens.append(token)
-            continue
-        if tokens:
-            yield Block(tokens, number, write)
-        tokens = []
-        yield token
-    if tokens:
-        yield Block(tokens, number, write)
+    """Yield a block for each line of a text, or one for an ICU message, whose arguments may have several lines."""
+    found: list[Token] = [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
+    if any(map(is_line_end, found)) and message_parts("".join(token.text for token in found)):
+        found = [Break(token.raw) if is_line_end(token) else token for token in found]
+    for ends_line, line in groupby(found, is_line_end):
+        tokens = list(line)
+        yield from (Literal(token.raw) for token in tokens) if ends_line else [Block(tokens, number, write)]
+
+
+def is_line_end(token: Token) -> bool:
+    return isinstance(token, Text) and token.text in "\r\n"
 
 
 @lru_cache(1 << 12)  # a text in another script may have escapes only, and takes less memory if they share tokens
-def escape(spelled: str) -> Text | Point | Literal:
+def escape(spelled: str) -> Text | Point:
     """Return what an escape stands for. A NUL or half of a surrogate pair cannot be decoded."""
     text: str = DECODER.decode(f'"{spelled}"')
-    if text in "\r\n":
-        return Literal(spelled)
     return Point(spelled) if text == "\0" or "\ud800" <= text <= "\udfff" else Text(text, spelled)
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import eq
 from typing import NamedTuple
 
-from .survival import END, LETTER, START
+from .marks import END, LETTER, START
 
 REPEATS = 4
 OF_MARKS = 12  # the same for what has no letters or digits, such as "...." or a rule

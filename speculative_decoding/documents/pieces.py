@@ -9,8 +9,10 @@ from functools import cached_property
 from itertools import accumulate
 
 from .formats import FORMATS
+from .messages import APOSTROPHE, NUMBER, QUOTED, SYNTAX, message_parts, unquoted, write_message
+from .messages import Part as MessagePart
 from .options import DocumentOptions
-from .splitting import Span, line_spans, needs_decoding, sentence_spans, without_symbols
+from .splitting import Span, around_opaque, line_spans, needs_decoding, sentence_spans, without_symbols
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 
@@ -95,24 +97,65 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into its sentences or lines, or make one piece of it. Pieces without words become literals."""
+    """Divide a block into its sentences or lines, or make one piece of it. Pieces without words become literals.
+
+    Each text of an ICU message is divided for itself, and its syntax becomes literals.
+    """
+    areas = [(0, len(block.text))]
+    if parts := message_parts(block.text):
+        block, areas = texts_of_message(block, parts)
     text = block.text
-    if unit == "sentence":
-        spans = sentence_spans(text, language)
-    elif unit == "line":
-        spans = line_spans(text, break_spans(block.tokens))
-    else:
-        spans = line_spans(text, [])
-    spans = [without_symbols(text, span) for span in spans]
+    units = (span for area in areas for span in unit_spans(block, area, unit, language))
+    spans = [without_symbols(text, span) for span in around_opaque(text_without_kept(block.tokens), units)]
     found = [each if has_words(each) else Literal(each.raw, ends_block=False) for each in divide(block, spans)]
     for number, each in enumerate(found, 1):
         yield replace(each, ends_block=number == len(found))
 
 
+def unit_spans(block: Block, area: Span, unit: str, language: str) -> Iterator[Span]:
+    """Yield the sentences or lines within a range of the block's text, or all of it."""
+    first, last = area
+    text = block.text[first:last]
+    if unit == "sentence":
+        spans = sentence_spans(text, language)
+    else:
+        breaks = break_spans(block.tokens) if unit == "line" else []
+        spans = line_spans(
+            text, [(start - first, end - first) for start, end in breaks if first <= start <= end <= last]
+        )
+    return ((first + start, first + end) for start, end in spans)
+
+
+def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block, list[Span]]:
+    """Return a block in which an ICU message is spelled as it is shown, and the spans of the texts to decode."""
+    tokens: list[Token] = []
+    texts: list[Span] = []
+    position = 0
+    segments = cut(block.tokens, [(part.start, part.end) for part in parts])
+    for part, before, inside in zip(parts, segments[::2], segments[1::2], strict=False):
+        own = [*before, *inside]
+        text, raw = block.text[part.start : part.end], "".join(token.raw for token in own)
+        if part.kind == APOSTROPHE:
+            own = [Text("'", raw)]
+        elif part.kind in (QUOTED, NUMBER):
+            own = [Kept(unquoted(text), raw)]
+        end = position + sum(len(token.text) for token in own)
+        if part.kind != SYNTAX:
+            start = texts.pop()[0] if texts and texts[-1][1] == position else position
+            texts.append((start, end))
+        tokens += own
+        position = end
+    write = block.write
+    return replace(block, tokens=[*tokens, *segments[-1]], write=lambda text: write(write_message(text))), texts
+
+
 def has_words(part: Piece | Literal) -> bool:
-    return isinstance(part, Piece) and needs_decoding(
-        "".join(token.text for token in part.tokens if not isinstance(token, Kept))
-    )
+    return isinstance(part, Piece) and needs_decoding(text_without_kept(part.tokens, ""))
+
+
+def text_without_kept(tokens: Iterable[Token], instead: str = "\ufffc") -> str:
+    """Return the text of tokens with something else in place of each character of a `Kept` text."""
+    return "".join(instead * len(token.text) if isinstance(token, Kept) else token.text for token in tokens)
 
 
 def break_spans(tokens: Iterable[Token]) -> list[Span]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import eq
 
+from .marks import LETTER
 from .pieces import Mark, Piece
-from .splitting import Span, needs_decoding
+from .splitting import MARKS_TRIED, Span, is_attached, needs_decoding
 from .survival import is_within_word
 
 Places = Sequence[Span | None]
@@ -15,6 +19,9 @@ MAX_MARKS = 256  # of one piece that are placed; each is compared with all other
 MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
 FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
+JOINER = r"['\u2019.,:\u2010\u2011-]"  # within a word or a number
+DIVIDED = re.compile(rf"{LETTER}{JOINER}?\n{JOINER}?{LETTER}")  # the line end is the position
+NEAR = 12  # characters between the relative position of a point and a place that looks like its own
 
 
 def enclosed_texts(piece: Piece) -> list[str]:
@@ -36,8 +43,8 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
 
     Kept texts are looked for first, then markup from the outside to the inside. Markup is where the output for its
     enclosed text occurs, or else that text itself. Of several occurrences, the one at the nearest relative position is
-    taken. Points are placed by their relative position alone, and so is markup that was not found but goes on in
-    another piece, where its other end stays. If the output is the piece's text, everything stays where it was.
+    taken. Points are placed by their relative position, but never within a word, and so is markup that was not found
+    but goes on in another piece, where its other end stays. If the output is the text, nothing moves.
 
     Args:
         known: The outputs for enclosed texts that were decoded alone.
@@ -137,12 +144,39 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
 
 
 def point_place(text: str, position: int, output: str) -> int:
-    """Return the place for a point: near its relative position, and before or after a word if the point is."""
-    place = round(position * len(output) / len(text)) if text else 0
+    """Return the place for a point: near its relative position, and never within a word.
+
+    A place nearby with the same kinds of characters around it is taken, otherwise the end of the nearest word. If the
+    output has letters just where the text has them, the place is the position.
+    """
+    if len(text) == len(output) and all(map(eq, map(str.isalnum, text), map(str.isalnum, output))):
+        return position
+    if not text[:position].strip() or not text[position:].strip():
+        return len(output) if text[:position].strip() else 0
+    place = round(position * len(output) / len(text))
     wanted = surroundings(text, position)
-    nearest = (each for distance in range(len(output) + 1) for each in (place - distance, place + distance))
-    alike = (each for each in nearest if 0 <= each <= len(output) and surroundings(output, each) == wanted)
-    return next(alike, place)
+    alike = (each for each in around(output, place, NEAR) if surroundings(output, each) == wanted)
+    ends = (each for each in around(output, place, len(output)) if surroundings(output, each)[0])
+    return next(chain(alike, ends), len(output))
+
+
+def around(text: str, place: int, reach: int) -> Iterator[int]:
+    """Yield the positions that divide no word, nearest first. reach: how many characters away they may be."""
+    for distance in range(reach + 1):
+        for position in (place - distance, place + distance):
+            if 0 <= position <= len(text) and not divides_word(text, position):
+                yield position
+
+
+def divides_word(text: str, position: int) -> bool:
+    """Whether a position is between the characters of a word, such as "can't" or "1,5", or within one character."""
+    if not 0 < position < len(text):
+        return False
+    before = [each for each in text[max(position - MARKS_TRIED, 0) : position] if unicodedata.category(each)[0] != "M"]
+    return (
+        is_attached(text, position)
+        or DIVIDED.search("".join(before) + "\n" + text[position : position + 2]) is not None
+    )
 
 
 def surroundings(text: str, position: int) -> tuple[bool, bool]:

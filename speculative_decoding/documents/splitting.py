@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from ..errors import Name, note
 from ..loading.language_map import language_of, languages_named
@@ -31,7 +31,14 @@ SYMBOLS = (
 )
 SYMBOLS_FIRST = re.compile(rf"(?:{SYMBOLS}\s+)*+")
 ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
-MAY_ENCLOSE = re.compile("[`<{]")  # what must survive has no two such words, apart from code, tags and placeholders
+MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # what must survive has no two such words, apart from code, tags and placeholders
+OPAQUE = re.compile("[!-~]{100,}")  # no word is as long in a script with spaces
+JUDGED = 20  # characters; a shorter text is taken for language
+CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|\d[a-z]|[a-z]\d", re.IGNORECASE)
+AROUND_WORD = ".,;:!?\"'()[]*_-\u2013\u2014/\u2026\u00ab\u00bb\u201c\u201d\u201e\u2018\u2019\u00bf\u00a1"
+FORMULA = re.compile(r"[=\u2248\u2260\u2264\u2265\u2211\u222b\u221a\u00b1]")
+VARIABLE = re.compile("[A-Za-z]{1,2}|[^\\W\\d_\u0590-\U0010ffff]")
+LANGUAGE = 0.3  # the share of characters in words, from which a text is language
 
 
 def has_sentences() -> bool:
@@ -107,6 +114,32 @@ def needs_decoding(text: str) -> bool:
         return True
     spans = [(span.start, span.end) for span in must_survive(text, ())]
     return any(any(map(str.isalpha, text[start:end])) for start, end in gaps(spans, len(text)))
+
+
+def is_language(text: str) -> bool:
+    """Return whether a text reads as words of a language, apart from what must survive, not as base64 or code."""
+    if len(text) < JUDGED and not FORMULA.search(text):
+        return True
+    spans = [(span.start, span.end) for span in must_survive(text, ())]
+    runs = " ".join(text[start:end] for start, end in gaps(spans, len(text))).split()
+    words = [run for run in runs if is_word(run)]
+    if FORMULA.search(text) and all(map(VARIABLE.fullmatch, (word.strip(AROUND_WORD) for word in words))):
+        return False
+    size = sum(map(len, runs))
+    return size < JUDGED or sum(map(len, words)) >= LANGUAGE * size
+
+
+def is_word(run: str) -> bool:
+    """Return whether a text without white space may be a word, or several without spaces between them."""
+    word = run.strip(AROUND_WORD)
+    return any(map(str.isalpha, word)) and not CODE.search(word) and not OPAQUE.fullmatch(word)
+
+
+def around_opaque(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """Divide spans at long texts without spaces, such as base64, so that no model has to read them."""
+    for start, end in spans:
+        found = [match.span() for match in OPAQUE.finditer(text, start, end) if not is_word(match[0])]
+        yield from trimmed(text, pairwise([start, *chain.from_iterable(found), end]))
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:

@@ -1,7 +1,4 @@
-"""Finds what must appear unchanged in an output, such as placeholders and links, and what of it was lost.
-
-Reference translations keep each kind listed here (docs/documents.md). Nothing here knows formats or models.
-"""
+"""Finds what must appear in an output, and what of it was lost: marks of code, quantities, numbers, and given terms."""
 
 from __future__ import annotations
 
@@ -13,54 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from .layout import UNSPACED
+from .marks import ANY_NUMBER, ENDS_ANYHOW, IN_OUTPUT, KINDS, LETTER, QUANTITY
 
-LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # of a word between spaces; also a digit or an underscore
 TOKEN = re.compile(rf"{LETTER}+|\S")
-START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
-
-# Repetitions are bounded or possessive, and a lookbehind allows few starts in a word, so the search is linear.
-PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
-FILES = (
-    "c cpp css csv gif h htm html ini java jpeg jpg js json jsx md mjs mp3 mp4 pdf png py rs rst sh sql srt svg"
-    " toml ts tsv tsx txt vtt wasm wav webm webp xml yaml yml zip"
-)
-ENDS_AS_FILE = "|".join(rf"(?<=\.{suffix})" for suffix in FILES.split())
-EXACT = {
-    "printf": rf"(?<![\d%])%(?:\d{{1,2}}\$|\(\w{{1,60}}\))?{PRINTF}{LETTER}{{0,2}}{END}|%%",  # %1$s, %(name)s, %dpx
-    "variable": rf"(?<!%)%[A-Za-z_]\w{{1,60}}%{END}|(?<![\w$])\$[A-Za-z_]\w{{0,60}}+{END}",  # %PATH%, $HOME
-    "braces": r"\{[{%][^{}\n]{1,200}[%}]\}|[$#%@]?\{[\w.:!$-]{0,60}\}",  # {{ name }}, {0}, ${name}
-    "tag": r"</?(?:\d{1,3}|[A-Za-z][\w:-]{0,40})(?:\s[^<>\n]{0,300}=[^<>\n]{0,300})?\s{0,2}/?>",  # <0>, </b>, <br/>
-    "entity": r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});",  # &amp;
-    "email": rf"(?<![\w.+-])[\w.+-]{{1,64}}@[\w-]{{1,63}}+(?:\.[\w-]{{1,63}}+)+{END}",
-    "code": r"(?<!`)(`{1,2})(?!`)[^\n]{1,200}?(?<!`)\1(?!`)",
-    "flag": rf"(?<![\w.-])--[a-z][a-z\d]*+(?:-[a-z\d]++)*+{END}",  # --dry-run
-    "function": r"(?<![\w.])[A-Za-z_][\w.]*+\(\)",  # open()
-    "camel": rf"(?<![\w.])[a-z]{{2,}}+(?:[A-Z][a-z\d]*+)++(?<![a-z]I){END}",  # textContent, not "andI"
-    "snake": rf"(?<![\w.])_*+[A-Za-z\d]++(?:_++[A-Za-z\d]++)++_*+{END}",  # MAX_LENGTH, not _emphasis_
-    "file": rf"(?<![\w./-])(?:[.~]{{0,2}}/)?[\w-]++(?:[./]++[\w-]++)*+(?:{ENDS_AS_FILE})",  # docs/index.html
-    "path": r"(?<![\w./~-])[.~]{0,2}/\.?[\w-]++(?:[./]\.?[\w-]++)++/?",  # /usr/bin
-    "url": rf"{START}(?:(?:https?|ftp)://|mailto:|www\.)[^\s<>\"`|“”„«»{UNSPACED[1:-1]}]{{2,}}",
-}
-KINDS = {kind: re.compile(pattern) for kind, pattern in EXACT.items()}
-URL_STARTS = ("http", "ftp", "mailto:", "www.")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 OPENING = {")": "(", "]": "[", "}": "{"}
-
-UNITS = (
-    "°C °F EUR USD GBP CHF JPY B kB KB MB GB TB PB KiB MiB GiB TiB kbit Mbit Gbit kbps Mbps Gbps KB/s MB/s GB/s"
-    " Hz kHz MHz GHz THz nm µm μm mm cm dm km m mm² cm² m² km² m³ cm³ µg mg g kg t ml mL cl l L ns µs μs ms min h"
-    " px pt em rem vh vw dpi ppi fps rpm V mV kV mA W mW kW MW Wh kWh Ω Pa hPa kPa bar J kJ cal kcal dB K km/h m/s"
-    " mph lb oz ft"
-)
-UNIT = "|".join(map(re.escape, sorted(UNITS.split(), key=len, reverse=True)))
-SPACE = r"[ \u00a0\u202f\u2009]"
-NUMBER = rf"(?:\d{{1,3}}(?:{SPACE}\d{{3}}(?!\d)){{1,6}}+|\d{{1,30}}+)(?:[.,'\u2019]\d{{1,30}}+){{0,10}}+"
-MONEY = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})"
-MEASURE = rf"(?<![.,'\u2019]){START}(?P<number>{NUMBER})[-\u2011]?{SPACE}?"
-SYMBOL = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[%‰°$€£¥₹](?!%))"  # not "1960s"
-QUANTITY = re.compile(rf"{MONEY}|{MEASURE}{SYMBOL}")
-IN_OUTPUT = re.compile(rf"{MONEY}|{MEASURE}(?:{SYMBOL}|(?=[^\W\d_]))")  # a unit may become a word: "24 h", "24 Stunden"
 
 Key = str | tuple[str, str | None]  # a text, or a number and its unit
 
@@ -107,7 +61,8 @@ class Terms:
     def _at(self, text: str, start: int, first: str) -> str | None:
         for length in self._lengths.get(first, ()):
             end = start + length
-            if end <= len(text) and text[start:end] in self._terms and not is_within_word(text, end):
+            is_whole = first == "\\" or not is_within_word(text, end)  # the word after an escape follows at once
+            if end <= len(text) and text[start:end] in self._terms and is_whole:
                 return text[start:end]
         return None
 
@@ -127,7 +82,13 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
 
     terms: Texts of the user. Thousands of them cost least as a frozenset.
     """
-    found = [exact_span(text, *match.span()) for pattern in KINDS.values() for match in pattern.finditer(text)]
+    characters = {*text}
+    found = [
+        exact_span(kind, text, *match.span())
+        for kind, (needed, pattern) in KINDS.items()
+        if not needed or needed & characters
+        for match in pattern.finditer(text)
+    ]
     found += [Required(*match.span(), match[0], is_quantity=True) for match in QUANTITY.finditer(text)]
     found += indexed(frozenset(terms)).find(text)
     taken: list[Required] = []
@@ -138,9 +99,9 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
     return taken
 
 
-def exact_span(text: str, start: int, end: int) -> Required:
-    """Return a span; if it is a URL, without the punctuation that ends a sentence or closes brackets around it."""
-    if text.startswith(URL_STARTS, start):
+def exact_span(kind: str, text: str, start: int, end: int) -> Required:
+    """Return a span; if it may end with any character, without punctuation of the sentence and brackets around it."""
+    if kind in ENDS_ANYHOW:
         count = Counter(text[start:end])
         while (last := text[end - 1]) in ENDS_SENTENCE or count[last] > count[OPENING.get(last, last)]:
             count[last] -= 1
@@ -173,6 +134,38 @@ def take(span: Required, left: Counter[Key]) -> bool:
 
 def quantity(match: re.Match[str]) -> tuple[str, str | None]:
     """Return the number of a match of `IN_OUTPUT`, spelled the same for all languages, and its unit if not a word."""
-    *groups, last = re.split(r"\D", match["number"] or match["amount"])
-    number = "".join(groups) + ("." if groups and len(last) != 3 else "") + last
-    return "".join(str(unicodedata.digit(each, each)) for each in number), match["after"] or match["before"]
+    return value(match["number"] or match["amount"]), match["after"] or match["before"]
+
+
+def value(number: str) -> str:
+    """Return a number without separators of thousands, and with a point before its decimals."""
+    *groups, last = re.split(r"\D", in_ascii(number))
+    return "".join(groups) + ("." if groups and len(last) != 3 else "") + last
+
+
+def in_ascii(text: str) -> str:
+    return re.sub(r"\d", lambda digit: str(unicodedata.digit(digit[0])), text)
+
+
+def lost_numbers(source: str, output: str) -> list[str]:
+    """Return the numbers that an output lacks, in order. A date or a time may be written with other separators."""
+    left = Counter(value(match[0]) for match in ANY_NUMBER.finditer(output))
+    missing = []
+    for match in ANY_NUMBER.finditer(source):
+        key = value(match[0])
+        left[key] -= 1
+        if left[key] < 0:
+            missing.append(match[0])
+    groups = Counter(group for number, count in left.items() for group in parts_of_number(number) * max(count, 0))
+    found = []
+    for number in missing:
+        own = Counter(parts_of_number(number))
+        if own <= groups:
+            groups -= own
+        else:
+            found.append(number)
+    return found
+
+
+def parts_of_number(number: str) -> list[str]:
+    return [str(int(group)) for group in re.findall(r"\d+", in_ascii(number))]

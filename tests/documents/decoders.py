@@ -20,10 +20,10 @@ RULES = Rules()
 def decode_with(piece: Piece, model: Model, rules: Rules = RULES) -> DecodedPiece:
     """Decode a piece with a function of a prompt."""
     steps = decode_piece(piece, rules)
-    prompts = next(steps)
+    outputs: list[Output] | None = None
     while True:
         try:
-            prompts = steps.send([Output(model(prompt)) for prompt in prompts])
+            outputs = [Output(model(prompt)) for prompt in steps.send(outputs)]
         except StopIteration as end:
             decoded = end.value
             return DecodedPiece.from_json(decoded.as_json())  # as a journal keeps it

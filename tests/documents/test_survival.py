@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.documents.survival import KINDS, lost, must_survive
+from speculative_decoding.documents.marks import KINDS
+from speculative_decoding.documents.survival import lost, must_survive
 
 TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
 KEPT = {

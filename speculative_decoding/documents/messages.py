@@ -1,0 +1,133 @@
+"""ICU messages: the texts of "{n, plural, one {# file} other {# files}}" are decoded, and its syntax is copied.
+
+The grammar is that of ICU's class MessagePattern, with an optional second apostrophe: an apostrophe quotes only what
+has a meaning in its place, and two apostrophes are one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+COMPLEX = re.compile(r"\{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,", re.IGNORECASE)
+HEAD = re.compile(r"\{\s*[\w.-]+\s*(?:,\s*(\w+)\s*(,)?)?\s*")  # "{name", "{name, number", "{name, plural,"
+OFFSET = re.compile(r"\s*offset\s*:\s*-?[\d.]+\s*")
+SELECTOR = re.compile(r"\s*(?:=-?[\d.]+|[^\s{}=:,']+)\s*\{")
+SIMPLE_END = re.compile(r"(?:[^{}']|'[^']*')*\}")  # of an argument with a style, such as "{0, date, yyyy-MM-dd}"
+BRANCH_END = re.compile(r"\}\s*")
+MAY_QUOTE = re.compile("'(?=['{}#]|$)")
+PLURALS = frozenset(["plural", "selectordinal"])
+PLAIN = re.compile(r"[^{}'#]+")
+DEEPEST = 20  # arguments within each other; a deeper message is none
+
+TEXT, SYNTAX, APOSTROPHE, QUOTED, NUMBER = "text", "syntax", "apostrophe", "quoted", "number"
+
+
+class Part(NamedTuple):
+    """A part of a message. kind: one of the constants above. The number of a plural is its "#"."""
+
+    kind: str
+    start: int
+    end: int
+
+
+class NoMessage(Exception):
+    """The text is not a message."""
+
+
+def message_parts(text: str) -> list[Part]:
+    """Return the parts of a text that is an ICU message with a plural or select argument; nothing for other texts."""
+    if not COMPLEX.search(text):
+        return []
+    try:
+        return [part for part in Reader(text).message() if part.start < part.end]
+    except NoMessage:
+        return []
+
+
+class Reader:
+    """Reads a message from start to end."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def message(self, special: frozenset[str] = frozenset("{}"), depth: int = 0) -> Iterator[Part]:
+        """Yield the parts up to the end of the text, or to the brace that ends a branch.
+
+        special: The characters that an apostrophe quotes.
+        """
+        if depth > DEEPEST:
+            raise NoMessage
+        text = self.text
+        while self.position < len(text):
+            start = self.position
+            match text[start]:
+                case "{":
+                    yield from self.argument(special, depth)
+                case "}" if depth:
+                    return
+                case "'":
+                    yield self.apostrophe(special)
+                case "#" if "#" in special:
+                    self.position += 1
+                    yield Part(NUMBER, start, self.position)
+                case _:
+                    plain = PLAIN.match(text, start)
+                    self.position = plain.end() if plain else start + 1
+                    yield Part(TEXT, start, self.position)
+
+    def apostrophe(self, special: frozenset[str]) -> Part:
+        start, text = self.position, self.text
+        following = text[start + 1 : start + 2]
+        if following == "'":
+            self.position += 2
+            return Part(APOSTROPHE, start, self.position)
+        if following not in special or not following:
+            self.position += 1
+            return Part(TEXT, start, self.position)
+        end = start + 1  # the quotation ends at the next single apostrophe, or with the text
+        while (end := text.find("'", end)) >= 0 and text.startswith("''", end):
+            end += 2
+        self.position = len(text) if end < 0 else end + 1
+        return Part(QUOTED, start, self.position)
+
+    def argument(self, special: frozenset[str], depth: int) -> Iterator[Part]:
+        """Yield the parts of an argument. One without branches is text, which must survive as other placeholders do."""
+        start = self.position
+        head = self.match(HEAD)
+        kind = (head[1] or "").lower()
+        if kind not in {*PLURALS, "select"} or head[2] is None:
+            self.match(SIMPLE_END)
+            yield Part(TEXT, start, self.position)
+            return
+        if kind in PLURALS:
+            special |= {"#"}
+            if offset := OFFSET.match(self.text, self.position):
+                self.position = offset.end()
+        while not self.text.startswith("}", self.position):
+            self.match(SELECTOR)
+            yield Part(SYNTAX, start, self.position)
+            yield from self.message(special, depth + 1)
+            start = self.position
+            self.match(BRANCH_END)
+        self.position += 1
+        yield Part(SYNTAX, start, self.position)
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self.text, self.position)
+        if found is None:
+            raise NoMessage
+        self.position = found.end()
+        return found
+
+
+def unquoted(text: str) -> str:
+    """Return what a quotation stands for. A "#" stands for itself."""
+    return text.strip("'").replace("''", "'")
+
+
+def write_message(text: str) -> str:
+    """Return how a message writes a text: with two apostrophes where one would begin a quotation."""
+    return MAY_QUOTE.sub("''", text)
