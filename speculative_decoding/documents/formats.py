@@ -45,7 +45,7 @@ class Format:
 
 
 FORMATS = {
-    "text": Format("plain", (".txt", ".text"), streams=True),
+    "text": Format("plain", (".txt", ".text", ".log"), streams=True),
     "markdown": Format("markdown", (".md", ".markdown", ".mkd"), has_errors=True),
     "html": Format("html", (".html", ".htm", ".xhtml")),
     "srt": Format("subtitles", (".srt",)),
@@ -53,13 +53,45 @@ FORMATS = {
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
-CONVERTED = (".docx", ".doc", ".odt", ".pptx", ".ppt", ".epub", ".rtf", ".pdf")
+# How users convert other well-known formats -> the suffixes of their files
+CONVERSIONS = {
+    "convert it to Markdown or HTML with pandoc": (
+        "bib dbk docbook docx epub fb2 ipynb latex mediawiki muse odt opml org rst rtf t2t tex textile typ wiki"
+    ),
+    "convert it to HTML with asciidoctor": "adoc asciidoc",
+    "convert it to HTML with LibreOffice": "doc dotx odp pages pps ppsx ppt pptx wpd wps",
+    "convert it to HTML with Calibre": "azw azw3 lit mobi",
+    "convert it to text with pdftotext": "pdf",
+    "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
+    "convert it to SRT with ttconv": "dfxp itt scc ttml",
+    "convert it to SRT with Subtitle Edit": "sbv sup usf",
+    "convert it to text with po2txt of the Translate Toolkit": "po pot",
+    "convert it to PO, and that to text, with the Translate Toolkit": (
+        "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
+    ),
+    "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
+    "convert it to JSON lines with jq": "arb geojson json json5 jsonc xcstrings",
+    "convert it to JSON lines with yq": "plist stringsdict toml yaml yml",
+    "convert it to JSON lines with Miller (mlr)": "csv psv tab tsv",
+    "save it as CSV, and convert that to JSON lines with Miller (mlr)": "numbers ods xls xlsm xlsx",
+    "convert its texts to HTML with xsltproc": "dita fodt rss svg tbx tmx xml xsl",
+    "convert its texts to JSON lines with the parser of Fluent": "ftl",
+    "unpack it": "7z bz2 gz rar tar tgz xz zip zst",
+    "transcribe it": "aac flac m4a m4v mkv mov mp3 mp4 oga ogg opus wav webm wma",
+}
+CONVERSION_OF = {f".{suffix}": how for how, suffixes in CONVERSIONS.items() for suffix in suffixes.split()}
+MARKDOWN_DIALECTS = frozenset([".livemd", ".mdown", ".mdtext", ".mdwn", ".mdx", ".mkdn", ".qmd", ".rmd"])
 
 
 def format_of(name: str, field: str = "files") -> str:
-    """Return the format of a file by its suffix. Raises `InputError` for formats that other programs convert."""
+    """Return the format of a file by its suffix; a file without one is text. Raises `InputError` for other suffixes."""
     suffix = PurePath(name).suffix.lower()
-    if suffix in CONVERTED:
-        way_out = "convert it to Markdown or HTML with pandoc"
-        raise InputError(f"{name}: {suffix} is not supported", field, (way_out, ", or name a ", Name("format")))
-    return BY_SUFFIX.get(suffix, "text")
+    if suffix in ("", "."):
+        return "text"
+    if suffix in BY_SUFFIX:
+        return BY_SUFFIX[suffix]
+    if suffix in CONVERSION_OF:
+        way_out = (CONVERSION_OF[suffix], ", or name a ", Name("format"))
+        raise InputError(f"{name}: {suffix} is not supported", field, way_out)
+    format = "markdown" if suffix in MARKDOWN_DIALECTS else "text"
+    raise InputError(f"{name}: the suffix {suffix} is unknown", field, ("read it with ", Name("format"), f" {format}"))

@@ -12,7 +12,7 @@ from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text, specs_of
 from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
-FORMAT = "format of the documents (default: by the suffix, else text)"
+FORMAT = "format of the documents (default: by the suffix; text without one)"
 UNIT = "what is decoded as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
@@ -23,7 +23,7 @@ MAX_DOCUMENT = "bytes of a document that is read as a whole: Markdown, HTML and 
 class DocumentOptions:
     """How a document is read and divided. Raises `InputError` for options without effect.
 
-    format: One of `FORMATS`; None means that of the file's suffix, otherwise text.
+    format: One of `FORMATS`; None means that of the file's suffix, or text if there is no suffix or no file.
     """
 
     format: A[str | None, Text(tuple(FORMATS)), FORMAT, BASIC] = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from itertools import chain, islice
+from pathlib import PurePath
 from typing import Any
 
 from ..decoding.prompt import TOKEN_CHARACTERS, fits, usual_max_tokens
@@ -19,6 +20,7 @@ from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
+from ..errors import InputError, Name
 from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
@@ -125,8 +127,11 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
 def open_file(content: bytes, name: str, format: str | None) -> Document:
     """Read a file. Raises `InputError`.
 
-    format: one of the names in `FORMATS`; None for that of the name's suffix.
+    format: one of the names in `FORMATS`; None for that of the name's suffix, which must be one that clients are told.
     """
+    if format is None and not PurePath(name).suffix:
+        way_out = ("rename it, or name a ", Name("format"))
+        raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
     options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
     with DocumentFile(BytesIO(content), options, name) as file:
         return Document("".join(file.lines), options, file)

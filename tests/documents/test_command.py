@@ -149,6 +149,9 @@ def test_a_written_memory_has_the_decoded_pieces_and_makes_the_next_run_cheap(do
 REFUSED = {
     ("missing.txt",): "missing.txt: not readable",
     ("a.docx",): "FILE: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc",
+    ("a.txt", "app.po", "-o", "out"): "FILE: app.po: .po is not supported; convert it to text with po2txt of the "
+    "Translate Toolkit, or name a --format",
+    ("notes.de",): "FILE: notes.de: the suffix .de is unknown; read it with --format text",
     ("a.txt", "-o", "a.txt"): "--output: a.txt is already used by FILE",
     ("a.txt", "-o", "link"): "--output: link is already used by FILE",
     ("a.txt", "b.txt"): "--output: several documents need a folder (got 2)",
@@ -188,7 +191,8 @@ def test_bad_arguments_are_one_line_with_status_2_before_weights_load(
     if "--write-memory" in arguments:
         pytest.importorskip("speculative_decoding.memory")
     monkeypatch.setattr(ModelPair, "load_weights", None)
-    Path("a.docx").touch()
+    for name in ("a.docx", "app.po", "notes.de"):
+        Path(name).touch()
     Path("terms").touch()
     Path("terms.txt").touch()
     Path("link").symlink_to("a.txt")

@@ -135,6 +135,11 @@ def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
 
 REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.docx", b"PK", {}, "file: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc"),
+    ("app.po", b'msgid "a"', {}, "file: app.po: .po is not supported; convert it to text with po2txt"),
+    ("app.json", b"{}", {}, "app.json: .json is not supported; convert it to JSON lines with jq, or name a format"),
+    ("talk.ass", b"[Events]", {}, "talk.ass: .ass is not supported; convert it to SRT with FFmpeg"),
+    ("a.xyz", b"a", {}, "a.xyz: the suffix .xyz is unknown; read it with format text"),
+    ("README", b"a", {}, "README: has no suffix such as .txt; rename it, or name a format"),
     ("a.txt", b"a\xffb", {}, "a.txt: line 1: not UTF-8"),
     ("a.jsonl", b'{"text": 3', {}, "line 1"),
     ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
@@ -161,6 +166,18 @@ def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -
         assert found["charLimit"] == each.service.limits.max_body and found["frontendTimeout"] > 0
         assert found["language"]["target"] == {"code": "de", "name": "German"}
         assert found["filesTranslation"] is True and {".txt", ".srt", ".html"} <= {*found["supportedFilesFormat"]}
+
+
+def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Serving) -> None:
+    from speculative_decoding.documents.formats import CONVERSION_OF
+
+    with server.client() as client:
+        listed = client.get("/frontend/settings").json()["supportedFilesFormat"]
+    for suffix in [*listed, *[*CONVERSION_OF][::7], "", ".unknown"]:
+        content = b'{"text": "1"}' if suffix in (".jsonl", ".ndjson") else b"1"
+        sent = send_file(server, f"a{suffix.upper()}", content)
+        assert (sent.status_code == 200) is (suffix in listed), sent.json()
+        assert sent.status_code in (200, 400)
 
 
 PATHS = [("POST", "/translate"), ("POST", "/translate_file"), ("POST", "/detect"), ("GET", "/download_file/x")]

@@ -1,0 +1,62 @@
+"""A file is read in the format of its suffix. Other formats are refused with the tool that converts them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import PurePath
+
+import pytest
+
+from speculative_decoding import InputError
+from speculative_decoding.documents.formats import BY_SUFFIX, CONVERSIONS, format_of
+from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.reading import DocumentFile
+
+READ = {
+    **{"README": "text", "notes.txt": "text", "a.TEXT": "text", "build.log": "text", "standard input": "text"},
+    **{"-": "text", "/dev/fd/63": "text", ".hidden": "text", "page.md": "markdown", "a.b.HTML": "html"},
+    **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
+}
+# The reader that each tool documents: pandoc --list-input-formats, ffmpeg -demuxers, the Translate Toolkit's converters
+CONVERTED = {
+    **{"app.po": "po2txt", "app.pot": "po2txt", "app.xliff": "Translate Toolkit", "app.xlf": "Translate Toolkit"},
+    **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},
+    **{"app_de.ts": "Translate Toolkit", "app.ini": "Translate Toolkit", "lang.php": "Translate Toolkit"},
+    **{"Localizable.stringsdict": "yq", "de.yaml": "yq", "de.yml": "yq", "a.toml": "yq", "app.ftl": "Fluent"},
+    **{"de.json": "jq", "app_de.arb": "jq", "a.csv": "mlr", "a.TSV": "mlr", "a.xlsx": "mlr", "strings.xml": "xsltproc"},
+    **{"talk.ass": "FFmpeg", "talk.ssa": "FFmpeg", "talk.sub": "FFmpeg", "talk.ttml": "ttconv", "a.sbv": "Subtitle Edit"},
+    **{"a.docx": "pandoc", "a.odt": "pandoc", "a.rtf": "pandoc", "a.epub": "pandoc", "a.rst": "pandoc", "a.tex": "pandoc"},
+    **{"a.org": "pandoc", "a.ipynb": "pandoc", "a.adoc": "asciidoctor", "a.pptx": "LibreOffice", "a.doc": "LibreOffice"},
+    **{"a.pdf": "pdftotext", "main.py": "xgettext", "main.js": "xgettext", "talk.mp3": "transcribe", "a.txt.gz": "unpack"},
+}
+UNKNOWN = {"a.xyz": "text", "README.de": "text", "notes.txt~": "text", "v1.2": "text", "a.mdx": "markdown"}
+
+
+@pytest.mark.parametrize(("name", "format"), READ.items(), ids=[f"guard: {name}" for name in READ])
+def test_the_suffix_determines_the_format(name: str, format: str) -> None:
+    assert format_of(name) == format
+
+
+@pytest.mark.parametrize(("name", "tool"), CONVERTED.items())
+def test_another_known_format_is_refused_with_the_tool_that_converts_it(name: str, tool: str) -> None:
+    suffix = PurePath(name).suffix.lower()
+    with pytest.raises(InputError) as refused:
+        DocumentFile(io.BytesIO(), DocumentOptions(), name)
+    message = refused.value.message(lambda option: f"--{option}")
+    assert message.startswith(f"--files: {name}: {suffix} is not supported; ") and "\n" not in message
+    assert tool in message and message.endswith(", or name a --format")
+    assert DocumentFile(io.BytesIO(), DocumentOptions(format="text"), name).format == "text"
+
+
+@pytest.mark.parametrize(("name", "format"), UNKNOWN.items())
+def test_an_unknown_suffix_is_refused_with_a_format_to_name(name: str, format: str) -> None:
+    with pytest.raises(InputError) as refused:
+        format_of(name)
+    suffix = PurePath(name).suffix
+    wanted = f"--files: {name}: the suffix {suffix} is unknown; read it with --format {format}"
+    assert refused.value.message(lambda option: f"--{option}") == wanted
+
+
+def test_each_suffix_has_one_meaning() -> None:
+    suffixes = [f".{suffix}" for each in CONVERSIONS.values() for suffix in each.split()]
+    assert len({*suffixes}) == len(suffixes) and not {*suffixes} & BY_SUFFIX.keys()
