@@ -91,9 +91,10 @@ def decoded_parts(
     renderer = Renderer()
     for part, decoded in decoder.decode(parts):
         written = renderer.add(part, decoded)
-        if not isinstance(part, Piece) or decoded is None:
-            yield DocumentPart(written)
-            continue
         if findings is not None:
             findings.add(part, decoded)
-        yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings))
+        if isinstance(part, Literal) or decoded is None:
+            found = part.finding if isinstance(part, Literal) else None
+            yield DocumentPart(written, findings=() if found is None else (found,))
+        else:
+            yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings))

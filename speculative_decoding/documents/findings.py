@@ -16,7 +16,7 @@ LENGTH = "length"  # the output is unusually short or long
 CUT = "cut"  # the output reached the token limit
 SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
-COPIED = "copied"  # the piece is no language, such as code or base64
+COPIED = "copied"  # not understood, or no language, such as code or base64, so it was not decoded
 PARTS = "parts"  # the output was put together from the outputs for parts, because something was lost
 LOST = "lost"  # the output lacks a number or a character of the source
 

@@ -10,6 +10,7 @@ import numpy as np
 from .findings import LENGTH, Finding
 from .outputs import DecodedPiece
 from .pieces import Piece
+from .tokens import Literal
 
 FACTOR = 3
 MIN_PIECES = 20
@@ -23,9 +24,13 @@ class DocumentFindings:
         self._findings: list[Finding] = []
         self._ratios = LengthRatios()
 
-    def add(self, piece: Piece, decoded: DecodedPiece) -> None:
-        self._findings += decoded.findings
-        self._ratios.add(piece.line, decoded.source, decoded.text)
+    def add(self, part: Literal | Piece, decoded: DecodedPiece | None) -> None:
+        """Add the findings of a part. decoded: its output if it is a piece."""
+        if isinstance(part, Literal):
+            self._findings += [] if part.finding is None else [part.finding]
+        elif decoded is not None:
+            self._findings += decoded.findings
+            self._ratios.add(part.line, decoded.source, decoded.text)
 
     def by_line(self) -> list[Finding]:
         return sorted([*self._findings, *self._ratios.outliers()])

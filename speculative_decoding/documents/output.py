@@ -87,8 +87,7 @@ def write_documents(
             write(document.file.preamble)
             for part, piece in takewhile(lambda each: each[0] is not END, stream):
                 write(document.file.encode(renderer.add(part, piece)))
-                if isinstance(part, Piece) and piece is not None:
-                    findings.add(part, piece)
+                findings.add(part, piece)
                 yield document, part, piece
         document.findings = findings.by_line()
 

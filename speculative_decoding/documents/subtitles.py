@@ -1,7 +1,7 @@
 """Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
 
 Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the
-end of a sentence or a pause. Speech dashes, names of speakers, musical notes and brackets around sounds are copied.
+end of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes, names of speakers, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count, pairwise
+from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
-from .layout import line_break_text
+from .findings import COPIED, Finding
+from .layout import UNSPACED, line_break_text
 from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token, line_ends
 
 if TYPE_CHECKING:
@@ -23,11 +25,22 @@ if TYPE_CHECKING:
 MAX_PAUSE = 2.0  # seconds between two cues of one sentence
 MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
 MAX_CUES = 12  # cues of one block, for texts without punctuation
+MAX_LINES = 8  # of two cues that are compared to find lines that both show, and ...
+MAX_WORDS = 64  # ... words
+SHOWN = 80  # characters of a line in a finding
+MIN_WORDS = 3  # at the end of a cue and the start of the next one that are no coincidence
 
-CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})(?:[.,:](\d{1,3}))?"
-TIMES = re.compile(rf"[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}(?!\S)")
-NUMBER = re.compile(r"\s*\d+\s*")
+# Times as any of FFmpeg (spaces, fields below zero), the libraries srt and pysubs2 (separators, arrows) or WebVTT reads
+# them. Tools that shift times write those before zero as -00:00:01,500 or 0-1:59:58,500.
+FIELD = r"[ \t]*+(?:0{1,2}-\d{1,28}|[+-]?\d{1,30})"
+SEPARATOR = r"[:.,;\u3002\uff0c\uff0e\uff1a\uff1b]"
+CLOCK = rf"({FIELD}(?:{SEPARATOR}{FIELD}){{1,3}}+){SEPARATOR}?"
+ARROW = rf"(?:[-=\u2010-\u2015\u2212][ \t]*){{1,3}}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
+TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
+SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
+NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
 LINE_END = re.compile(r"(\r\n?|\n)")
+BREAK = re.compile(r"(\r\n?|\n|(?<!\b[A-Za-z]:)\\[Nn])")  # "\N" ends a line in ASS, and is left in converted files
 SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
 QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
 
@@ -36,18 +49,23 @@ LABEL = re.compile(r"([^\W\d_][^:<>{}\[\]]{0,31}):[ \t]+(?=(.{1,80}))")  # "MAN 
 SOUND = re.compile(r"(\[)([^\[\]]{1,200})(\][ \t]*)|([(\uff08])([^()\uff08\uff09]{1,200})([)\uff09]$)")
 NOTES = r"[♪♫♬\U0001f3b5\U0001f3b6][♪♫♬\U0001f3b5\U0001f3b6 \t]*"
 OVERRIDE = r"\{\\[^{}]*\}"  # such as {\an8}
+HARD_SPACES = r"(?:\\h[ \t]*)+"  # of ASS
 RUBY = r"<rt>[^<]*</rt>"
 ENTITY = re.compile(r"&#?\w{1,32};")
-SRT = re.compile(rf"{NOTES}|{OVERRIDE}|{RUBY}|</?(?:i|b|u|s|em|strong|font|span|c|v|ruby|rt)\b[^<>]*>", re.IGNORECASE)
-VTT = re.compile(rf"{NOTES}|{OVERRIDE}|{RUBY}|<[^>]*>?|{ENTITY.pattern}")
+SRT = re.compile(
+    rf"{NOTES}|{OVERRIDE}|{HARD_SPACES}|{RUBY}|</?(?:i|b|u|s|em|strong|font|span|c|v|ruby|rt)\b[^<>]*>", re.IGNORECASE
+)
+VTT = re.compile(rf"{NOTES}|{OVERRIDE}|{HARD_SPACES}|{RUBY}|<[^>]*>?|{ENTITY.pattern}")
 TAG = re.compile(r"<(/?)([a-z]+)", re.IGNORECASE)
 KARAOKE = re.compile(r"<\d+:")  # a time within the text, which must stay in its cue
+WORD = re.compile(rf"[^\W{UNSPACED[1:-1]}]+|{UNSPACED}")
 
 
 class Cue(NamedTuple):
     """A cue's text, and everything between it and the text of the cue before. The last one of a document has no text.
 
-    line: on which the text begins, from 1. number: of the cue, from 1. The times are in seconds.
+    line: on which the text begins, from 1. number: of the cue, from 1. The times are in seconds, and NaN if unknown.
+    finding: about the line with the times, which has no text then.
     """
 
     before: str
@@ -56,6 +74,7 @@ class Cue(NamedTuple):
     number: int = 0
     start: float = 0.0
     end: float = 0.0
+    finding: Finding | None = None
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
@@ -64,14 +83,15 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     first = next(lines, "")
     is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
     runs = Runs(is_vtt)
-    for cue in cues_of(chain([first], lines), is_vtt):
-        yield from (part for part in runs.add(cue) if part.raw)
+    for cue, following in pairwise(chain(cues_of(chain([first], lines), is_vtt), [Cue("")])):
+        yield from (part for part in runs.add(cue, following) if part.raw)
 
 
 def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
     """Yield the texts of all cues, and at last a cue without text.
 
     In SRT, what follows a blank line is another text of the same cue, up to the next times. In VTT it is not shown.
+    A line with "-->" is never text. If not all of it is understood, it is a cue without text, with a finding.
     """
     before: list[str] = []
     text: list[str] = []
@@ -86,9 +106,13 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
             yield found
             before, text = [rest], []
         before.append(line)
-        if times := TIMES.match(line):
-            start, end = seconds(times.groups()[:4]), seconds(times.groups()[4:])
+        if is_timing(line):
+            times = TIMES.match(line)
+            start, end = map(seconds, times.groups()) if times else (nan, nan)
             cue, is_open = Cue("", number=cue.number + 1, start=start, end=end), True
+            if not (times and SETTINGS.fullmatch(line, times.end())) and WORD.search(line):
+                yield cue._replace(before="".join(before), finding=Finding(line_number, COPIED, line.strip()[:SHOWN]))
+                before = []
         elif is_vtt:
             is_open = False
     found, rest = between_spaces(cue, "".join(before), "".join(text))
@@ -99,9 +123,13 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
 def is_text(line: str, following: str, is_vtt: bool) -> bool:
     """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them."""
     if is_vtt:
-        return bool(line.strip("\r\n")) and "-->" not in line
-    is_number = NUMBER.fullmatch(line) and TIMES.match(following)
-    return bool(line.strip()) and not is_number and not TIMES.match(line)
+        return bool(line.strip("\r\n")) and not is_timing(line)
+    is_number = NUMBER.fullmatch(line) and is_timing(following)
+    return bool(line.strip()) and not is_number and not is_timing(line)
+
+
+def is_timing(line: str) -> bool:
+    return "-->" in line or TIMES.match(line) is not None
 
 
 def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
@@ -111,15 +139,22 @@ def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
     return cue._replace(before=before + text[:start], text=text[start:end]), text[end:]
 
 
-def seconds(clock: Sequence[str | None]) -> float:
-    hours, minutes, whole = (int(part or 0) for part in clock[:3])
-    return hours * 3600 + minutes * 60 + whole + int((clock[3] or "").ljust(3, "0")) / 1000
+def seconds(clock: str) -> float:
+    """Return the seconds of a clock. A sign before the first field is that of all; others are those of their fields."""
+    sign = -1 if clock.lstrip().startswith("-") else 1
+    fields = re.split(SEPARATOR, clock.replace("-", "") if sign < 0 else re.sub("0+-", "-", clock))
+    has_fraction = len(fields) == 4 or re.findall(SEPARATOR, clock)[-1] not in ":\uff1a"
+    fraction = float(f"0.{fields.pop().strip().lstrip('+-')}") if has_fraction else 0.0
+    whole = 0
+    for field in fields:
+        whole = 60 * whole + int(field)
+    return sign * (whole + fraction)
 
 
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
     """Yield each line without white space around it, and the text between it and the line before."""
     before = ""
-    parts = LINE_END.split(text)
+    parts = BREAK.split(text)
     for line, end in zip(parts[::2], [*parts[1::2], ""], strict=True):
         content = line.strip()
         if content:
@@ -129,12 +164,26 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
         before += line + end
 
 
+def shared_lines(before: Sequence[str], after: Sequence[str]) -> int:
+    """Return how many lines at the end of a cue are also at the start of the next one, as in rolling captions."""
+    sizes = range(min(len(before), len(after), MAX_LINES), 0, -1)
+    return next((size for size in sizes if before[-size:] == after[:size] and any(after[:size])), 0)
+
+
+def is_repeated(before: str, after: str) -> bool:
+    """Whether a text begins with the last words of the one before, as captions that grow or move word by word."""
+    old, new = ([*map(str.casefold, WORD.findall(each))] for each in (before, after))
+    sizes = range(min(len(old), len(new), MAX_WORDS), 0, -1)
+    size = next((size for size in sizes if old[-size:] == new[:size]), 0)
+    return size >= MIN_WORDS or 0 < size in (len(old), len(new))
+
+
 class Segment(NamedTuple):
     """A part of a cue's text by one speaker.
 
     before: The text between it and the segment before.
     is_first, is_last: Whether nothing else is before or after it in the cue, such as a mark of a speaker, a sound or a
-        musical note.
+        musical note, and the cue before or after does not show its line as well.
     """
 
     before: str
@@ -158,32 +207,41 @@ class Reader:
         self._opened: dict[int, str] = {}  # number of markup of this cue -> its raw
         self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
 
-    def segments(self, cue: Cue) -> tuple[list[Segment], str]:
-        """Return the segments of a cue, and the text after the last one. Markup around a segment is not in it."""
+    def plain(self, text: str) -> str:
+        """Return a text without markup."""
+        return self._pattern.sub("", text).strip()
+
+    def segments(self, cue: Cue, alone: Sequence[bool]) -> tuple[list[Segment], str]:
+        """Return the segments of a cue, and the text after the last one. Markup around a segment is not in it.
+
+        alone: whether each line is a segment of its own.
+        """
         self._opened.clear()
         self._open.clear()
         found: list[Segment] = []
-        outside, line, is_first = [cue.before], cue.line, True
-        for tokens, mark in split(self._joined_lines(cue.text)):
+        outside, line, is_first = [cue.before], cue.line, not any(alone[:1])
+        for tokens, mark in split(self._joined_lines(cue.text, alone)):
             before, inner, after = inner_tokens(tokens)
             outside.append(before)
             if inner:
-                found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark))
+                found.append(Segment("".join(outside), inner, line, is_first, is_last=not mark and not alone[-1]))
                 outside = [after]
             outside.append(mark)
             line += sum(line_ends(raw) for raw in (*(token.raw for token in tokens), mark))
             is_first = False
         return found, "".join(outside)
 
-    def _joined_lines(self, text: str) -> list[Token | Literal]:
+    def _joined_lines(self, text: str, alone: Sequence[bool]) -> list[Token | Literal]:
         """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
         found: list[Token | Literal] = []
         last = ""  # the text since the last literal
         same: dict[int, int] = {}  # number of markup that continues after a break -> its number before
-        for before, content in lines_of(text):
+        for number, (before, content) in enumerate(lines_of(text)):
             line = [*self._tokens(content)]
+            if line and isinstance(line[0], Break):
+                before += line.pop(0).raw
             first = text_of(until_literal(line))
-            if last and first:
+            if last and first and not any(alone[number - 1 : number + 1]):
                 raw, line = self._fold(found, before, line, same)
                 found.append(Break(raw, line_break_text(last, first), is_required=False))
             elif before:
@@ -240,6 +298,8 @@ class Reader:
             return Text(html.unescape(raw) or raw, raw)
         if raw.startswith("<"):
             return self._tag(raw)
+        if raw.startswith("\\"):
+            return Break(raw)
         return Point(raw) if raw.startswith("{") else Literal(raw)
 
     def _tag(self, raw: str) -> Token | Literal:
@@ -321,16 +381,21 @@ class Runs:
         self._previous = Cue("")
         self._after = ""  # the text after the block
 
-    def add(self, cue: Cue) -> Iterator[Part]:
+    def add(self, cue: Cue, following: Cue) -> Iterator[Part]:
         """Yield the parts that end with this cue, or within it."""
-        segments, after = self._reader.segments(cue)
+        before, lines, later = (
+            [self._reader.plain(line) for _, line in lines_of(each.text)] for each in (self._previous, cue, following)
+        )
+        first, last = shared_lines(before, lines), len(lines) - shared_lines(lines, later)
+        alone = [not first <= number < last for number in range(len(lines))]  # the output is the same in both cues
+        segments, after = self._reader.segments(cue, alone)
         for segment in segments:
-            before = self._after + segment.before
+            outside = self._after + segment.before
             if segment.is_first and self._continues(cue, segment.text):
-                self._tokens.append(Break(before, line_break_text(self._last.text, segment.text)))
+                self._tokens.append(Break(outside, line_break_text(self._last.text, segment.text)))
             else:
                 yield from self._end()
-                yield Literal(before)
+                yield Literal(outside)
                 self._line, self._cues = segment.line, 0
             self._tokens += segment.tokens
             self._last = segment
@@ -339,7 +404,7 @@ class Runs:
             self._after = after
         else:
             yield from self._end()
-            yield Literal(self._after + after)
+            yield Literal(self._after + after, finding=cue.finding)
             self._after = ""
         self._cues += 1
         self._previous = cue
@@ -357,7 +422,8 @@ class Runs:
         is_end = (
             self._last.text.rstrip(QUOTES)[-1:] in SENTENCE_END and not next(filter(str.isalpha, text), "").islower()
         )
-        return bool(self._tokens) and self._last.is_last and is_next and not is_bound and not is_end
+        may = bool(self._tokens) and self._last.is_last and is_next and not is_bound and not is_end
+        return may and not is_repeated(self._reader.plain(previous.text), self._reader.plain(cue.text))
 
 
 def write_vtt(text: str) -> str:

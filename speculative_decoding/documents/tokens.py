@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .findings import Finding
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
     """A part of the document that is copied, such as markup between blocks, code, or a line break.
 
     ends_block: False if it lies between two pieces of a block, such as the space between two sentences.
+    finding: What a reader should check in it.
     """
 
     raw: str
     ends_block: bool = True
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)

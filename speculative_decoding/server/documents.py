@@ -100,8 +100,7 @@ class Document:
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
         """Return what to write for the next part. result: that of its steps, or None."""
-        if result is not None and isinstance(part, Piece):
-            self._findings.add(part, result)
+        self._findings.add(part, result)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:

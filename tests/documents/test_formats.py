@@ -24,10 +24,35 @@ CONVERTED = {
     **{"app_de.ts": "Translate Toolkit", "app.ini": "Translate Toolkit", "lang.php": "Translate Toolkit"},
     **{"Localizable.stringsdict": "yq", "de.yaml": "yq", "de.yml": "yq", "a.toml": "yq", "app.ftl": "Fluent"},
     **{"de.json": "jq", "app_de.arb": "jq", "a.csv": "mlr", "a.TSV": "mlr", "a.xlsx": "mlr", "strings.xml": "xsltproc"},
-    **{"talk.ass": "FFmpeg", "talk.ssa": "FFmpeg", "talk.sub": "FFmpeg", "talk.ttml": "ttconv", "a.sbv": "Subtitle Edit"},
-    **{"a.docx": "pandoc", "a.odt": "pandoc", "a.rtf": "pandoc", "a.epub": "pandoc", "a.rst": "pandoc", "a.tex": "pandoc"},
-    **{"a.org": "pandoc", "a.ipynb": "pandoc", "a.adoc": "asciidoctor", "a.pptx": "LibreOffice", "a.doc": "LibreOffice"},
-    **{"a.pdf": "pdftotext", "main.py": "xgettext", "main.js": "xgettext", "talk.mp3": "transcribe", "a.txt.gz": "unpack"},
+    **{
+        "talk.ass": "FFmpeg",
+        "talk.ssa": "FFmpeg",
+        "talk.sub": "FFmpeg",
+        "talk.ttml": "ttconv",
+        "a.sbv": "Subtitle Edit",
+    },
+    **{
+        "a.docx": "pandoc",
+        "a.odt": "pandoc",
+        "a.rtf": "pandoc",
+        "a.epub": "pandoc",
+        "a.rst": "pandoc",
+        "a.tex": "pandoc",
+    },
+    **{
+        "a.org": "pandoc",
+        "a.ipynb": "pandoc",
+        "a.adoc": "asciidoctor",
+        "a.pptx": "LibreOffice",
+        "a.doc": "LibreOffice",
+    },
+    **{
+        "a.pdf": "pdftotext",
+        "main.py": "xgettext",
+        "main.js": "xgettext",
+        "talk.mp3": "transcribe",
+        "a.txt.gz": "unpack",
+    },
 }
 UNKNOWN = {"a.xyz": "text", "README.de": "text", "notes.txt~": "text", "v1.2": "text", "a.mdx": "markdown"}
 

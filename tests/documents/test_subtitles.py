@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative_decoding.documents.lengths import DocumentFindings
 from speculative_decoding.documents.options import UNITS, DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
-from speculative_decoding.documents.subtitles import MAX_CUES, parse
+from speculative_decoding.documents.subtitles import MAX_CUES, cues_of, parse
 from speculative_decoding.documents.tokens import Block, Break, Kept, Literal
-from tests.documents.decoders import document_with
+from tests.documents.decoders import decode_with, document_with
 from tests.support.rooms import needs_room
 
 laws = settings(derandomize=True, deadline=None, max_examples=40)
@@ -57,7 +58,7 @@ def documents(draw: st.DrawFn, with_styles: bool = True, with_specials: bool = T
     format = draw(st.sampled_from(FORMATS))
     words = ["I", "you", "went", "to", "the", "end.", "Why?", "Oh", "wonderful,", "so...", "good"]
     words += ["<b>he</b>", "<i>saw it</i>"] * with_styles
-    words += ["R&D", *["&amp;", "&lt;", "<00:01.000>", "<3"] * (format == "vtt")] * with_specials
+    words += ["R&D", "so\\Nwe", "a\\hb", *["&amp;", "&lt;", "<00:01.000>", "<3"] * (format == "vtt")] * with_specials
     line = st.lists(st.sampled_from(words), min_size=1, max_size=7).map(" ".join)
     marks = draw(st.sampled_from([[""], ["", "", "- ", ">> ", "MAN 1: ", "[noise] "]]))
     text = "WEBVTT\n\nSTYLE\n::cue(b) {}\n\n" if format == "vtt" else ""
@@ -78,7 +79,7 @@ def documents(draw: st.DrawFn, with_styles: bool = True, with_specials: bool = T
 
 
 @laws
-@given(documents() | st.tuples(st.text("<>&;-:0123, \n\r\t♪[]()aB.{\\}", max_size=200), st.sampled_from(FORMATS)))
+@given(documents() | st.tuples(st.text("<>&;-:0123, Nh\n\r\t♪[]()aB.{\\}", max_size=200), st.sampled_from(FORMATS)))
 def test_the_parts_are_the_document(document: tuple[str, str]) -> None:
     assert "".join(part.raw for part in parts(*document)) == document[0]
 
@@ -207,8 +208,167 @@ def test_a_block_is_a_run_of_cues_up_to_a_sentence_a_pause_or_a_speaker(document
     assert blocks(document, None) == expected
 
 
+# Lines of times that other programs read or write, and the first time in seconds
+CLOCKS = {
+    "-00:00:01,500 --> 00:00:03,000": -1.5,  # shifted before 0
+    "0-1:59:58,500 --> 0-1:59:59,000": -1.5,  # the same, each field on its own
+    "00:00:-1,500 --> 00:00:00,500": -0.5,  # FFmpeg reads each field with %d
+    "-0:00:02.000 --> -0:00:01.000": -2.0,
+    "00:00:01,5 --> 00:00:02,25": 1.5,
+    "00:00:01,500000 --> 00:00:02,250000": 1.5,  # microseconds
+    "00:00:01.123456789 --> 00:00:02.5": 1.123456789,
+    "00:00:01 --> 00:00:02": 1,
+    "00:00:01, --> 00:00:02,": 1,  # the library srt
+    "00：00：01，500 --> 00：00：02，500": 1.5,  # the same
+    "00:00:01:500 - -> 00:00:02:500": 1.5,  # the same
+    "00.00.01.500 --> 00.00.02.500": 1.5,  # the same
+    "00:00: 1,500 --> 00:00: 2,500": 1.5,  # FFmpeg
+    "  00:00:01,500-->00:00:02,500": 1.5,  # FFmpeg
+    "00:00:01,500 -> 00:00:02,500": 1.5,  # pysubs2
+    "00:00:01,500 \u2013> 00:00:02,500": 1.5,  # pysubs2, after an automatic correction
+    "00:00:01,500 --&gt; 00:00:02,500": 1.5,  # pysubs2, copied from a web page
+    "00:00:01,500 \u2192 00:00:02,500": 1.5,  # pysubs2
+    "00:00:01;12 --> 00:00:02;12": 1.12,  # frames
+    "guard: 01.500 --> 02.500": 1.5,
+    "guard: 00:01.500 --> 00:02.500": 1.5,  # WebVTT
+    "guard: 123:00:01.500 --> 123:00:02.500 align:start position:0%": 442_801.5,  # WebVTT
+    "guard: 00:00:01,500 --> 00:00:02,500  X1:201 X2:516 Y1:397 Y2:423": 1.5,  # FFmpeg
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("times", "start"), CLOCKS.items())
+def test_no_line_of_times_is_text(times: str, start: float, format: str) -> None:
+    times = times.removeprefix("guard: ")
+    text = f"{'WEBVTT' * (format == 'vtt')}\n\n1\n{times}\nOpen the page.\n\n2\n{times}\nClose it.\n"
+    assert blocks(text, format) == ["Open the page.", "Close it."]
+    assert document_with(text, lambda text: "Ja.", format).splitlines().count(times) == 2
+    cue = next(cues_of(StringIO(text, newline=""), format == "vtt"))
+    assert cue.start == pytest.approx(start) and cue.end > cue.start and cue.finding is None
+
+
+# Lines with an arrow that are no times, or not only times
+UNKNOWN = [
+    "soon --> later",
+    "00:xx:01,000 --> 00:00:02,000",
+    "00:00:01,000 --> 00:00:02,000 Hello there",
+    "File --> Save",
+]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("line", UNKNOWN)
+def test_a_line_with_an_arrow_that_is_not_understood_is_copied_and_listed(line: str, format: str) -> None:
+    text = f"{'WEBVTT' * (format == 'vtt')}\n\n00:01,000 --> 00:02,000\nI went\n{line}\nhome.\n"
+    assert blocks(text, format) == ["I went", "home."]
+    assert document_with(text, str.upper, format).splitlines()[-2] == line
+    found = DocumentFindings()
+    for part in parts_of(StringIO(text, newline=""), DocumentOptions(format=format), "en"):
+        found.add(part, decode_with(part, str.upper) if isinstance(part, Piece) else None)
+    assert found.by_line() == [(5, "copied", line)]
+
+
+def cues(*texts: str) -> tuple[str, str]:
+    """Return captions as SRT and as VTT, without a pause between them."""
+    text = row(*texts)
+    return text, VTT + re.sub(r",(\d{3})", r".\1", text)
+
+
+ROLLING = {
+    "the same": (("the value is here", "the value is here"), ["the value is here"] * 2),
+    "the same three times": (("I went", "I went", "I went"), ["I went"] * 3),
+    "after another cue": (("You said that", "I went", "I went"), ["You said that", "I went", "I went"]),
+    "styled": (("I went", "<i>I went</i>"), ["I went"] * 2),
+    "two lines that move up": (
+        ("so today we", "so today we\nare going", "are going\nto talk"),
+        ["so today we", "so today we", "are going", "are going", "to talk"],
+    ),
+    "three lines": (
+        ("a b\nc d", "a b\nc d\ne f", "c d\ne f\ng h"),
+        ["a b", "c d", "a b", "c d", "e f", "c d", "e f", "g h"],
+    ),
+    "a sentence of two lines, then its last": (
+        ("He went home\nwith my", "with my\nfriend"),
+        ["He went home", "with my", "with my", "friend"],
+    ),
+    "words that come one by one": (
+        ("I went", "I went home", "I went home late"),
+        ["I went", "I went home", "I went home late"],
+    ),
+    "words that move": (
+        ("one two three four", "two three four five", "three four five six"),
+        ["one two three four", "two three four five", "three four five six"],
+    ),
+    "a script without spaces": (("我们今天", "我们今天要去"), ["我们今天", "我们今天要去"]),
+    "guard: one word twice": (("I know that", "that he went"), ["I know that that he went"]),
+    "guard: no repetition": (("I went home", "with my friend"), ["I went home with my friend"]),
+}
+
+
+@pytest.mark.parametrize(("texts", "expected"), ROLLING.values(), ids=ROLLING)
+def test_a_text_that_the_next_cue_repeats_is_decoded_alone_in_both(texts: tuple[str, ...], expected: list[str]) -> None:
+    for text, format in zip(cues(*texts), FORMATS, strict=True):
+        assert blocks(text, format) == expected
+
+
+YOUTUBE = """WEBVTT
+Kind: captions
+Language: en
+
+00:00:00.160 --> 00:00:02.310 align:start position:0%
+\x20
+so<00:00:00.320><c> today</c><00:00:00.640><c> we</c>
+
+00:00:02.310 --> 00:00:02.320 align:start position:0%
+so today we
+\x20
+
+00:00:02.320 --> 00:00:04.630 align:start position:0%
+so today we
+are<00:00:02.480><c> going</c>
+
+00:00:04.630 --> 00:00:04.640 align:start position:0%
+are going
+\x20
+"""
+
+
+def test_automatic_captions_of_youtube_keep_each_line_the_same_while_it_moves() -> None:
+    assert blocks(YOUTUBE, "vtt") == ["so today we", "so today we", "so today we", "are going", "are going"]
+    german = {"so today we": "also heute wir", "are going": "gehen"}
+    written = document_with(YOUTUBE, lambda text: german.get(text, text), "vtt")
+    assert [re.sub("<[^>]*>", "", line) for line in written.splitlines() if re.search("heute|gehen", line)] == [
+        *["also heute wir"] * 3,
+        *["gehen"] * 2,
+    ]
+    assert TIMES.findall(written) == TIMES.findall(YOUTUBE)
+
+
+ASS = {
+    r"First line\NSecond line": ("First line Second line", r"FIRST LINE\NSECOND LINE"),
+    r"First line\nsecond line": ("First line second line", r"FIRST LINE\nSECOND LINE"),
+    r"- Who?\N- Me.": ("Who?|Me.", r"- WHO?\N- ME."),
+    r"I went\hhome": ("I went home", r"I WENT\hHOME"),
+    r"\h\hI went\N\hhome": ("I went home", r"\h\hI WENT\N\hHOME"),
+    r"{\an8}\hI went": ("I went", r"{\an8}\hI WENT"),
+    r"guard: in C:\News": (r"in C:\News", None),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), ASS.items(), ids=ASS)
+def test_line_breaks_and_hard_spaces_of_ass_stay(text: str, expected: tuple[str, str | None]) -> None:
+    text = text.removeprefix("guard: ")
+    for document, format in zip(cues(text), FORMATS, strict=True):
+        assert "|".join(blocks(document, format)) == expected[0]
+        assert expected[1] is None or document_with(document, str.upper, format) == document.replace(text, expected[1])
+
+
 def test_a_block_without_punctuation_is_bounded() -> None:
-    assert [len(each.split()) for each in blocks(row(*["word"] * 30))] == [MAX_CUES, MAX_CUES, 30 - 2 * MAX_CUES]
+    assert [len(each.split()) for each in blocks(row(*(f"word{index}" for index in range(30))))] == [
+        MAX_CUES,
+        MAX_CUES,
+        30 - 2 * MAX_CUES,
+    ]
 
 
 def test_lines_of_blocks_are_those_of_the_document() -> None:
