@@ -13,7 +13,7 @@ from ..runs.log import Log, LogKind, parse_line
 from .outputs import DecodedPiece
 from .pieces import Piece
 
-KIND = LogKind("output", version=1)
+KIND = LogKind("output", version=2)
 
 
 class Journal:

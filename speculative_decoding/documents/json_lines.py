@@ -1,4 +1,4 @@
-"""JSON lines: the texts of named fields are blocks, one for each line of a text."""
+"""JSON lines: the texts of named fields are blocks, one for each cell of each line of a text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .tokens import Block, Break, Literal, Part, Point, Text, Token, Write
 
 DEFAULT_FIELDS = ("text",)
 SPACE = re.compile(r"[ \t\n\r]*")
-# A character that is written as an escape, or several that are not
-SPELLED = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|[^\\]+")
+# A character that is written as an escape, or several that are not: white space between two cells, or other text
+SPELLED = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|\s{2,}|(?:[^\\\s]++|\s(?!\s))++")
 ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # a character beyond ASCII
 DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # long numbers would take quadratic time
 
@@ -76,17 +76,18 @@ def skip_space(line: str, position: int) -> int:
 
 
 def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
-    """Yield a block for each line of a text, or one for an ICU message, whose arguments may have several lines."""
+    """Yield a block for each cell of each line of a text, as in plain text, or one for an ICU message."""
     found: list[Token] = [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
-    if any(map(is_line_end, found)) and message_parts("".join(token.text for token in found)):
-        found = [Break(token.raw) if is_line_end(token) else token for token in found]
-    for ends_line, line in groupby(found, is_line_end):
-        tokens = list(line)
-        yield from (Literal(token.raw) for token in tokens) if ends_line else [Block(tokens, number, write)]
+    if message_parts("".join(token.text for token in found)):  # its arguments may have several lines
+        yield Block([Break(token.raw) if ends_cell(token) else token for token in found], number, write)
+        return
+    for is_between, group in groupby(found, ends_cell):
+        tokens = list(group)
+        yield from (Literal(token.raw) for token in tokens) if is_between else [Block(tokens, number, write)]
 
 
-def is_line_end(token: Token) -> bool:
-    return isinstance(token, Text) and token.text in "\r\n"
+def ends_cell(token: Token) -> bool:
+    return token.text in ("\r", "\n", "\t") or (len(token.text) > 1 and token.text.isspace())
 
 
 @lru_cache(1 << 12)  # a text in another script may have escapes only, and takes less memory if they share tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,9 @@ from .messages import Part as MessagePart
 from .options import DocumentOptions
 from .splitting import Span, around_opaque, line_spans, needs_decoding, sentence_spans, without_symbols
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
+
+LETTER = re.compile(r"[^\W\d_]")
+JOINED = 1 << 14  # characters of literals that are joined
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,27 @@ class Piece:
 
 
 def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
-    """Yield the parts of a document: pieces to decode, and literals to copy.
+    """Yield the parts of a document: pieces to decode, and literals to copy. Many literals in a row are joined.
 
     Args:
         lines: The lines of the document, each with its line end.
         options: How to read it.
         language: The ISO code of its language.
     """
+    copied: list[str] = []
+    size = 0
     for part in FORMATS[options.format or "text"].parse(lines, options):
-        yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language)
+        is_copied = part.finding is None if isinstance(part, Literal) else not LETTER.search(part.text)
+        if is_copied:
+            copied.append(part.raw)
+            size += len(part.raw)
+        if copied and (size > JOINED or not is_copied):
+            yield Literal("".join(copied))
+            copied, size = [], 0
+        if not is_copied:
+            yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language)
+    if copied:
+        yield Literal("".join(copied))
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:

@@ -1,7 +1,11 @@
-"""Plain text: each line is a block. If paragraphs are unwrapped, all lines up to a blank line are one block."""
+"""Plain text: each line is a block. If paragraphs are unwrapped, all lines up to a blank line are one block.
+
+The cells of a row are blocks of their own, with the white space between them copied, so that columns stay columns.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from .layout import line_break_text
@@ -10,25 +14,49 @@ from .tokens import Block, Break, Literal, Part, Text, Token
 
 MAX_LINES = 1000  # of a paragraph; a longer one, such as a list of words, is divided into several
 MAX_CHARACTERS = 1 << 20
+CELL_END = re.compile(r"\s{2,}|\t")
+UNWRAPPED_CELL_END = re.compile(r"\s{3,}|\s?\t\s?")  # two spaces may follow a sentence, or justify a line
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     """Yield the parts of a plain text. Memory depends only on the longest line."""
     is_unwrapped = options.unwrap or options.unit == "paragraph"
+    cell_end = UNWRAPPED_CELL_END if is_unwrapped else CELL_END
     paragraph: list[str] = []
     size = number = 0
     for number, line in enumerate(lines, 1):
-        is_full = not is_unwrapped or len(paragraph) == MAX_LINES or size + len(line) > MAX_CHARACTERS
-        if paragraph and (is_full or not line.strip()):
+        text = line.strip()
+        is_row = not is_unwrapped or cell_end.search(text) is not None
+        is_full = len(paragraph) == MAX_LINES or size + len(line) > MAX_CHARACTERS
+        if paragraph and (is_full or is_row or not text):
             yield from parts_of_paragraph(paragraph, number - len(paragraph))
             paragraph, size = [], 0
-        if line.strip():
+        if not text:
+            yield Literal(line)
+        elif is_row:
+            yield from parts_of_row(line, number, cell_end)
+        else:
             paragraph.append(line)
             size += len(line)
-        else:
-            yield Literal(line)
     if paragraph:
         yield from parts_of_paragraph(paragraph, number - len(paragraph) + 1)
+
+
+def parts_of_row(line: str, number: int, cell_end: re.Pattern[str]) -> Iterator[Part]:
+    """Yield a block for each cell of a line, and the white space around it. number: of the line."""
+    before, text, after = divide(line)
+    position = 0
+    yield from [Literal(before)] if before else []
+    for space in cell_end.finditer(text):
+        yield cell(text[position : space.start()], number)
+        yield Literal(space[0])
+        position = space.end()
+    yield cell(text[position:], number)
+    yield from [Literal(after)] if after else []
+
+
+def cell(text: str, number: int) -> Block:
+    return Block([Text(text, text)], number)
 
 
 def parts_of_paragraph(lines: list[str], number: int) -> Iterator[Part]:

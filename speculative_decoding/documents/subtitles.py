@@ -1,7 +1,8 @@
 """Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
 
-Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the
-end of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes, names of speakers, musical notes and brackets around sounds are copied.
+Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the end
+of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes, names
+of speakers, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MIN_WORDS = 3  # at the end of a cue and the start of the next one that are no c
 FIELD = r"[ \t]*+(?:0{1,2}-\d{1,28}|[+-]?\d{1,30})"
 SEPARATOR = r"[:.,;\u3002\uff0c\uff0e\uff1a\uff1b]"
 CLOCK = rf"({FIELD}(?:{SEPARATOR}{FIELD}){{1,3}}+){SEPARATOR}?"
-ARROW = rf"(?:[-=\u2010-\u2015\u2212][ \t]*){{1,3}}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
+ARROW = r"(?:[-=\u2010-\u2015\u2212][ \t]*){1,3}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
 TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.errors import InputError
 from tests.documents.decoders import document_with
 from tests.documents.laws import SMALL, TEXTS, parts_in, require_laws, swapped
@@ -79,3 +80,19 @@ def test_outputs_are_escaped_as_the_line_is(written: str) -> None:
 def test_a_line_without_the_text_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(InputError, match="line 2"):
         parts_in('{"text": "x"}\n' + line + "\n", "jsonl")
+
+
+CELLS = {
+    r"Name\tDescription": ["Name", "Description"],
+    r"Open\t\tthe page": ["Open", "the page"],
+    "Name   The name": ["Name", "The name"],
+    r" \u00e4  B\tc ": ["ä", "B", "c"],
+    r"One two.\nThree\tfour": ["One two.", "Three", "four"],
+}
+
+
+@pytest.mark.parametrize(("text", "cells"), CELLS.items())
+def test_columns_in_a_text_stay_columns(text: str, cells: list[str]) -> None:
+    line = f'{{"text": "{text}"}}\n'
+    assert [part.text.strip() for part in parts_in(line, "jsonl") if isinstance(part, Piece)] == cells
+    assert document_with(line, lambda text: text, "jsonl") == line

@@ -37,7 +37,7 @@ SWAPPED = {
     "empty.txt": b"",
     "c.jsonl": b'{"id": 1, "text": "A \\u00c4 B"}\n',
 }
-PIECES = 5
+PIECES = 6
 RULES = Rules()
 
 
@@ -165,7 +165,7 @@ def test_existing_outputs_are_kept_without_force(folder: Path) -> None:
 def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder: Path) -> None:
     edited = folder / "out" / "a.txt"
     with pytest.raises(KeyboardInterrupt):
-        decode(folder, stop=4)
+        decode(folder, stop=5)
     assert edited.read_bytes() == SWAPPED["a.txt"]
     for content in (b"years of work", SWAPPED["a.txt"]):
         edited.write_bytes(content)

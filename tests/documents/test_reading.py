@@ -66,7 +66,8 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 def test_the_format_is_named_or_that_of_the_suffix() -> None:
     for name, options, expected in [
-        ("a.SRT", {}, "srt"), ("-", {}, "text"), ("a.unknown", {"format": "text"}, "text"), ("a.txt", {"format": "html"}, "html"),
+        ("a.SRT", {}, "srt"), ("-", {}, "text"), ("a.unknown", {"format": "text"}, "text"),
+        ("a.txt", {"format": "html"}, "html"),
     ]:  # fmt: skip
         assert DocumentFile(io.BytesIO(), DocumentOptions(**options), name).format == expected  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pandoc"):
