@@ -1,8 +1,8 @@
 """Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
 
 Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the end
-of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes, names
-of speakers, musical notes and brackets around sounds are copied.
+of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes,
+names of speakers, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
 MAX_CUES = 12  # cues of one block, for texts without punctuation
 MAX_LINES = 8  # of two cues that are compared to find lines that both show, and ...
 MAX_WORDS = 64  # ... words
-SHOWN = 80  # characters of a line in a finding
 MIN_WORDS = 3  # at the end of a cue and the start of the next one that are no coincidence
+SHOWN = 80  # characters of a line in a finding
 
 # Times as any of FFmpeg (spaces, fields below zero), the libraries srt and pysubs2 (separators, arrows) or WebVTT reads
 # them. Tools that shift times write those before zero as -00:00:01,500 or 0-1:59:58,500.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-from .marks import ANY_NUMBER, ENDS_ANYHOW, IN_OUTPUT, KINDS, LETTER, QUANTITY
+from .marks import ANY_NUMBER, ENDS_ANYHOW, ESCAPE, IN_OUTPUT, KINDS, LETTER, QUANTITY
 
-TOKEN = re.compile(rf"{LETTER}+|\S")
+TOKEN = re.compile(rf"\\{ESCAPE}|{LETTER}+|\S")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 OPENING = {")": "(", "]": "[", "}": "{"}
 
@@ -38,33 +39,53 @@ class Required(NamedTuple):
 class Terms:
     """Finds any of many terms in a text: case-sensitively, as whole words, the longest first.
 
-    The time does not depend on how many there are, only on how many lengths those with the same first word have.
+    All are looked for together (Aho and Corasick, 1975), so the time depends only on the lengths of terms and text.
     """
 
     def __init__(self, terms: Iterable[str]) -> None:
-        self._terms = {term.strip() for term in terms} - {""}
-        lengths: defaultdict[str, set[int]] = defaultdict(set)
-        for term in self._terms:
-            lengths[TOKEN.findall(term)[0]].add(len(term))
-        self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
+        self._next: list[dict[str, int]] = [{}]  # of each state: the state after a word, or after the space before one
+        self._size = [0]  # characters of the longest term that ends in a state
+        for term in {term.strip() for term in terms} - {""}:
+            state = 0
+            for symbol in islice(symbols(term), 1, None):
+                state = self._next[state].setdefault(symbol, len(self._next))
+                if state == len(self._next):
+                    self._next.append({})
+                    self._size.append(0)
+            self._size[state] = len(term)
+        self._shorter = [0] * len(self._next)  # the longest other state that ends with the same symbols
+        states = [*self._next[0].values()]
+        for state in states:
+            self._size[state] = self._size[state] or self._size[self._shorter[state]]
+            for symbol, after in self._next[state].items():
+                self._shorter[after] = self._after(self._shorter[state], symbol)
+                states.append(after)
 
-    def find(self, text: str) -> Iterator[Required]:
+    def find(self, text: str) -> Iterable[Required]:
         """Find the terms of a text, in order. None lies within another one."""
-        end = 0
-        for token in TOKEN.finditer(text) if self._terms else ():
-            start = token.start()
-            term = self._at(text, start, token[0])
-            if term and start + len(term) > end:
-                end = start + len(term)
-                yield Required(start, end, term)
+        found: list[Required] = []
+        state = end = 0
+        for symbol in symbols(text) if len(self._next) > 1 else ():
+            state = self._after(state, symbol)
+            end += len(symbol)
+            if size := self._size[state]:
+                while found and found[-1].start >= end - size:
+                    found.pop()
+                found.append(Required(end - size, end, text[end - size : end]))
+        return found
 
-    def _at(self, text: str, start: int, first: str) -> str | None:
-        for length in self._lengths.get(first, ()):
-            end = start + length
-            is_whole = first == "\\" or not is_within_word(text, end)  # the word after an escape follows at once
-            if end <= len(text) and text[start:end] in self._terms and is_whole:
-                return text[start:end]
-        return None
+    def _after(self, state: int, symbol: str) -> int:
+        while state and symbol not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(symbol, 0)
+
+
+def symbols(text: str) -> Iterator[str]:
+    """Yield the white space before each word of a text, which may be empty, and the word."""
+    end = 0
+    for token in TOKEN.finditer(text):
+        yield from (text[end : token.start()], token[0])
+        end = token.end()
 
 
 def is_within_word(text: str, position: int) -> bool:

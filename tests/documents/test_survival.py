@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculative_decoding.documents.marks import KINDS
-from speculative_decoding.documents.survival import lost, must_survive
+from speculative_decoding.documents.survival import Terms, is_within_word, lost, must_survive
 
 TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
 KEPT = {
@@ -190,3 +190,31 @@ def test_thousands_of_terms_cost_little() -> None:
     terms = frozenset(f"term {i} of {i % 97}" for i in range(50_000))
     text = "term 1 of 1, term 2 of 3, " * 4000
     assert Counter(found(text, terms)) == {"term 1 of 1": 4000}
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(st.lists(st.text("ab .京", max_size=6), max_size=8), st.text("aab  .京", max_size=30))
+def test_terms_are_those_of_a_search_at_each_place(terms: list[str], text: str) -> None:
+    """A guard: the longest ones of all that are whole words, whatever they have in common."""
+    stripped = {term.strip() for term in terms} - {""}
+    borders = [at for at in range(len(text) + 1) if not is_within_word(text, at)]
+    all_spans = [(start, end) for start in borders for end in borders if start < end and text[start:end] in stripped]
+    longest = [
+        (start, end)
+        for start, end in all_spans
+        if not any(a <= start and end <= b and (a, b) != (start, end) for a, b in all_spans)
+    ]
+    assert [(span.start, span.end) for span in Terms(terms).find(text)] == sorted(longest)
+
+
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [
+        ([f"foo bar{' bar' * (i % 2)}{'x' * i}" for i in range(6000)], "foo bar " * 40_000),
+        (["a b " * i + "c" for i in range(1, 700)], "a b " * 20_000),
+        (["-" * i for i in range(1, 700)], "- -" * 10_000),
+    ],
+    ids=["lengths of one first word", "a common start", "symbols"],
+)
+def test_terms_with_a_common_start_take_linear_time(terms: list[str], text: str) -> None:
+    assert len([*Terms(terms).find(text)]) <= len(text)
