@@ -462,9 +462,9 @@ cli/flags.py: a link is another file | documents/test_command.py
 runs/places.py: outputs go below a file | speech/test_folders.py
 - if not existing.is_dir():
 + if False:
-documents/output.py: an output that a user has changed is replaced | documents/test_output.py
-- if was_changed and content
-+ if False and content
+runs/places.py: an output that a user has changed is replaced | documents/test_output.py
+- if not replaces and path.exists()
++ if False and path.exists()
 jobs/output.py: the settings of another program are replaced | jobs/test_output.py
 - elif os.path.lexists(beside) and
 + elif False and

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -203,7 +202,7 @@ def memory_writer(
     from ..memory.tmx_writer import writing_tmx
 
     source, target = (language_tag(each) for each in languages if each)
-    return writing_tmx(flags.write_memory, source, target, SEGMENTS[unit])
+    return writing_tmx(flags.write_memory, source, target, SEGMENTS[unit], replaces=flags.force)
 
 
 @dataclass
@@ -256,10 +255,10 @@ class Run:
         started = time.perf_counter()
         done = 0
         decoded = decoder.decode(self.parts())
-        unchanged_since = math.inf if self.journal is None else self.journal.unchanged_since
+        replaces = self.journal is not None and self.journal.force
         may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
         with progress(may_be_bar=may_be_bar) as show:
-            for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, unchanged_since):
+            for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, replaces=replaces):
                 done += len(document.file.encode(part.raw))
                 if piece is not None:
                     self.pieces += 1

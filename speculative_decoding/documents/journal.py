@@ -7,7 +7,6 @@ pieces were finished.
 from __future__ import annotations
 
 import hashlib
-import math
 
 from ..runs.log import Log, LogKind, parse_line
 from .outputs import DecodedPiece
@@ -21,19 +20,14 @@ class Journal:
 
     Args:
         log: The open log, of kind `KIND`, with everything that the outputs depend on.
-        force: Whether to decode again what cannot be continued.
+        force: Whether to decode again what cannot be continued, and to replace existing outputs.
     """
 
     def __init__(self, log: Log, *, force: bool = False) -> None:
         self.log = log
         self._records = log.records(parse_record)
         self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # records by number that were read, but not used yet
-        self._force = force
-
-    @property
-    def unchanged_since(self) -> float:
-        """Since when outputs must not have changed: the end of the run that is continued."""
-        return math.inf if self.log.is_new or self._force else self.log.ended
+        self.force = force
 
     def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
         """Return the recorded output of a piece, or None if it must be decoded. The numbers must ascend.
@@ -45,7 +39,7 @@ class Journal:
         """
         wanted = digest(piece)
         while (found := self._ahead.get(number)) is None or found[0] != wanted:
-            if found is not None and not self._force:
+            if found is not None and not self.force:
                 problem = f"{name} has changed since the interrupted run (line {piece.line})"
                 raise KIND.refusal(problem, option="files")
             record = next(self._records, None)

@@ -6,8 +6,6 @@ when the document is complete.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..errors import InputError
-from ..runs.places import content_hash, new_file, not_replaced
+from ..runs.places import new_file
 from .decoder import Decoded
 from .findings import Finding
 from .formats import FORMATS
@@ -70,11 +68,11 @@ class Document:
 
 
 def write_documents(
-    documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, unchanged_since: float = math.inf
+    documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, *, replaces: bool = False
 ) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
     """Write the decoded parts of documents, each followed by `END`. Yields each part after it was written.
 
-    unchanged_since: When an interrupted run ended. A file that was changed later is not replaced by another content.
+    replaces: Whether existing files with another content are replaced.
 
     Raises:
         InputError: A file cannot be written. No part of it is left.
@@ -83,7 +81,7 @@ def write_documents(
     for document in documents:
         findings = DocumentFindings()
         renderer = Renderer()
-        with opened(document.output, write_to_stdout, unchanged_since) as write:
+        with opened(document.output, write_to_stdout, replaces) as write:
             write(document.file.preamble)
             for part, piece in takewhile(lambda each: each[0] is not END, stream):
                 write(document.file.encode(renderer.add(part, piece)))
@@ -93,20 +91,10 @@ def write_documents(
 
 
 @contextmanager
-def opened(path: Path | None, write_to_stdout: Write, unchanged_since: float) -> Iterator[Write]:
+def opened(path: Path | None, write_to_stdout: Write, replaces: bool) -> Iterator[Write]:
     """Yield a function that writes to a new file, or to standard output. See `write_documents`."""
     if path is None:
         yield write_to_stdout
         return
-    path = path.resolve()  # so that a link stays one
-    digest = hashlib.sha256()
-    with new_file(path, "output", WAY_OUT) as write_to_file:
-
-        def write(content: bytes) -> None:
-            digest.update(content)
-            write_to_file(content)
-
+    with new_file(path.resolve(), "output", WAY_OUT, replaces=replaces) as write:  # resolved, so that a link stays one
         yield write
-        was_changed = path.exists() and path.stat().st_mtime > unchanged_since
-        if was_changed and content_hash(path) != digest.hexdigest():
-            raise not_replaced(path, "was changed after the interrupted run", "output")

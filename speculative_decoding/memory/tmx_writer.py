@@ -30,7 +30,7 @@ END = "</body>\n</tmx>\n"
 
 @contextmanager
 def writing_tmx(
-    path: Path, source_language: str, target_language: str, segment: str = "sentence"
+    path: Path, source_language: str, target_language: str, segment: str = "sentence", *, replaces: bool = True
 ) -> Iterator[Callable[[str, str], None]]:
     """Yield a function that adds a pair of texts. The file appears when the block ends without an error.
 
@@ -38,17 +38,18 @@ def writing_tmx(
     `tmx.py` does when it reads a file.
 
     Args:
-        path: The file, which is replaced.
+        path: The file.
         source_language: The language of the sources, as xml:lang names it; see `language_tag`.
         target_language: The language of the targets.
         segment: What the texts are: "sentence", "paragraph" or "block".
+        replaces: Whether an existing file with another content is replaced.
 
     Raises:
         InputError: The file cannot be written.
     """
     languages = {"source": quoteattr(source_language), "target": quoteattr(target_language)}
     header = HEADER.format(version=quoteattr(__version__), segment=quoteattr(segment), source=languages["source"])
-    with new_file(path, "write_memory", "name another file") as write:
+    with new_file(path, "write_memory", "name another file", replaces=replaces) as write:
         write(header.encode())
 
         def add(source: str, target: str) -> None:

@@ -87,15 +87,12 @@ class Log:
     Attributes:
         path: The file.
         is_new: Whether there is no earlier run to continue.
-        ended: When the earlier run ended.
         settings: What all records depend on. "exact" and "comparison" may be added to those of a new log.
     """
 
     def __init__(self, path: Path, kind: LogKind, reader: BufferedReader, file: FileIO) -> None:
-        status = os.fstat(file.fileno())
         self.path = path
-        self.is_new = status.st_size == 0
-        self.ended = status.st_mtime
+        self.is_new = os.fstat(file.fileno()).st_size == 0
         self.settings: dict[str, Any] = {}
         self._kind = kind
         self._reader = reader

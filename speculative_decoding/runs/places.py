@@ -20,19 +20,21 @@ from ..errors import InputError, Name, Words, writing
 
 
 @contextmanager
-def new_file(path: Path, option: str, way_out: Words) -> Iterator[Callable[[bytes], None]]:
+def new_file(path: Path, option: str, way_out: Words, *, replaces: bool = True) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that writes to a new file, which becomes `path` when the block ends without an error.
 
     Its folder is created if needed, and what a killed process has left is removed.
 
     Args:
-        path: The file. An existing one is replaced.
+        path: The file.
         option: The option that names it, for messages.
         way_out: What to do if it cannot be written.
+        replaces: Whether an existing file with another content is replaced.
 
     Raises:
-        InputError: It cannot be written. No part of it is left.
+        InputError: It cannot be written, or would replace another content. No part of it is left.
     """
+    digest = hashlib.sha256()
     with ExitStack() as stack:
         with writing(Name(option), path, way_out):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,10 +42,13 @@ def new_file(path: Path, option: str, way_out: Words) -> Iterator[Callable[[byte
             file = stack.enter_context(atomic_file(path))
 
         def write(content: bytes) -> None:
+            digest.update(content)
             with writing(Name(option), path, way_out):
                 file.write(content)
 
         yield write
+        if not replaces and path.exists() and content_hash(path) != digest.hexdigest():
+            raise not_replaced(path, "already exists with another content", option)
         with writing(Name(option), path, way_out):
             stack.close()
 

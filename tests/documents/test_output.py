@@ -162,19 +162,21 @@ def test_existing_outputs_are_kept_without_force(folder: Path) -> None:
     assert decode(folder, force=True) == PIECES and outputs(folder) == SWAPPED
 
 
-def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder: Path) -> None:
+@pytest.mark.parametrize("clock", [-(10**8), 0, 5, 10**8])
+def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder: Path, clock: int) -> None:
+    """Whatever the clocks say. clock: seconds by which the journal seems to be newer."""
     edited = folder / "out" / "a.txt"
     with pytest.raises(KeyboardInterrupt):
         decode(folder, stop=5)
     assert edited.read_bytes() == SWAPPED["a.txt"]
     for content in (b"years of work", SWAPPED["a.txt"]):
         edited.write_bytes(content)
-        later = (folder / "out" / ".documents.journal").stat().st_mtime + 5
-        os.utime(edited, (later, later))
+        later = edited.stat().st_mtime + clock
+        os.utime(folder / "out" / ".documents.journal", (later, later))
         if content != SWAPPED["a.txt"]:
             with pytest.raises(
                 InputError,
-                match="a.txt was changed after the interrupted run; move it, name another",
+                match="a.txt already exists with another content; move it, name another",
             ):
                 decode(folder)
             assert edited.read_bytes() == content

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative_decoding import InputError
 from speculative_decoding.memory import TranslationMemory
 from speculative_decoding.memory.tmx_writer import NOT_XML, writing_tmx
 from tests.memory.test_tmx import pairs_of
@@ -60,3 +61,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.tmx"]
     assert pairs_of(written(path, [("new", "neu")])) == [("new", "neu")]
+
+
+def test_another_content_is_replaced_only_if_asked(tmp_path: Path) -> None:
+    path = tmp_path / "memory.tmx"
+    for content, replaces in (("A", False), ("A", False), ("B", True)):
+        with writing_tmx(path, "en", "de", replaces=replaces) as add:
+            add(content, content)
+    before = path.read_bytes()
+    with (
+        pytest.raises(InputError, match="write_memory: .*memory.tmx already exists with another content; move it"),
+        writing_tmx(path, "en", "de", replaces=False) as add,
+    ):
+        add("C", "C")
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
