@@ -11,16 +11,15 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from ..rows.parts import Output
-from .findings import COPIED, CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SPLIT, Finding
+from .findings import CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SHOWN, SPLIT, Finding
 from .fragile import fragile_parts, lost_parts, lost_references, spans_around
 from .loops import loop_in
 from .outputs import DecodedPiece, DecodedText
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
-from .splitting import Span, fitting_spans, is_language
+from .splitting import Span, fitting_spans
 from .survival import lost_numbers
 
-SHOWN = 40  # characters of a source in a finding
 LINE_ENDS = re.compile(r"[\r\n]+")
 
 
@@ -44,11 +43,8 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`.
 
     If something that must survive is lost, the parts of the piece around it are decoded, and it is copied between them.
-    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost. A piece
-    that is no language is copied.
+    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost.
     """
-    if not is_language(piece.text):
-        return DecodedPiece(piece.text, [], [], [Finding(piece.line, COPIED, piece.text[:SHOWN])])
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
     findings = []

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..errors import one_line
 
+SHOWN = 40  # characters of a source
 MAX_LINES = 20  # of each kind in a report
 
 MARKUP = "markup"  # inline markup that was dropped, because its place in the output was not found

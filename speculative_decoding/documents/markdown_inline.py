@@ -18,6 +18,7 @@ from markdown_it.token import Token as Event
 from ..errors import InputError, Name
 from .layout import line_break_text
 from .markdown_writing import writers_of
+from .marks import KINDS
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: start and end
@@ -29,6 +30,7 @@ MARKS = "\n!&*<[\\]_`~"
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
 MARKER = re.compile(rf"\n{CONTAINER}")
 FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{{1,100}}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
+FORMULA = KINDS["formula"][1]
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
 TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
@@ -113,6 +115,7 @@ def inline_parser() -> MarkdownIt:
     for name, rule in WHOLE.items():
         parser.inline.ruler.at(name, as_one(rule, name))
     parser.inline.ruler.before("newline", "marker", as_one(marker, "marker"))
+    parser.inline.ruler.before("escape", "formula", as_one(formula, "formula"))
     parser.inline.ruler.before("link", "footnote", as_one(footnote, "footnote"))
     parser.inline.ruler.before("html_inline", "comment", as_one(comment, "html_inline"))
     return parser
@@ -147,6 +150,13 @@ def as_one(rule: Any, name: str) -> Any:
 def marker(state: StateInline, silent: bool) -> bool:
     pattern = FIRST_MARKER if state.pos == 0 else MARKER
     if state.src[state.pos] not in "[:\n" or state.level or not (found := pattern.match(state.src, state.pos)):
+        return False
+    state.pos = found.end()
+    return True
+
+
+def formula(state: StateInline, silent: bool) -> bool:
+    if state.src[state.pos] not in "$\\" or not (found := FORMULA.match(state.src, state.pos, state.posMax)):
         return False
     state.pos = found.end()
     return True
@@ -222,6 +232,8 @@ class Inline:
                 self.parts.append(Point(raw) if event.content in "\t\n\r" else Text(event.content, raw))
             case "code_inline":
                 self.parts.append(kept(event.content, raw))
+            case "formula":
+                self.parts.append(Kept(raw, raw))
             case "autolink":
                 self.parts.append(Kept(raw[1:-1], raw))
             case "image" | "footnote":

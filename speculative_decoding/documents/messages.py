@@ -14,7 +14,7 @@ COMPLEX = re.compile(r"\{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,", 
 HEAD = re.compile(r"\{\s*[\w.-]+\s*(?:,\s*(\w+)\s*(,)?)?\s*")  # "{name", "{name, number", "{name, plural,"
 OFFSET = re.compile(r"\s*offset\s*:\s*-?[\d.]+\s*")
 SELECTOR = re.compile(r"\s*(?:=-?[\d.]+|[^\s{}=:,']+)\s*\{")
-SIMPLE_END = re.compile(r"(?:[^{}']|'[^']*')*\}")  # of an argument with a style, such as "{0, date, yyyy-MM-dd}"
+STYLE = re.compile(r"(?:[^{}']|'[^']*')*+([{}])")  # up to a brace, as in "{0, date, yyyy-MM-dd}"
 BRANCH_END = re.compile(r"\}\s*")
 MAY_QUOTE = re.compile("'(?=['{}#]|$)")
 PLURALS = frozenset(["plural", "selectordinal"])
@@ -65,7 +65,7 @@ class Reader:
             start = self.position
             match text[start]:
                 case "{":
-                    yield from self.argument(special, depth)
+                    yield from self.argument(depth)
                 case "}" if depth:
                     return
                 case "'":
@@ -93,20 +93,19 @@ class Reader:
         self.position = len(text) if end < 0 else end + 1
         return Part(QUOTED, start, self.position)
 
-    def argument(self, special: frozenset[str], depth: int) -> Iterator[Part]:
+    def argument(self, depth: int) -> Iterator[Part]:
         """Yield the parts of an argument. One without branches is text, which must survive as other placeholders do."""
-        start = self.position
+        start = argument = self.position
         head = self.match(HEAD)
         kind = (head[1] or "").lower()
         if kind not in {*PLURALS, "select"} or head[2] is None:
-            self.match(SIMPLE_END)
+            self.end_of_style(has_style=head[1] is not None)
             yield Part(TEXT, start, self.position)
             return
-        if kind in PLURALS:
-            special |= {"#"}
-            if offset := OFFSET.match(self.text, self.position):
-                self.position = offset.end()
-        while not self.text.startswith("}", self.position):
+        special = frozenset("{}#" if kind in PLURALS else "{}")
+        if kind in PLURALS and (offset := OFFSET.match(self.text, self.position)):
+            self.position = offset.end()
+        while start == argument or not self.text.startswith("}", self.position):
             self.match(SELECTOR)
             yield Part(SYNTAX, start, self.position)
             yield from self.message(special, depth + 1)
@@ -114,6 +113,13 @@ class Reader:
             self.match(BRANCH_END)
         self.position += 1
         yield Part(SYNTAX, start, self.position)
+
+    def end_of_style(self, *, has_style: bool) -> None:
+        """Go on after the brace that ends an argument without branches. has_style: whether there is more before it."""
+        depth = 1
+        while depth:
+            brace = self.match(STYLE if has_style else BRANCH_END)[0][-1:]
+            depth += 1 if brace == "{" else -1
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
         found = pattern.match(self.text, self.position)

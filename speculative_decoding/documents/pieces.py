@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from .findings import COPIED, SHOWN, Finding
 from .formats import FORMATS
 from .messages import APOSTROPHE, NUMBER, QUOTED, SYNTAX, message_parts, unquoted, write_message
 from .messages import Part as MessagePart
 from .options import DocumentOptions
-from .splitting import Span, around_opaque, line_spans, needs_decoding, sentence_spans, without_symbols
+from .splitting import Span, around_opaque, is_language, line_spans, needs_decoding, sentence_spans, without_symbols
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 LETTER = re.compile(r"[^\W\d_]")
@@ -113,7 +114,7 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into its sentences or lines, or make one piece of it. Pieces without words become literals.
+    """Divide a block into its sentences or lines, or make one piece of it. What is not language becomes literals.
 
     Each text of an ICU message is divided for itself, and its syntax becomes literals.
     """
@@ -123,7 +124,7 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
     text = block.text
     units = (span for area in areas for span in unit_spans(block, area, unit, language))
     spans = [without_symbols(text, span) for span in around_opaque(text_without_kept(block.tokens), units)]
-    found = [each if has_words(each) else Literal(each.raw, ends_block=False) for each in divide(block, spans)]
+    found = [copied_unless_language(each) for each in divide(block, spans)]
     for number, each in enumerate(found, 1):
         yield replace(each, ends_block=number == len(found))
 
@@ -165,8 +166,16 @@ def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block,
     return replace(block, tokens=[*tokens, *segments[-1]], write=lambda text: write(write_message(text))), texts
 
 
-def has_words(part: Piece | Literal) -> bool:
-    return isinstance(part, Piece) and needs_decoding(text_without_kept(part.tokens, ""))
+def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
+    """Return a literal for a piece without words, and one with a finding for a piece that does not read as language."""
+    if isinstance(part, Literal):
+        return part
+    text = text_without_kept(part.tokens, "")
+    if not needs_decoding(text):
+        return Literal(part.raw, ends_block=False)
+    if not is_language(text):
+        return Literal(part.raw, ends_block=False, finding=Finding(part.line, COPIED, part.text[:SHOWN]))
+    return part
 
 
 def text_without_kept(tokens: Iterable[Token], instead: str = "\ufffc") -> str:

@@ -118,12 +118,13 @@ def needs_decoding(text: str) -> bool:
 
 def is_language(text: str) -> bool:
     """Return whether a text reads as words of a language, apart from what must survive, not as base64 or code."""
-    if len(text) < JUDGED and not FORMULA.search(text):
+    is_formula = FORMULA.search(text) is not None
+    if not is_formula and (len(text) < JUDGED or not (CODE.search(text) or OPAQUE.search(text))):
         return True
     spans = [(span.start, span.end) for span in must_survive(text, ())]
     runs = " ".join(text[start:end] for start, end in gaps(spans, len(text))).split()
     words = [run for run in runs if is_word(run)]
-    if FORMULA.search(text) and all(map(VARIABLE.fullmatch, (word.strip(AROUND_WORD) for word in words))):
+    if is_formula and all(map(VARIABLE.fullmatch, (word.strip(AROUND_WORD) for word in words))):
         return False
     size = sum(map(len, runs))
     return size < JUDGED or sum(map(len, words)) >= LANGUAGE * size
