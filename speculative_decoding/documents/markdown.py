@@ -2,7 +2,7 @@
 
 The text of paragraphs, headings and cells is decoded. markdown-it-py finds the blocks, and this module where their text
 lies in the document, after the markup of lists and quotes. All else is copied: code, HTML blocks, link reference
-definitions, and the markup around the text of a block.
+definitions, formulas, and the markup around the text of a block.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock, reference
 from markdown_it.token import Token as Event
 
+from .markdown_blocks import TITLE, add_rules
 from .markdown_inline import Content, Span, inline_parts
 from .options import DocumentOptions
 from .tokens import Literal, Part
@@ -57,6 +58,7 @@ def block_parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"maxNesting": DEEPEST + 10}).enable("table")
     parser.block.ruler.at("reference", definition)
     parser.block.ruler.before("table", "too_deep", too_deep)
+    add_rules(parser)
     return parser
 
 
@@ -103,6 +105,10 @@ class Outline(StateBlock):
     def _note(self, inline: Event, tag: str) -> None:
         assert inline.map is not None
         first, last = inline.map
+        if tag == TITLE:
+            start = inline.meta["start"]
+            self._noted.extend([first + 1, LINES, 1, start, start + len(inline.content)])
+            return
         if tag in ("td", "th"):
             if (cell := self._cell(inline)) is not None:
                 self._noted.extend([first + 1, CELL, 1, *cell])

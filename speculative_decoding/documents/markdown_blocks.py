@@ -1,0 +1,151 @@
+"""Blocks of Markdown's dialects as rules of markdown-it-py: titles of admonitions, tabs and callouts, and formulas.
+
+The title is decoded, the rest of its line copied, and the content read as Markdown. Formulas are copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
+from markdown_it.rules_block import StateBlock
+
+TITLE = "title"  # the tag of an event whose content is a title, and whose meta has its place as "start"
+INDENT = 4  # columns of the content of an admonition or a tab
+NAMES = r"[\w-]++(?:[ \t]++[\w-]++)*+"
+ATTRIBUTES = r"\{[^{}]*\}"
+# MkDocs: !!! note inline "Title"; ??? tip; ???+ "Title"; === "Tab". Without a title, content must follow
+INDENTED = re.compile(
+    rf'(?:!{{3}}|\?{{3}}\+?+)[ \t]*+(?=\S)(?:{NAMES})?(?:(?:(?<=[ \t])|[ \t]+)"(?P<title>.*)")?[ \t]*\Z'
+    r'|={3}[+!]{0,2}[ \t]+"(?P<tab>.*)"[ \t]*\Z'
+)
+# MyST's directives in braces that have a title; others have a file or a language there
+DIRECTIVES = (
+    "admonition|attention|card|caution|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic"
+    "|warning"
+)
+# Docusaurus: :::note[Title]{#id}; VitePress: ::: tip Title; MyST: :::{note} Title; Pandoc: ::: {.note}; ::: note :::
+COLONS = re.compile(
+    rf":{{3,}}[ \t]*(?:(?:[A-Za-z][\w.-]*|\{{(?:{DIRECTIVES})\}})(?:\[(?P<label>.*)\])?(?:{ATTRIBUTES})?"
+    rf"(?:[ \t]+(?P<title>[^\s:{{=](?:(?!\w=)[^{{}}])*(?<![\s:])))?)?[ \t]*(?:{ATTRIBUTES}[ \t]*)?:*[ \t]*\Z"
+)
+# PyMdown: /// note | Title
+SLASHES = re.compile(r"/{3,}[ \t]*(?:[\w-]+[ \t]*(?:\|[ \t]*(?P<title>.*(?<![ \t])))?)?[ \t]*\Z")
+# GitHub, Obsidian: > [!NOTE]- Title
+CALLOUT = re.compile(r"\[![\w-]+(?:[ |][^\[\]]*)?\][+-]?(?![\[(])[ \t]*(?P<title>.*(?<![ \t]))?[ \t]*\Z")
+CONTAINERS = {"!": INDENTED, "?": INDENTED, "=": INDENTED, ":": COLONS, "/": SLASHES, "[": CALLOUT}
+
+# Formulas: the closing of each opening
+ENVIRONMENT = re.compile(r"\\begin\{([A-Za-z]{1,40}\*?)\}")
+FORMULA_END = re.compile(r"[ \t]*+(?:[.,;]|\([\w:.-]{1,60}\)|\{[^{}]{0,200}\})*+[ \t]*\Z")  # (1), {#eq:a}
+MATHEMATICAL = re.compile(r"[\\^_=+<>{}]")
+
+
+def add_rules(parser: MarkdownIt) -> None:
+    """Add the rules to a parser. Its state's `push` must note titles."""
+    ends: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    parser.block.ruler.before("table", "title", title, ends)
+    parser.block.ruler.before("table", "formula", formula, ends)
+
+
+def line_of(state: StateBlock, line: int) -> str:
+    return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]]
+
+
+def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A rule for the first line of a container, and for the content of an indented one."""
+    text = line_of(state, start)
+    pattern = CONTAINERS.get(text[:1])
+    if pattern is None or state.is_code_block(start) or not (found := pattern.match(text)):
+        return False
+    group = next((name for name, value in found.groupdict().items() if value), None)
+    content_end = indented_end(state, start + 1, end) if pattern is INDENTED else start + 1
+    if (pattern is INDENTED and group is None and content_end == start + 1) or (
+        pattern is CALLOUT and state.parentType != "blockquote"
+    ):
+        return False
+    if silent:
+        return True
+    if group is not None:
+        event = state.push("inline", "", 0)
+        event.content = found[group]
+        event.map = [start, start + 1]
+        event.meta["start"] = state.bMarks[start] + state.tShift[start] + found.start(group)
+        state.push("title_close", TITLE, 0)
+    if pattern is INDENTED:
+        read_indented(state, start + 1, content_end)
+    state.line = content_end
+    return True
+
+
+def indented_end(state: StateBlock, start: int, end: int) -> int:
+    """Return the line after the last one that is indented."""
+    last = start
+    for line in range(start, end):
+        if not state.isEmpty(line):
+            if state.sCount[line] < state.blkIndent + INDENT:
+                break
+            last = line + 1
+    return last
+
+
+def read_indented(state: StateBlock, start: int, end: int) -> None:
+    """Read the content of an indented container."""
+    before = state.parentType, state.lineMax, state.blkIndent
+    state.parentType, state.lineMax, state.blkIndent = "admonition", end, state.blkIndent + INDENT
+    state.push("container_open", "div", 1)
+    state.md.block.tokenize(state, start, end)
+    state.push("container_close", "div", -1)
+    state.parentType, state.lineMax, state.blkIndent = before
+
+
+def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    r"""A rule for formulas in $$, in \[ and \], and in LaTeX environments. Text after one is read as Markdown."""
+    text = line_of(state, start)
+    if text[:1] not in ("$", "\\") or state.is_code_block(start) or not (found := formula_end(state, start, end)):
+        return False
+    line, position = found
+    if not silent and FORMULA_END.match(state.src[position : state.eMarks[line]]):
+        state.line = line + 1
+    elif not silent:
+        state.bMarks[line], state.tShift[line], state.sCount[line] = position, 0, state.blkIndent
+        state.line = line
+    return True
+
+
+def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | None:
+    """Return the line and the place in the document at which the formula ends that begins a line, if one does."""
+    text = line_of(state, start)
+    if text.startswith("$$"):
+        marks, size = re.compile(r"\$\$"), 2
+    elif re.match(r"\\\[(?:\s|$)", text):
+        marks, size = re.compile(r"\\\]"), 2
+    elif found := ENVIRONMENT.match(text):
+        marks, size = re.compile(rf"\\(?:(?P<opening>begin)|end)\{{{re.escape(found[1])}\}}"), found.end()
+    else:
+        return None
+    unclosed = state.env.setdefault("unclosed", set())
+    if (marks, end) in unclosed:  # a search from each line would take quadratic time
+        return None
+    depth, is_mathematical = 1, text[1] != "["
+    for line, each, place in lines_from(state, start, end, size):
+        for mark in marks.finditer(each):
+            depth += 1 if mark.lastgroup else -1
+            if depth == 0:
+                is_mathematical |= MATHEMATICAL.search(each, 0, mark.start()) is not None
+                is_alone = line > start or FORMULA_END.match(each, mark.end()) is not None
+                return (line, place + mark.end()) if is_mathematical and is_alone else None
+        is_mathematical |= MATHEMATICAL.search(each) is not None
+    unclosed.add((marks, end))
+    return None
+
+
+def lines_from(state: StateBlock, start: int, end: int, size: int) -> Iterator[tuple[int, str, int]]:
+    """Yield each line of the container with its text and its place. size: characters of the first one to leave out."""
+    for line in range(start, end):
+        if line > start and state.sCount[line] < state.blkIndent and not state.isEmpty(line):
+            return
+        place = state.bMarks[line] + state.tShift[line] + (size if line == start else 0)
+        yield line, state.src[place : state.eMarks[line]], place
