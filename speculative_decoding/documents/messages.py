@@ -16,16 +16,16 @@ OFFSET = re.compile(r"\s*offset\s*:\s*-?[\d.]+\s*")
 SELECTOR = re.compile(r"\s*(?:=-?[\d.]+|[^\s{}=:,']+)\s*\{")
 STYLE = re.compile(r"(?:[^{}']|'[^']*')*+([{}])")  # up to a brace, as in "{0, date, yyyy-MM-dd}"
 BRANCH_END = re.compile(r"\}\s*")
-MAY_QUOTE = re.compile("'(?=['{}#]|$)")
+UNSAFE = re.compile(r"(?P<braces>'*+[{}]['{}]*)|'(?=[#']|$)")
 PLURALS = frozenset(["plural", "selectordinal"])
 PLAIN = re.compile(r"[^{}'#]+")
 DEEPEST = 20  # arguments within each other; a deeper message is none
 
-TEXT, SYNTAX, APOSTROPHE, QUOTED, NUMBER = "text", "syntax", "apostrophe", "quoted", "number"
+TEXT, SYNTAX, ARGUMENT, APOSTROPHE, QUOTED = "text", "syntax", "argument", "apostrophe", "quoted"
 
 
 class Part(NamedTuple):
-    """A part of a message. kind: one of the constants above. The number of a plural is its "#"."""
+    """A part of a message. kind: one of the constants above. The "#" of a plural is an argument."""
 
     kind: str
     start: int
@@ -72,7 +72,7 @@ class Reader:
                     yield self.apostrophe(special)
                 case "#" if "#" in special:
                     self.position += 1
-                    yield Part(NUMBER, start, self.position)
+                    yield Part(ARGUMENT, start, self.position)
                 case _:
                     plain = PLAIN.match(text, start)
                     self.position = plain.end() if plain else start + 1
@@ -94,13 +94,13 @@ class Reader:
         return Part(QUOTED, start, self.position)
 
     def argument(self, depth: int) -> Iterator[Part]:
-        """Yield the parts of an argument. One without branches is text, which must survive as other placeholders do."""
+        """Yield the parts of an argument. One without branches is a single part."""
         start = argument = self.position
         head = self.match(HEAD)
         kind = (head[1] or "").lower()
         if kind not in {*PLURALS, "select"} or head[2] is None:
             self.end_of_style(has_style=head[1] is not None)
-            yield Part(TEXT, start, self.position)
+            yield Part(ARGUMENT, start, self.position)
             return
         special = frozenset("{}#" if kind in PLURALS else "{}")
         if kind in PLURALS and (offset := OFFSET.match(self.text, self.position)):
@@ -130,10 +130,15 @@ class Reader:
 
 
 def unquoted(text: str) -> str:
-    """Return what a quotation stands for. A "#" stands for itself."""
+    """Return what a quotation stands for."""
     return text.strip("'").replace("''", "'")
 
 
 def write_message(text: str) -> str:
-    """Return how a message writes a text: with two apostrophes where one would begin a quotation."""
-    return MAY_QUOTE.sub("''", text)
+    """Return how a message writes a text without arguments: braces in a quotation, and otherwise two apostrophes."""
+    return UNSAFE.sub(quoted, text)
+
+
+def quoted(match: re.Match[str]) -> str:
+    doubled = match[0].replace("'", "''")
+    return f"'{doubled}'" if match["braces"] else doubled

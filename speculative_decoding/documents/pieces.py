@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from .findings import COPIED, SHOWN, Finding
 from .formats import FORMATS
-from .messages import APOSTROPHE, NUMBER, QUOTED, SYNTAX, message_parts, unquoted, write_message
+from .messages import APOSTROPHE, ARGUMENT, QUOTED, SYNTAX, message_parts, unquoted, write_message
 from .messages import Part as MessagePart
 from .options import DocumentOptions
 from .splitting import Span, around_opaque, is_language, line_spans, needs_decoding, sentence_spans, without_symbols
@@ -154,8 +154,10 @@ def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block,
         text, raw = block.text[part.start : part.end], "".join(token.raw for token in own)
         if part.kind == APOSTROPHE:
             own = [Text("'", raw)]
-        elif part.kind in (QUOTED, NUMBER):
+        elif part.kind == QUOTED:
             own = [Kept(unquoted(text), raw)]
+        elif part.kind == ARGUMENT:
+            own = [Kept(text, raw)]
         end = position + sum(len(token.text) for token in own)
         if part.kind != SYNTAX:
             start = texts.pop()[0] if texts and texts[-1][1] == position else position

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from .marks import ANY_NUMBER, ENDS_ANYHOW, ESCAPE, IN_OUTPUT, KINDS, LETTER, QUANTITY
+from .marks import ACCESS_KEY, ANY_NUMBER, ENDS_ANYHOW, ESCAPE, IN_OUTPUT, KINDS, LETTER, QUANTITY
 
-TOKEN = re.compile(rf"\\{ESCAPE}|{LETTER}+|\S")
+TOKEN = re.compile(rf"\\{ESCAPE}|{ACCESS_KEY}|{LETTER}+|\S")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 OPENING = {")": "(", "]": "[", "}": "{"}
 
@@ -170,17 +170,19 @@ def in_ascii(text: str) -> str:
 
 def lost_numbers(source: str, output: str) -> list[str]:
     """Return the numbers that an output lacks, in order. A date or a time may be written with other separators."""
-    left = Counter(value(match[0]) for match in ANY_NUMBER.finditer(output))
+    left: defaultdict[str, list[str]] = defaultdict(list)
+    for match in ANY_NUMBER.finditer(output):
+        left[value(match[0])].append(match[0])
     missing = []
     for match in ANY_NUMBER.finditer(source):
-        key = value(match[0])
-        left[key] -= 1
-        if left[key] < 0:
+        if same := left[value(match[0])]:
+            same.pop()
+        else:
             missing.append(match[0])
-    groups = Counter(group for number, count in left.items() for group in parts_of_number(number) * max(count, 0))
+    groups = Counter(group for numbers in left.values() for number in numbers for group in digit_groups(number))
     found = []
     for number in missing:
-        own = Counter(parts_of_number(number))
+        own = Counter(digit_groups(number))
         if own <= groups:
             groups -= own
         else:
@@ -188,5 +190,5 @@ def lost_numbers(source: str, output: str) -> list[str]:
     return found
 
 
-def parts_of_number(number: str) -> list[str]:
-    return [str(int(group)) for group in re.findall(r"\d+", in_ascii(number))]
+def digit_groups(number: str) -> list[int]:
+    return [int(group) for group in re.findall(r"\d+", number)]

@@ -71,7 +71,7 @@ ROWS = {
     "Open the page\t\tSave the file": ["Open the page", "Save the file"],
     "\tOpen the page\t12\tnow\t": ["Open the page", "now"],
     "Name:   The name of the element": ["Name:", "The name of the element"],
-    "-o  write the output": ["-o", "write the output"],
+    "-o  write the output": ["write the output"],
     "Open \t the page": ["Open", "the page"],
     "1.\tOpen the page. Close it.": ["Open the page.", "Close it."],
     "名前\u3000\u3000説明": ["名前", "説明"],
