@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 MAX_CHARACTERS = 1000
+MAX_MISSPELT = 80  # characters of a name
 PACKAGE = os.path.dirname(__file__) + os.sep
 
 
@@ -103,6 +105,14 @@ def one_line(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def similar_names(name: str, known: Collection[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that `name` may misspell, best first.
+
+    A long text misspells none: comparing it would take seconds. cutoff: the lowest similarity, from 0 to 1.
+    """
+    return get_close_matches(name, known, count, cutoff) if len(name) <= MAX_MISSPELT else []  # type: ignore[type-var]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.text import Text as Line
 
 from ..decoding.prompt import check_languages, check_token_ids
 from ..drafters import with_default_drafter
-from ..errors import InputError, Name, written
+from ..errors import InputError, Name, similar_names, written
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
@@ -191,7 +190,7 @@ def find(name: str) -> Command:
         return COMMANDS[name]
     words = [command.removeprefix("/") for command in COMMANDS]
     word = name.removeprefix("/")
-    similar = [each for each in words if word and each.startswith(word)] or get_close_matches(word, words, 1, 0.7)
+    similar = [each for each in words if word and each.startswith(word)] or similar_names(word, words, 1, 0.7)
     hint = f"did you mean /{similar[0]}?" if similar else "/help lists all commands"
     raise InputError(f"{name}: unknown command; {hint} (to start a prompt with /, type //)")
 

@@ -11,12 +11,11 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import InputError, Name, one_line
+from ..errors import InputError, Name, one_line, similar_names
 from ..sampling.options import OTHER_NAMES, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
@@ -80,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         known = {each.strip("-"): each for each in self._option_string_actions}
         name = given.strip("-").replace("-", "_")
         same = [flag(each).strip("-") for each in (name, *OTHER_NAMES.get(name, ()))]
-        meant = [each for each in same if each in known] or get_close_matches(given.strip("-"), known, 1, 0.7)
+        meant = [each for each in same if each in known] or similar_names(given.strip("-"), known, 1, 0.7)
         hint = f"; did you mean {known[meant[0]]}?" if meant else ""
         return f"{one_line(given[:60])}: unknown option{hint}"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
-from ..errors import InputError
+from ..errors import InputError, similar_names
 from ..rooms import has_room, require_room
 from ..version import __version__
 from . import common
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return 0
-    if similar := get_close_matches(name, commands, 1):
+    if similar := similar_names(name, commands, 1):
         common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {similar[0]}?")
     else:  # the argument may be a prompt, so it is not printed
         common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(commands)}; for a prompt, generate")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
 from ..drafters.base import TEXT, Followable, RequestView
-from ..errors import InputError
+from ..errors import InputError, similar_names
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source, TextTokens
 from ..models.base import EncoderDecoder
@@ -163,7 +162,7 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
         return languages[language]
     if not languages:
         raise InputError(f"{short_repr(language)} has no effect: this model has no languages", name, "leave it out")
-    nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
+    nearest = similar_names(language.lower(), [each.lower() for each in languages], 3, 0.5)
     meant = " or ".join(each for each in languages if each.lower() in nearest)
     raise InputError(
         f"{short_repr(language)} is an unknown language",

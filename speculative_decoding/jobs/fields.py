@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from ..checkpoints.json_text import is_json_value
 from ..cli.lines import InputLine
-from ..errors import InputError, Name, UnknownOption
+from ..errors import InputError, Name, UnknownOption, similar_names
 from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
 
@@ -87,7 +86,7 @@ class LineFields:
         if key in self.similar:
             return self.similar[key]
         known = [each for each in self.similar if len(each) > 6 and each not in key]
-        close = get_close_matches(key, known, 1, MISSPELT)
+        close = similar_names(key, known, 1, MISSPELT)
         return self.similar[close[0]] if close else None
 
 

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..checkpoints import ADAPTER_CONFIG
-from ..errors import InputError, written
+from ..errors import MAX_MISSPELT, InputError, written
 from . import hub
 from .names import FORMER_NAMES, MODELS, is_hub_name
 
@@ -131,5 +131,5 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         has_same_digits = re.findall(r"\d", typed) == re.findall(r"\d", meant)
         return SequenceMatcher(None, typed, meant).ratio() if has_same_digits else 0.0
 
-    best = max(known, key=similarity, default=None)
+    best = None if len(last_part(name)) > MAX_MISSPELT else max(known, key=similarity, default=None)
     return best if best is not None and similarity(best) >= SIMILARITY else None

@@ -15,11 +15,10 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from inspect import Parameter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, Name, UnknownOption, Words, written
+from ..errors import InputError, Name, UnknownOption, Words, similar_names, written
 from ..rooms import require_room
 from .drafters import DRAFTERS
 from .values import (
@@ -472,7 +471,7 @@ def unknown_option(name: str) -> UnknownOption:
 
 def suggested_option(name: str, known: Collection[str]) -> Words:
     """Return a way out for an unknown option: the known options that may have been meant, or all of them."""
-    meant = meant_options(name, known) if name in OTHER_NAMES else get_close_matches(str(name), known, 1)
+    meant = meant_options(name, known) if name in OTHER_NAMES else similar_names(str(name), known, 1)
     return ("did you mean ", *listed(meant), "?") if meant else ("there are ", *listed(known))
 
 

@@ -184,7 +184,7 @@ def make_server(
 ) -> uvicorn.Server:
     """Return a uvicorn server that drains requests on the first SIGTERM or Ctrl-C, and aborts them on the second."""
     limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
-    socket_limits = SocketLimits(service.limits.max_idle, limits.seconds, service.limits.max_message)
+    socket_limits = SocketLimits(limits.seconds, service.limits.max_message)
     sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
     loop = asyncio.get_running_loop()
     draining = list[Any]()

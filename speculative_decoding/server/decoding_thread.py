@@ -150,8 +150,10 @@ class DecodingThread:
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
+        dropped = {*to_cancel}  # perhaps before they were begun
         for item in to_submit:
-            lane.submit(item)
+            if item not in dropped:
+                lane.submit(item)
         self._tell(lane)  # before the round, which may take long
         for item in to_cancel:
             lane.cancel(item)

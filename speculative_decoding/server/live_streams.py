@@ -46,7 +46,7 @@ class ClientStream(ClientItem):
 
     def __post_init__(self) -> None:
         self.stats = GenerationStats()
-        self._resampler = Resampler(RATE)
+        self._resampler: Resampler | None = Resampler(RATE)
 
     @property
     def waiting_seconds(self) -> float:
@@ -56,13 +56,19 @@ class ClientStream(ClientItem):
 
     def append(self, pcm: bytes) -> None:
         """Append samples: 16-bit, little-endian, mono, at `RATE`."""
+        assert self._resampler is not None
         self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
 
     def finish(self) -> None:
         """End the speech, so that all of its text becomes final."""
+        assert self._resampler is not None
         rest = self._resampler.finish()
-        del self._resampler  # many finished streams may wait
+        self.close()  # many finished streams may wait
         self._pass_on(rest, is_finished=True)
+
+    def close(self) -> None:
+        """Release the resampler. Nothing may be appended after it."""
+        self._resampler = None
 
     def _pass_on(self, samples: Samples, *, is_finished: bool = False) -> None:
         with self._lock:

@@ -22,11 +22,12 @@ from .model_names import ModelNames, served_names
 from .realtime_format import BYTES_PER_SAMPLE, QUERY, RATE
 from .realtime_session import Event, RealtimeSession
 from .service import Service
+from .sockets import HALF_CLOSED
 
 LOG = logging.getLogger("speculative_decoding.server")
 SUBPROTOCOL = "realtime"  # browsers send the token as another one
 MAX_UNREAD = 1 << 20  # characters of events that wait for a client to read the ones before
-STOPPING = 1001  # a close code
+NORMAL, AWAY = 1000, 1001  # close codes
 
 
 async def realtime(socket: WebSocket) -> None:
@@ -48,7 +49,8 @@ class Connection:
     """The streams of a connection, and its events on their way to the client.
 
     Streams are decoded one after the other, so that a connection takes one slot at most, and needs no further one for
-    the speech after a commit.
+    the speech after a commit. Committed speech is decoded, and its text sent, unless the client leaves: the connection
+    is not idle meanwhile, and ends only after it if the server stops or the client sends no more.
     """
 
     def __init__(self, socket: WebSocket, service: Service, names: ModelNames, audio: AudioConfig) -> None:
@@ -61,11 +63,12 @@ class Connection:
         self._unread: asyncio.Queue[str] = asyncio.Queue()
         self._num_unread = 0
         self._is_too_slow = asyncio.Event()
+        self._used_at = asyncio.get_running_loop().time()  # when the last message was received or sent
 
     async def serve(self) -> None:
-        """Serve the client until it leaves, or until the server stops."""
+        """Serve the client until it leaves or is silent for too long, or until the server stops."""
         self._session.begin()
-        parts = (self._read(), self._write(), self._is_too_slow.wait(), self._end_with_server())
+        parts = (self._read(), self._write(), self._is_too_slow.wait(), self._end_with_server(), self._end_if_idle())
         work = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -80,10 +83,9 @@ class Connection:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Handle the client's events until it leaves."""
+        """Handle the client's events until it leaves, or sends no more and has received all text that it waits for."""
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-            if self._service.stopping.is_set():
-                continue
+            self._note_use()
             if (text := message.get("text")) is None:
                 self._session.refuse(ServerError(400, "the message is binary; send events as text", code="not_text"))
             else:
@@ -91,11 +93,15 @@ class Connection:
             await asyncio.sleep(0)  # let others run, because many messages may have arrived
             if self._num_unread > MAX_UNREAD // 2:
                 await self._unread.join()
+        if message.get("reason") == HALF_CLOSED:
+            self._session.drop()
+            await self._end(NORMAL)
 
     async def _write(self) -> None:
         while True:
             text = await self._unread.get()
             await self._socket.send_text(text)
+            self._note_use()
             self._num_unread -= len(text)
             self._unread.task_done()
 
@@ -103,10 +109,26 @@ class Connection:
         """Finish what has been said when the server stops, and close the socket."""
         await self._service.stopping.wait()
         self._session.finish()
+        await self._end(AWAY)
+
+    async def _end_if_idle(self) -> None:
+        """Close the socket after the client's silence. A client that waits for text is not silent."""
+        loop, limit = asyncio.get_running_loop(), self._service.limits.max_idle
+        while (rest := self._used_at + limit - loop.time()) > 0:
+            await asyncio.sleep(rest)
+            if self._num_unread or self._session.owes_text:
+                self._note_use()
+        await self._socket.close(AWAY, f"no message within {limit:g} s")
+
+    def _note_use(self) -> None:
+        self._used_at = asyncio.get_running_loop().time()
+
+    async def _end(self, code: int) -> None:
+        """Close the socket when all speech is decoded and all text is sent."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         await self._unread.join()
-        await self._socket.close(STOPPING)
+        await self._socket.close(code)
 
     def _send(self, event: Event) -> None:
         """Queue an event for the client."""
@@ -119,6 +141,7 @@ class Connection:
         self._num_unread += len(text)
 
     def open(self, options: Mapping[str, Any]) -> ClientStream:
+        self._service.require_ready()
         try:
             stream = ClientStream(options, self._service.wake)
         except InputError as error:
@@ -128,7 +151,7 @@ class Connection:
         if not self._tasks:
             self._slot.enter_context(self._service.live_slot())
         task = self._tasks[stream] = asyncio.ensure_future(self._decode(stream))
-        task.add_done_callback(partial(self._end, stream))
+        task.add_done_callback(partial(self._forget, stream))
         return stream
 
     def append(self, stream: ClientStream, pcm: bytes) -> None:
@@ -140,6 +163,7 @@ class Connection:
         stream.append(pcm)
 
     def cancel(self, stream: ClientStream) -> None:
+        stream.close()
         if stream in self._tasks:
             self._tasks[stream].cancel()
 
@@ -153,8 +177,9 @@ class Connection:
         except ServerError as error:
             self._session.fail(stream, error)
 
-    def _end(self, stream: ClientStream, task: asyncio.Task[None]) -> None:
+    def _forget(self, stream: ClientStream, task: asyncio.Task[None]) -> None:
         del self._tasks[stream]
+        stream.close()
         if not self._tasks:
             self._slot.close()
         if not task.cancelled():

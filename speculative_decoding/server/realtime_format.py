@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from .model_names import ModelNames
 
 RATE = 24_000  # Hz, the only one of the API
 BYTES_PER_SAMPLE = 2
+MAX_EVENT = 1 << 16  # characters of an event without its audio; parsing a megabyte of JSON takes 0.1 s
+AUDIO = re.compile(r'"audio"\s{0,9}:\s{0,9}"(?:[^"\\]++|\\.)*+"')
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 TRANSCRIPTION = "session.audio.input.transcription"
 FORMAT: Mapping[str, Field] = {
@@ -86,6 +89,16 @@ class Settings:
             "turn_detection": None,
         }
         return {"type": "transcription", "audio": {"input": own}, "include": [], "hypotheses": self.hypotheses}
+
+
+def require_small(text: str) -> None:
+    """Raise `ServerError` for an event that would take long to parse. Only its audio may be large."""
+    size = len(text)
+    if size > MAX_EVENT and (audio := AUDIO.search(text)):
+        size -= len(audio[0])
+    if size > MAX_EVENT:
+        problem = f"the event has {size} characters without its audio (at most {MAX_EVENT})"
+        raise ServerError(413, problem, code="event_too_large")
 
 
 def parse_event_id(fields: Mapping[str, Any]) -> str | None:

@@ -20,6 +20,7 @@ from .realtime_format import (
     parse_audio,
     parse_event,
     parse_event_id,
+    require_small,
     updated,
 )
 
@@ -92,6 +93,7 @@ class RealtimeSession:
         """Handle an event of the client. It is answered with an error event if it cannot be used."""
         event_id = None
         try:
+            require_small(text)
             fields = parse_json(text, "event")
             event_id = parse_event_id(fields)
             values = parse_event(fields)
@@ -143,7 +145,12 @@ class RealtimeSession:
         if self._current is not None and self._current.seconds >= MIN_SECONDS:
             self._commit()
         else:
-            self._drop()
+            self.drop()
+
+    @property
+    def owes_text(self) -> bool:
+        """Whether the client waits for text of committed speech."""
+        return any(item is not self._current for item in self._items.values())
 
     def _update(self, values: Mapping[str, Any]) -> None:
         self._settings = updated(self._settings, values, self._names, self._audio, self._limits)
@@ -183,10 +190,11 @@ class RealtimeSession:
 
     def _clear(self) -> None:
         self._refused = None
-        self._drop()
+        self.drop()
         self._send("input_audio_buffer.cleared")
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Drop the current item."""
         if self._current is not None:
             del self._items[self._current.stream]
             self._streams.cancel(self._current.stream)

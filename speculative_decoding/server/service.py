@@ -6,7 +6,7 @@ import asyncio
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
 COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
+ABORTED_SECONDS = 1.0  # for clients to receive the errors of requests that the end of the server fails
 MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
 
 
@@ -53,6 +54,7 @@ class Service:
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
         self._live: set[ClientRequest[Any]] = set()
+        self._failure: ServerError | None = None  # of all requests, since the server ended them
         self._sockets = 0
         self._live_slots = 0  # that are taken
         self._seconds_per_item = 1.0  # a running mean; the first value is a guess
@@ -203,7 +205,12 @@ class Service:
 
     @contextmanager
     def live(self, item: Item) -> Iterator[ClientRequest[Item]]:
-        """Decode live speech within the context, without a time limit. The caller has a `live_slot`."""
+        """Decode live speech within the context, without a time limit. The caller has a `live_slot`.
+
+        Raises `ServerError` if the server has ended all requests.
+        """
+        if self._failure is not None:
+            raise self._failure
         with self._decoding([item], self._live, None) as request:
             yield request
 
@@ -260,6 +267,8 @@ class Service:
             await asyncio.wait_for(self._is_empty.wait(), self.limits.grace)
         except TimeoutError:
             self.abort()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), ABORTED_SECONDS)
         self.on_end(None)
 
     def abort(self) -> None:
@@ -281,6 +290,7 @@ class Service:
             self.on_end(error)
 
     def _fail_all(self, error: ServerError) -> None:
+        self._failure = error
         for upload in self._uploads:
             upload.fail(error)
         for request in [*self._requests, *self._live]:

@@ -15,25 +15,27 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 CHECK_SECONDS = 1.0  # between two checks of a socket
+READ_BYTES = 1 << 12  # handled at a time; the event loop serves others in between
+MAX_CONTROL_FRAMES = 50  # pings and pongs of a client between two checks
 MAX_FRAGMENTS = 1000  # of a message; empty ones would not count towards its size
-MAX_UNREAD = 1 << 20  # bytes that wait for a client to read them; pings are answered whether it reads or not
-AWAY, INVALID_TEXT, TOO_BIG = 1001, 1007, 1009  # close codes (RFC 6455, section 7.4)
+INVALID_TEXT, POLICY, TOO_BIG = 1007, 1008, 1009  # close codes (RFC 6455, section 7.4)
+HALF_CLOSED = "half-closed"  # the reason in a disconnect event if the client sends no more, but may still read
 
 
 @dataclass(frozen=True)
 class SocketLimits:
     """Limits of each WebSocket."""
 
-    idle: float = 60.0  # seconds without a message in either direction
     seconds: float = 10.0  # for a client to read pending data, or to answer a close frame
     message: int = 1 << 20  # bytes
 
 
-class LimitedSocket(WebSocketsSansIOProtocol):
-    """A WebSocket that a client cannot keep open without reading and sending messages.
+class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
+    """A WebSocket that a client cannot keep open without reading, nor use to hold up the event loop.
 
     uvicorn pings clients, and pauses senders while a client does not read. But it closes a connection only after
-    everything has been sent, which never happens if the client reads nothing. This class then aborts the connection.
+    everything has been sent, which never happens if the client reads nothing. This class then aborts the connection. A
+    client that sends no more (a half-closed connection) can still read until the application has returned.
 
     Args:
         limits: The limits.
@@ -46,8 +48,17 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self.close_timeout = limits.seconds
         self._limits = limits
         self._on_lost = on_lost
-        self._used_at = self._writable_at = self.loop.time()
+        self._writable_at = self.loop.time()
+        self._control_frames = 0  # since the last check
+        self._read = bytearray(READ_BYTES)
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Let the transport read only a few frames in each pass of the event loop."""
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._read[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is not None:
@@ -56,8 +67,30 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = self.close_sent = True  # the client must wait for the response
             return self.transport.abort()
         super().data_received(data)
-        if self.transport.get_write_buffer_size() > MAX_UNREAD:
-            self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Let the application send the rest. Returns whether the connection stays open."""
+        if self.conn.state is not State.OPEN or not self.handshake_complete or self.transport.is_closing():
+            return False
+        self.stop_keepalive()  # no answer can arrive
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006, "reason": HALF_CLOSED})
+        return True
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        self._count_control_frame()
+
+    def handle_pong(self, event: Frame) -> None:
+        super().handle_pong(event)
+        self._count_control_frame()
+
+    def _count_control_frame(self) -> None:
+        """Close a socket with too many of them. They cost time like messages, but sockets take turns with messages."""
+        self._control_frames += 1
+        if self._control_frames > MAX_CONTROL_FRAMES and self.conn.state is State.OPEN:
+            reason = f"more than {MAX_CONTROL_FRAMES} pings and pongs within {CHECK_SECONDS:g} s"
+            self.conn.fail(POLICY, reason)  # what follows is not parsed
+            self._wait_for_client(POLICY, reason)
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
@@ -66,7 +99,6 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self._end(TOO_BIG, "too many fragments")
 
     def send_receive_event_to_app(self) -> None:
-        self._used_at = self.loop.time()
         if self.curr_msg_data_type == "text" and not is_utf8(b"".join(self.frames)):
             self.frames = []
             return self._end(INVALID_TEXT, "not UTF-8")  # uvicorn would log a traceback
@@ -92,7 +124,6 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.http.response.start":
             message = {**message, "headers": [*self.default_headers, *message["headers"]]}
         await super().send(message)
-        self._used_at = self.loop.time()
         if self.close_sent:
             self.handshake_complete = True  # otherwise uvicorn logs an error after each refusal
 
@@ -106,14 +137,13 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self._on_lost()
 
     def _check(self) -> None:
-        """Abort the connection if its client reads nothing, and close it if it is idle."""
+        """Abort the connection if its client reads nothing."""
+        self._control_frames = 0
         now = self.loop.time()
         if self.writable.is_set() and not self.transport.is_closing():
             self._writable_at = now
         if now - self._writable_at >= self._limits.seconds:
             return self.transport.abort()
-        if self.handshake_complete and now - self._used_at >= self._limits.idle:
-            self._end(AWAY, f"no message within {self._limits.idle:g} s")
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def _end(self, code: int, reason: str) -> None:

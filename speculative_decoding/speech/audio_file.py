@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from ..checkpoints.files import open_if_regular
 from ..errors import InputError, note
 from ..sampling.options import short_repr
+from .resampling import FrameResampler
 
 if TYPE_CHECKING:
-    from av import AudioFrame, AudioResampler
+    from av import AudioFrame
     from av.container import InputContainer
 
 SAMPLE_RATE = 16000
@@ -248,7 +249,7 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
     """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as in ffmpeg."""
     import av
 
-    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+    resampler = FrameResampler(SAMPLE_RATE)
     setup = None
     try:
         # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB
@@ -263,19 +264,14 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
             for frame in chain(decoded_frames(container, name), [None]):
                 before, setup = setup, frame and setup_of(frame)
                 if before not in (None, setup):  # the format changes, or the stream ends
-                    yield from resampled(resampler, None)
-                    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+                    yield from resampler.add(None)
+                    resampler = FrameResampler(SAMPLE_RATE)
                 if frame is not None:
-                    yield from resampled(resampler, frame)
+                    yield from resampler.add(frame)
     except InputError:
         raise
     except (OSError, ValueError, av.FFmpegError) as error:
         raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
-
-
-def resampled(resampler: AudioResampler, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
-    """Yield the samples that are complete, (N,). frame: the next one; None yields the rest."""
-    yield from (each.to_ndarray()[0] for each in resampler.resample(frame) if each is not None)
 
 
 @cache

@@ -21,8 +21,9 @@ from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime import MAX_UNREAD, Connection
-from speculative_decoding.server.realtime_format import RATE
+from speculative_decoding.server.realtime_format import MAX_EVENT, RATE
 from speculative_decoding.server.service import Service
+from speculative_decoding.server.sockets import HALF_CLOSED
 from speculative_decoding.speech.live import resampler
 from speculative_decoding.speech.live.resampler import Resampler
 from speculative_decoding.speech.live.update import LiveUpdate
@@ -40,6 +41,7 @@ TARGET = speech_model(0)
 mx.eval(TARGET.parameters())  # for the decoding thread
 MODEL = "tiny-whisper"
 LIMITS = Limits(slots=1, max_live_seconds=5.0)
+IDLE = LIMITS.max_idle
 HYPOTHESES = {"type": "transcription", "hypotheses": True}
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -233,7 +235,7 @@ class Socket:
         await self.is_reading.wait()
         self.sent.append(json.loads(text))
 
-    async def close(self, code: int) -> None:
+    async def close(self, code: int, reason: str = "") -> None:
         self.code = code
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -243,8 +245,17 @@ class Socket:
         audio = base64.b64encode(speech(0, seconds)).decode()
         self.send("input_audio_buffer.append", audio=audio)
 
-    def leave(self) -> None:
-        self.messages.put_nowait({"type": "websocket.disconnect"})
+    def leave(self, reason: str = "") -> None:
+        self.messages.put_nowait({"type": "websocket.disconnect", "reason": reason})
+
+    @property
+    def ends(self) -> list[str]:
+        """The event with which each item ended."""
+        return [event["type"].rpartition(".")[2] for event in self.sent if event["type"] in (COMPLETED, FAILED)]
+
+    @property
+    def committed(self) -> int:
+        return [event["type"] for event in self.sent].count("input_audio_buffer.committed")
 
     @property
     def errors(self) -> list[str]:
@@ -257,6 +268,7 @@ class World:
     def __init__(self, loop: ManualLoop) -> None:
         self.loop = loop
         self.thread = Thread()
+        self.heard = 0
         self.service = Service(cast(Any, self.thread), LIMITS, Metrics())
         self.service.state = "ready"
 
@@ -272,6 +284,14 @@ class World:
         task = self.loop.create_task(serve())
         await self.loop.advance()
         return socket, task
+
+    async def hear_all(self) -> None:
+        """Decode all speech that has been committed, one item after the other."""
+        await self.loop.advance()
+        while self.heard < len(self.thread.submitted):
+            self.hear(self.heard, "text", is_last=True)
+            self.heard += 1
+            await self.loop.advance()
 
     def hear(self, number: int, final: str, *, is_last: bool = False) -> None:
         stream = self.thread.submitted[number]
@@ -307,6 +327,173 @@ async def test_a_connection_takes_one_slot_and_decodes_its_items_in_turn(world: 
     assert [event["type"] for event in socket.sent].count(COMPLETED) == 2
     assert stopping.done() and (socket.code, other.code) == (1001, 1001)
     assert not world.thread.cancelled and world.service._live_slots == 0
+
+
+async def silence(world: World, socket: Socket) -> None:
+    for _ in range(3):
+        await world.loop.advance(IDLE)
+
+
+async def a_stalled_client(world: World, socket: Socket) -> None:
+    socket.is_reading.clear()
+    await world.loop.advance(2 * IDLE)
+    world.hear(0, "text", is_last=True)
+    world.heard += 1
+    await world.loop.advance(2 * IDLE)
+    socket.is_reading.set()
+
+
+async def a_stopping_server(world: World, socket: Socket) -> None:
+    world.loop.create_task(world.service.drain())
+    await world.loop.advance(LIMITS.grace / 2)
+
+
+async def a_half_closed_connection(world: World, socket: Socket) -> None:
+    socket.leave(HALF_CLOSED)
+    await world.loop.advance(IDLE / 2)
+
+
+async def an_update(world: World, socket: Socket) -> None:
+    socket.send("session.update", session=HYPOTHESES)
+
+
+async def a_clear(world: World, socket: Socket) -> None:
+    socket.send("input_audio_buffer.clear")
+
+
+async def further_speech_and_a_clear(world: World, socket: Socket) -> None:
+    socket.say(0.2)
+    socket.send("input_audio_buffer.clear")
+
+
+async def too_much_further_speech(world: World, socket: Socket) -> None:
+    socket.say(4.9)
+
+
+async def an_unknown_event(world: World, socket: Socket) -> None:
+    socket.send("response.create")
+
+
+async def a_large_event(world: World, socket: Socket) -> None:
+    socket.send("session.update", session={"x": "a" * (2 * MAX_EVENT)})
+
+
+# What follows two commits, and the close code when the client has its text and is silent
+AFTER_COMMITS = {
+    silence: 1001,
+    a_stalled_client: 1001,
+    a_stopping_server: 1001,
+    a_half_closed_connection: 1000,
+    an_update: 1001,
+    a_clear: 1001,
+    further_speech_and_a_clear: 1001,
+    too_much_further_speech: 1001,
+    an_unknown_event: 1001,
+    a_large_event: 1001,
+}
+
+
+@pytest.mark.parametrize(("following", "code"), AFTER_COMMITS.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_committed_speech_is_decoded_and_sent_whatever_follows(following: Any, code: int) -> None:
+    """The client's silence counts only when it has its text."""
+
+    @in_world
+    async def test(world: World) -> None:
+        socket, serving = await world.connect()
+        for _ in range(2):
+            socket.say(0.2)
+            socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        await following(world, socket)
+        await world.loop.advance()
+        assert socket.code is None and socket.committed == 2 and not serving.done()
+        await world.hear_all()
+        assert socket.ends.count("completed") == 2
+        if not world.service.stopping.is_set() and following is not a_half_closed_connection:
+            await world.loop.advance(IDLE - 1)
+            assert socket.code is None
+            await world.loop.advance(1)
+        assert socket.code == code
+        await world.loop.advance()
+        assert serving.done() and not world.service._live_slots
+
+    test()
+
+
+async def full(world: World, socket: Socket) -> str:
+    other, _ = await world.connect()
+    other.say(0.2)
+    await world.loop.advance()
+    return "too_many_streams"
+
+
+async def long(world: World, socket: Socket) -> str:
+    socket.say(5.1)
+    return "too_much_audio"
+
+
+@pytest.mark.parametrize("before", [full, long])
+def test_speech_that_is_not_decoded_is_refused_before_it_is_committed(before: Any) -> None:
+    @in_world
+    async def test(world: World) -> None:
+        socket, _ = await world.connect()
+        code = await before(world, socket)
+        socket.say(0.2)
+        await world.loop.advance()
+        socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        assert socket.errors == [code, code] and not socket.committed
+
+    test()
+
+
+def test_events_that_arrive_while_the_server_stops_are_refused() -> None:
+    """The speech before them is committed."""
+
+    @in_world
+    async def test(world: World) -> None:
+        socket, _ = await world.connect()
+        socket.say(0.2)
+        await world.loop.advance()
+        stopping = asyncio.ensure_future(world.service.drain())
+        await world.loop.advance()
+        for _ in range(3):
+            socket.say(0.2)
+        socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        assert socket.errors == ["stopping"] * 2 and socket.committed == 1 and socket.code is None
+        await world.hear_all()
+        assert socket.ends == ["completed"] and socket.code == 1001 and stopping.done()
+
+    test()
+
+
+@in_world
+async def test_each_item_that_is_not_decoded_in_the_grace_period_fails(world: World) -> None:
+    """Those that wait for an earlier one, too, and before the server ends."""
+    ended: list[int] = []
+    world.service.on_end = lambda error: ended.append(len(socket.ends))
+    socket, _ = await world.connect()
+    for _ in range(3):
+        socket.say(0.2)
+        socket.send("input_audio_buffer.commit")
+    await world.loop.advance()
+    stopping = asyncio.ensure_future(world.service.drain())
+    await world.loop.advance(LIMITS.grace)
+    assert socket.ends == ["failed"] * 3 and {event["error"]["code"] for event in socket.sent[-3:]} == {"stopping"}
+    assert stopping.done() and ended == [3] and socket.code == 1001
+
+
+@in_world
+async def test_speech_without_a_commit_does_not_keep_a_socket_open(world: World) -> None:
+    socket, serving = await world.connect()
+    for _ in range(3):
+        await world.loop.advance(IDLE - 1)
+        socket.say(0.05)
+    await world.loop.advance(IDLE - 1)
+    assert socket.code is None
+    await world.loop.advance(1)
+    assert socket.code == 1001 and serving.done() and not world.service._live_slots
 
 
 @in_world

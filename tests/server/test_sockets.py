@@ -11,12 +11,12 @@ import pytest
 from websockets.frames import Opcode
 
 from speculative_decoding.server.connections import SECURITY_HEADERS, LimitedConnection
+from speculative_decoding.server.sockets import MAX_CONTROL_FRAMES, READ_BYTES
 from tests.support.frames import BROKEN, INVALID, UPGRADE, frame
 from tests.support.net import HEALTH, LIMITS, Client, Net, law
 from tests.support.serving import require_no_traceback
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-IDLE = 60.0  # the default
 
 
 async def opened(net: Net, address: str = "10.0.0.7") -> Client:
@@ -102,21 +102,6 @@ async def test_sockets_count_among_all_connections(net: Net) -> None:
 
 
 @law
-async def test_only_messages_keep_a_socket_open(net: Net) -> None:
-    client = await opened(net)
-    for _ in range(3):
-        await net.loop.advance(15)
-        await client.message("a")
-    for _ in range(int(IDLE)):
-        assert client.close_code is None
-        await client.send(frame(b"", Opcode.PING))
-        await net.loop.advance(1)
-    assert client.close_code == 1001
-    await net.loop.advance(LIMITS.seconds)
-    await require_released(net)
-
-
-@law
 async def test_a_client_that_vanishes_is_found_by_pings(net: Net) -> None:
     client = await opened(net)
     client.is_stalled = True
@@ -160,13 +145,41 @@ async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net)
     assert other.received.endswith(b"\x81\x01b") and busy.received.count(b"\x81\x01a") < 20
 
 
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
+@pytest.mark.parametrize("size", [0, 125])
+def test_many_control_frames_end_a_socket_and_delay_nobody(opcode: Opcode, size: int) -> None:
+    """They cost time like messages, and more of the answers to pings would wait for a client that reads nothing."""
+
+    @law
+    async def test(net: Net) -> None:
+        busy, other = await opened(net), await opened(net, "10.0.0.8")
+        for _ in range(3):
+            await busy.send(frame(b"a" * size, opcode) * MAX_CONTROL_FRAMES)
+            await net.loop.advance(1)
+            assert busy.close_code is None
+        busy.received = b""
+        busy.receive(frame(b"a" * size, opcode) * 40_000)
+        other.receive(frame(b"b"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert other.received.endswith(b"\x81\x01b")
+        await net.loop.advance()
+        assert busy.close_code == 1008 and len(busy.received) < 2 * READ_BYTES
+        await net.loop.advance(LIMITS.seconds)
+        assert busy.is_lost
+        other.abort()
+        await require_released(net)
+
+    test()
+
+
 @law
-async def test_answers_to_pings_have_a_limit(net: Net) -> None:
+async def test_a_client_that_sends_no_more_can_read_until_the_application_ends(net: Net) -> None:
     client = await opened(net)
-    client.is_stalled = True
-    while not client.is_lost:
-        await client.send(frame(b"a" * 125, Opcode.PING) * 500)
-        assert len(client.received) < 1_200_000
+    client.receive(frame(b"send 3") + frame(b"b"))
+    client.finish_sending()
+    await net.loop.advance()
+    assert client.received.endswith(b"\x81\x03aaa\x81\x01b") and client.is_lost
     await require_released(net)
 
 
@@ -188,7 +201,7 @@ def test_broken_frames_end_a_socket(
             await client.send(sent)
             assert client.close_code == code
         await client.send(sent * 3)
-        await net.loop.advance(LIMITS.seconds + IDLE + 2)
+        await net.loop.advance(LIMITS.seconds + 2)
         assert client.is_lost
         await require_released(net)
 

@@ -42,7 +42,9 @@ class Client(asyncio.Transport):
         self.is_closed = self.is_stalled = self.is_lost = False
         self.options: list[tuple[int, ...]] = []
         self._loop = loop
-        self._protocol = made()
+        self._is_paused = False
+        self._unread = b""  # by a protocol that reads into its own buffer
+        self._protocol: Any = made()
         self._protocol.connection_made(self)
 
     def setsockopt(self, *option: int) -> None:
@@ -75,13 +77,30 @@ class Client(asyncio.Transport):
             self.is_lost = True
             self._loop.call_soon(self._protocol.connection_lost, None)
 
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._loop.call_soon(self._read_some)
 
     def receive(self, data: bytes) -> None:
-        """Give the server bytes. Tasks do not run."""
-        if data and not self.is_closed:
+        """Give the server bytes. Tasks do not run. A WebSocket reads a part of them in each pass of the loop."""
+        if not data or self.is_closed:
+            return
+        if isinstance(self._protocol, asyncio.BufferedProtocol):
+            self._unread += data
+            self._read_some()
+        else:
             self._protocol.data_received(data)
+
+    def _read_some(self) -> None:
+        if self._unread and not self._is_paused and not self.is_lost:
+            buffer = self._protocol.get_buffer(-1)
+            part, self._unread = self._unread[: len(buffer)], self._unread[len(buffer) :]
+            buffer[: len(part)] = part
+            self._loop.call_soon(self._read_some)
+            self._protocol.buffer_updated(len(part))
 
     async def send(self, data: bytes) -> str:
         """Send bytes. Returns what the server has answered."""
@@ -101,8 +120,8 @@ class Client(asyncio.Transport):
         return self.received
 
     def finish_sending(self) -> None:
-        self._protocol.eof_received()
-        self.close()
+        if not self._protocol.eof_received():
+            self.close()
 
     @property
     def close_code(self) -> int | None:

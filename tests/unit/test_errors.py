@@ -2,13 +2,17 @@
 
 import copy
 import pickle
+from difflib import SequenceMatcher
 
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError
+from speculative_decoding.cli import console_commands
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.verify import verify_parser
-from speculative_decoding.errors import Name, UnknownOption
+from speculative_decoding.errors import MAX_MISSPELT, Name, UnknownOption, similar_names
+from speculative_decoding.jobs.fields import PROMPT
+from speculative_decoding.loading.lookup import nearest
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
 
@@ -46,3 +50,15 @@ def test_an_error_can_be_sent_to_another_process() -> None:
     for error in (InputError(("a ", Name("b")), "c", "d"), UnknownOption("e", "f")):
         for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert type(other) is type(error) and other.message(str.upper) == error.message(str.upper)
+
+
+@pytest.mark.parametrize("name", ["a" * (MAX_MISSPELT + 1), "language" * 150_000, "temperature" + " " * MAX_MISSPELT])
+def test_a_long_name_is_compared_with_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to compare two names grows with the product of their lengths."""
+    assert similar_names("temprature", ["temperature"]) == ["temperature"]
+    monkeypatch.setattr(SequenceMatcher, "ratio", lambda _: pytest.fail("compared"))
+    assert similar_names(name, ["temperature"]) == []
+    caught(lambda: GenerationOptions().override({name: 1}))
+    caught(lambda: console_commands.find(f"/{name}"))
+    assert nearest(name, ["t5-web-docs"]) is None
+    assert PROMPT.check({name: 1}) == {}  # a field of the user, which is copied

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..audio_file import INSTALL, SAMPLE_RATE, Samples, resampled, scaled
+from ..audio_file import INSTALL, SAMPLE_RATE, Samples, scaled
+from ..resampling import FrameResampler
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -26,10 +27,8 @@ class Resampler:
     def __init__(self, rate: int) -> None:
         if find_spec("av") is None:
             raise InputError(f"audio at {rate} Hz requires PyAV", way_out=f"run {INSTALL}")
-        import av
-
         self._rate = rate
-        self._resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE, BLOCK_SAMPLES)
+        self._resampler = FrameResampler(SAMPLE_RATE, BLOCK_SAMPLES)
 
     def append(self, samples: NDArray[np.int16]) -> Samples:
         """Return the completed samples, (N,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
@@ -44,4 +43,4 @@ class Resampler:
         return self._resampled(None)
 
     def _resampled(self, frame: AudioFrame | None) -> Samples:
-        return scaled(np.concatenate([np.empty(0, np.int16), *resampled(self._resampler, frame)]))
+        return scaled(np.concatenate([np.empty(0, np.int16), *self._resampler.add(frame)]))

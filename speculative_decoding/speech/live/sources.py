@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import InputError, Name
-from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason, resampled
+from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason
+from ..resampling import FrameResampler
 from .arriving import Chunk
 
 if TYPE_CHECKING:
@@ -143,15 +144,15 @@ def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
     """Yield the sound of a device, and b"" while none is available. Raises `InputError` if the device fails."""
     import av
 
-    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+    resampler = FrameResampler(SAMPLE_RATE)
     try:
         with container:
             for frame in frames(container):
                 if frame is None:
                     yield b""
                 else:
-                    yield from resampled(resampler, frame)
-            yield from resampled(resampler, None)
+                    yield from resampler.add(frame)
+            yield from resampler.add(None)
     except (OSError, ValueError, av.FFmpegError) as error:
         raise InputError(f"{name}: stopped ({reason(error)})", way_out="connect it, and start again") from error
 
