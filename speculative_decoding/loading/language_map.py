@@ -34,6 +34,8 @@ tsn:tn tso:ts tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol
 ji:yi yor:yo zha:za zul:zu
 """)
 )
+ALIASES = {"zt": "zh-hant", "pb": "pt-br"}  # codes of LibreTranslate's own
+USUAL_SCRIPTS = {"zh": "hans"}  # of languages with several, if a code names none (CLDR's likely subtags)
 CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
 NO_REGION = ("xx", "zz")
 INTO = ("to", "into")
@@ -53,10 +55,16 @@ class Language(NamedTuple):
         """Whether texts in the other language can be used for this one: en includes en-US, and the reverse."""
         return self.code == other.code and (self.script == other.script or not (self.script and other.script))
 
+    @property
+    def usual_script(self) -> str:
+        """Its script, or the one in which it is usually written, as far as they are known."""
+        return self.script or USUAL_SCRIPTS.get(self.code, "")
+
 
 def language_of(name: str) -> Language:
     """Parse a name of a language. An unknown name is a language of its own."""
     name = name.strip().strip("_").lower()
+    name = ALIASES.get(name, name)
     first, *others = re.split("[-_]+", name)
     code = code_of_language(first if others else name)
     script = next((each for each in others if len(each) == 4 and each.isalpha()), "")
@@ -92,13 +100,18 @@ def languages_named(prefix: str) -> tuple[str | None, str | None]:
 def matching_language(code: str, codes: Iterable[str]) -> str | None:
     """Return which of a tokenizer's codes means the language of `code`; None if there is none.
 
-    The same name and then the same script is preferred (zho_Hant), otherwise the first code (zho_Hans for zh).
+    The same name is preferred, then the same script (zho_Hant for zh-TW, zho_Hans for zh), otherwise the first code.
     """
     wanted = language_of(code)
     known = [each for each in codes if language_of(each).code == wanted.code]
     if code in known:
         return code
-    return next((each for each in known if wanted.includes(language_of(each))), known[0] if known else None)
+
+    def likeness(each: str) -> tuple[bool, bool]:
+        language = language_of(each)
+        return language.usual_script == wanted.usual_script, wanted.includes(language)
+
+    return max(known, key=likeness, default=None)
 
 
 def tag_language(piece: str) -> str | None:

@@ -21,6 +21,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED
 from ..sampling.values import Bool, Int, ListOf, OneOrMore, Text, Union, Value
 from ..session import Session
+from .bodies import event_line
 from .errors import ServerError
 from .fields import ANY_TEXT, Anything, Field, option_fields, parse_fields
 from .model_names import ModelNames
@@ -49,6 +50,8 @@ def is_text_part(part: Any) -> bool:
     return is_part and part["type"] == "text" and isinstance(part["text"], str)
 
 
+OBFUSCATED_BYTES = 64  # the size of a chunk's line is a multiple of this
+
 # OpenAI's fields that concern accounts, billing, caches and stored answers
 IGNORED = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
@@ -59,7 +62,7 @@ FIELDS: Mapping[str, Field] = {
     "model": Field(Anything(), blank=True),
     "n": Field(Int(1)),
     "stream": Field(Bool()),
-    "stream_options": Field({"include_usage": Field(Bool())}),
+    "stream_options": Field({"include_usage": Field(Bool()), "include_obfuscation": Field(Bool())}),
     "rounds": Field(Bool()),
     "prediction": Field(Prediction(), option="draft_text"),
     **option_fields(),
@@ -88,7 +91,7 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
     model = names.find(own.pop("model", None))
     prompt, n = own.pop("prompt", ""), own.pop("n", 1)
     stream, rounds = own.pop("stream", False), own.pop("rounds", False)
-    include_usage = own.pop("include_usage", None)
+    include_usage, include_obfuscation = (own.pop(f"include_{each}", None) for each in ("usage", "obfuscation"))
     field_names = {"draft_text": "prediction"} if is_predicted else {}
     try:
         options = options_of(own, service.options)
@@ -105,13 +108,15 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
         raise ServerError.of_field("prompt", problem)
     if n > 1 and options.is_greedy:
         raise ServerError.of_field("n", "must be 1 at temperature 0, where all choices are the same")
-    for name, given in (("rounds", rounds), ("stream_options", include_usage is not None)):
+    for name, given in (("rounds", rounds), ("stream_options", (include_usage, include_obfuscation) != (None, None))):
         if given and not stream:
             raise ServerError.of_field(name, "has no effect without stream; leave it out")
 
     options = options.with_values(num_return_sequences=n)
     prompts = client_prompts([(text, options) for text in texts])
-    return Completion(model, prompts, service.session, n, stream, include_usage or False, rounds)
+    return Completion(
+        model, prompts, service.session, n, stream, include_usage or False, include_obfuscation or False, rounds
+    )
 
 
 def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
@@ -137,6 +142,7 @@ class Completion:
     n: int
     stream: bool
     include_usage: bool
+    include_obfuscation: bool  # by default, unlike OpenAI's, chunks are not padded
     rounds: bool  # not an OpenAI field: chunks describe the draft of their round
 
     def __post_init__(self) -> None:
@@ -166,7 +172,8 @@ class Completion:
             rejected = rejected_text(self.session, prompt, round)
             fields["round"] = {"texts": texts, "accepted": round.accepted, "rejected": rejected}
         usage = {"usage": None} if self.include_usage else {}
-        return {**self._base, "choices": [fields], **usage}
+        chunk = {**self._base, "choices": [fields], **usage}
+        return obfuscated(chunk) if self.include_obfuscation else chunk
 
     def usage_chunks(self) -> list[dict[str, Any]]:
         """Return the chunk with the usage if the request has `include_usage`, otherwise nothing."""
@@ -194,6 +201,12 @@ class Completion:
             },
             **draft_usage(total),
         }
+
+
+def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:
+    """Add random characters, so that the size of a chunk on the network tells little about its text."""
+    missing = -len(event_line({**chunk, "obfuscation": ""}).encode()) % OBFUSCATED_BYTES
+    return {**chunk, "obfuscation": secrets.token_urlsafe(missing)[:missing]}
 
 
 def draft_usage(stats: GenerationStats) -> dict[str, int]:

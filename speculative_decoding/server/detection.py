@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Collection
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
-from ..loading.language_map import language_of
+from ..loading.language_map import language_of, matching_language
 from .errors import ServerError
 
 if TYPE_CHECKING:
@@ -45,9 +46,12 @@ class Detector:
         codes: of the languages to choose from.
         """
         text = text[:CHARACTERS]
-        own: dict[str, str] = {}
+        written: dict[str, list[str]] = {}  # code without a script -> the codes to choose from
         for code in codes:
-            own.setdefault(language_of(code).code, code)  # zh rather than zh-Hant
+            written.setdefault(language_of(code).code, []).append(code)
+        own = {code: min(each, key=len) for code, each in written.items()}  # ace rather than ace-Latn
+        if len(chinese := written.get("zh", [])) > 1:  # the detector does not know scripts
+            own["zh"] = matching_language(chinese_code(text), chinese) or own["zh"]
         probabilities = dict.fromkeys(own, 0.0)
         labels = self._loaded().rank(text)
         for label, probability in labels if labels[0][1] > NO_EVIDENCE else ():
@@ -65,3 +69,19 @@ class Detector:
                 self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
                 self._codes = {label: language_of(label).code for label in self._identifier.labels}
             return self._identifier
+
+
+def chinese_code(text: str) -> str:
+    """Return zh-Hans or zh-Hant, by the characters that only one of the standards GB 2312 and Big5 has."""
+    found: Counter[tuple[bool, bool]] = Counter(
+        (is_in("gb2312", each), is_in("big5", each)) for each in text if "\u4e00" <= each <= "\u9fff"
+    )
+    return "zh-Hant" if found[False, True] > found[True, False] else "zh-Hans"
+
+
+def is_in(charset: str, character: str) -> bool:
+    try:
+        character.encode(charset)
+    except UnicodeEncodeError:
+        return False
+    return True

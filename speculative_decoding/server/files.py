@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
+from .bodies import client_address
 from .errors import ServerError
 from .kept_files import KeptFiles, content_disposition
 from .multipart import Part
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 async def translate_file(request: Request) -> Response:
     translator = text_translator(request, with_documents=True)
     files: KeptFiles = request.app.state.files
-    files.require_room(1)
     fields = await read_request(request, IN_FILES)
-    given = await opened(request, fields["file"], fields.get("format"))
-    request.scope["prompts"] = [given.text]
-    content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
-    assert given.file is not None
-    name, suffix = file_names(given.file.name, fields["target"])
-    key = files.keep(name, suffix, given.file.preamble + given.file.encode(content.pop("translatedText")))
+    client = client_address(request)
+    with files.room(client, len(fields["file"].content)):
+        given = await opened(request, fields["file"], fields.get("format"))
+        request.scope["prompts"] = [given.text]
+        content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
+        assert given.file is not None
+        name, suffix = file_names(given.file.name, fields["target"])
+        key = files.keep(client, name, suffix, given.file.preamble + given.file.encode(content.pop("translatedText")))
     return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
 
 

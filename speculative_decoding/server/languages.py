@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decoding.prompt import language_token
 from ..errors import InputError
-from ..loading.language_map import Language, language_of, matching_language
+from ..loading.language_map import USUAL_SCRIPTS, Language, language_of, matching_language
 from ..loading.tokenizer import Tokenizer
 from ..models.speech_languages import NAMES
 
@@ -114,13 +114,14 @@ def checked(name: str, field: str) -> str:
 
 
 def client_codes(codes: Iterable[str]) -> Mapping[str, str]:
-    """Return a code that clients can use for each code of a model: de for deu_Latn, zh-Hant for the second Chinese.
+    """Return a code that clients can use for each code of a model: de for deu_Latn, zh for zho_Hans, zh-Hant.
 
     `matching_language` returns the model's code for it.
     """
     found: dict[str, str] = {}
     taken: set[Language] = set()
-    for own in codes:
+    usual_first = sorted(codes, key=lambda own: language_of(own).script != USUAL_SCRIPTS.get(language_of(own).code))
+    for own in usual_first:
         code, script, _ = language_of(own)
         bare, written = Language(code), Language(code, script)
         if bare not in taken:

@@ -83,6 +83,14 @@ REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
     ({"stream": 1}, "stream", 400, "invalid_value", "stream: must be true or false"),
     ({"rounds": True}, "rounds", 400, None, "without stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options", 400, None, "without stream"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options", 400, None, "without stream"),
+    (
+        {"stream_options": {"include_obfuscation": "yes"}, "stream": True},
+        "stream_options.include_obfuscation",
+        400,
+        "invalid_value",
+        "true or false",
+    ),
     ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", 400, "unknown_field", "include_usage"),
     (
         {"stream_options": {"include_usage": 1}, "stream": True},
@@ -96,7 +104,7 @@ REFUSED: list[tuple[dict[str, Any], str, int, str | None, str]] = [
         "stream_options",
         400,
         "invalid_value",
-        "must be an object with include_usage, not 3",
+        "must be an object with include_usage, include_obfuscation, not 3",
     ),
     ({"draft_text": 5}, "draft_text", 400, "invalid_value", "draft_text: must be text, or a list of such, not 5"),
     ({"draft_text": ["a" * 500, "b" * 501]}, "draft_text", 400, None, "has 1001 characters (at most 1000 here)"),

@@ -50,6 +50,27 @@ def test_only_the_models_languages_are_found_and_others_have_a_low_confidence(de
     assert detector.detect(SENTENCES["de"], ["eng_Latn", "deu_Latn"])[0]["language"] == "deu_Latn"
 
 
+CHINESE = {
+    "安全地注册和管理域名享受透明价格。": "zh",
+    "房子很小。": "zh",  # the same characters in both
+    "国": "zh",
+    "他說這本書很有意思。": "zh-Hant",
+    "安全地註冊和管理網域名稱享受透明價格。": "zh-Hant",
+    "O preço é transparente e o registro do domínio é seguro.": "pt",
+}
+
+
+@pytest.mark.parametrize(("text", "code"), CHINESE.items())
+def test_a_text_is_detected_alike_for_all_targets(detector: Detector, text: str, code: str) -> None:
+    """As /detect says. The order of the codes does not matter, which end with the target's code."""
+    codes = ["en", "pt", "zh", "zh-Hant"]
+    for target in codes:
+        others = [each for each in codes if each != target]
+        assert detector.detect(text, [*others, target])[0]["language"] == code
+    assert detector.detect(text, codes)[0]["language"] == code
+    assert detector.detect(text, ["zho_Hans", "por_Latn"])[0]["language"] == {"pt": "por_Latn"}.get(code, "zho_Hans")
+
+
 @pytest.mark.parametrize("text", ["", "12", "ok"])
 def test_a_text_without_evidence_is_english_if_possible_without_confidence(detector: Detector, text: str) -> None:
     assert detector.detect(text, ALL) == [{"language": "en", "confidence": 0.0}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from email.message import Message
 
 import pytest
@@ -21,9 +22,9 @@ def law(test):  # type: ignore[no-untyped-def]
 @law
 async def test_a_file_is_deleted_when_its_time_is_over(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 100)
-    first = files.keep("a", ".txt", b"one")
+    first = files.keep("me", "a", ".txt", b"one")
     await loop.advance(30.0)
-    second = files.keep("a", ".txt", b"two")
+    second = files.keep("me", "a", ".txt", b"two")
     await loop.advance(29.9)
     assert files.get(first).content == b"one" and files.get(second)[:2] == ("a.txt", b"two")
     await loop.advance(0.2)
@@ -36,26 +37,70 @@ async def test_a_file_is_deleted_when_its_time_is_over(loop: ManualLoop) -> None
 @law
 async def test_names_are_long_and_random(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 1000)
-    names = [files.keep("a", ".srt", b"one") for _ in range(50)]
+    names = [files.keep("me", "a", ".srt", b"one") for _ in range(50)]
     assert len({*names}) == 50 and all(len(name) == 32 + 4 and name.endswith(".srt") for name in names)
 
 
+def admitted(files: KeptFiles, client: str, size: int) -> int:
+    """Return how many files of this size a client can have translated one after the other."""
+    count = 0
+    with ExitStack() as rooms:
+        while True:
+            try:
+                rooms.enter_context(files.room(client, size))
+            except ServerError as error:
+                assert error.status == 429 and (error.headers or {})["Retry-After"] == "60"
+                return count
+            count += 1
+            rooms.close()
+            files.keep(client, "a", "", b"x" * size)
+
+
+# The sizes of the files that clients send in turn, and how many are admitted of each. In 1200 bytes, a client may have
+# as much as it leaves free, and a file needs twice its size while it is translated
+SHARES = [
+    ([("a", 100)], [5]),
+    ([("a", 100), ("a", 100)], [5, 0]),
+    ([("a", 100), ("b", 100)], [5, 2]),
+    ([("a", 100), ("b", 100), ("c", 50)], [5, 2, 4]),
+    ([("a", 100), ("b", 10)], [5, 34]),
+    ([("a", 301)], [0]),
+    ([("a", 300)], [1]),
+    ([("a", 10), ("b", 10), ("c", 10), ("d", 10), ("e", 1)], [59, 29, 15, 7, 49]),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), SHARES)
+def test_each_client_has_a_share(sent: list[tuple[str, int]], expected: list[int]) -> None:
+    @law
+    async def test(loop: ManualLoop) -> None:
+        files = KeptFiles(60.0, 1200)
+        assert [admitted(files, client, size) for client, size in sent] == expected
+        await loop.advance(60.1)
+        assert admitted(files, "new", 100) == 5
+
+    test()
+
+
 @law
-async def test_the_room_is_limited_and_expired_files_make_room(loop: ManualLoop) -> None:
-    files = KeptFiles(60.0, 100)
-    files.keep("a", "", b"x" * 60)
-    with pytest.raises(ServerError) as error:
-        files.keep("b", "", b"x" * 41)
-    assert error.value.status == 429 and (error.value.headers or {})["Retry-After"] == "60"
-    files.keep("c", "", b"x" * 40)
-    await loop.advance(60.1)
-    files.keep("d", "", b"x" * 100)
+async def test_room_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> None:
+    """A translation that grows more than expected is kept, too."""
+    files = KeptFiles(60.0, 1200)
+    with files.room("a", 200), files.room("b", 100):
+        with pytest.raises(ServerError), files.room("c", 200):
+            pass
+        with pytest.raises(ServerError), files.room("b", 150):
+            pass
+        key = files.keep("a", "a", "", b"x" * 500)
+    assert len(files.get(key).content) == 500
+    with files.room("c", 100):
+        pass
 
 
 @law
 async def test_no_timer_is_left_at_the_end(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 100)
-    key = files.keep("a", "", b"x")
+    key = files.keep("me", "a", "", b"x")
     timer = files.get(key).timer
     files.clear()
     assert timer.cancelled()

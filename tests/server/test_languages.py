@@ -79,3 +79,22 @@ def test_other_models_translate_the_pairs_that_have_a_prefix() -> None:
 
 def test_a_language_without_a_known_name_is_called_by_its_code() -> None:
     assert [english_name(code) for code in ("fra_Latn", "zh-Hant", "kab")] == ["French (Latn)", "Chinese (Hant)", "kab"]
+
+
+# What a client may send for the languages of NLLB. Codes without a script mean CLDR's likely one; zt and pb are
+# LibreTranslate's own codes
+NAMES = {
+    **dict.fromkeys(("zh", "ZH", "zh-Hans", "zh_CN", "zh-CN", "zh-SG", "zho", "chi", "cmn", "Chinese"), "zho_Hans"),
+    **dict.fromkeys(("zt", "zh-Hant", "zh-TW", "zh_HK", "zh-Hant-TW", "zho_Hant"), "zho_Hant"),
+    **dict.fromkeys(("pb", "pt-BR", "pt_BR", "pt-PT", "pt", "por", "Portuguese"), "por_Latn"),
+}
+CODES = ("zho_Hant", "por_Latn", "zho_Hans", "eng_Latn")
+
+
+@pytest.mark.parametrize("codes", [CODES, CODES[::-1]], ids=["Hant first", "Hans first"])
+@pytest.mark.parametrize(("name", "own"), NAMES.items())
+def test_codes_mean_the_same_in_any_order_of_the_models_languages(name: str, own: str, codes: tuple[str, ...]) -> None:
+    found = languages(dict.fromkeys(codes, 5))
+    client = {"zho_Hans": "zh", "zho_Hant": "zh-Hant", "por_Latn": "pt"}[own]
+    assert found.pair("en", name)[1]["tgt_lang"] == own == found.pair(name, "en")[1]["src_lang"]
+    assert found.target(name) == client and [each["code"] for each in found.listed] == ["en", "pt", "zh", "zh-Hant"]

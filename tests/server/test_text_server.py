@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,20 @@ def test_stream_chunks_add_up_to_the_text(client: openai.OpenAI, session: Sessio
     assert texts == [session.generate(GERMAN).text, session.generate(GRAMMAR).text]
     assert sum(chunk.choices[0].finish_reason == "stop" for chunk in chunks[:-1]) == 2 and len(chunks) > 2
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 12
+
+
+@pytest.mark.parametrize(("obfuscation", "is_padded"), [({}, False), (False, False), (True, True)])
+def test_chunks_are_padded_on_request(server: Serving, session: Session, obfuscation: Any, is_padded: bool) -> None:
+    """So that their sizes tell little about the text. OpenAI pads them by default."""
+    options = {} if obfuscation == {} else {"include_obfuscation": obfuscation}
+    fields = {"prompt": GERMAN, "stream": True, "stream_options": {"include_usage": True, **options}}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+    *chunks, usage = [json.loads(line[6:]) for line in lines]
+    assert "".join(each["choices"][0]["text"] for each in chunks) == session.generate(GERMAN).text
+    assert [("obfuscation" in each) for each in (*chunks, usage)] == [is_padded] * len(chunks) + [False]
+    sizes = {len(f"{line}\n\n".encode()) for line in lines[:-1]}
+    assert all(size % 64 == 0 for size in sizes) == is_padded
 
 
 def test_rounds_field_describes_accepted_and_rejected_tokens(server: Serving, session: Session) -> None:

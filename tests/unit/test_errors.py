@@ -11,7 +11,6 @@ from speculative_decoding.cli import console_commands
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.errors import MAX_MISSPELT, Name, UnknownOption, similar_names
-from speculative_decoding.jobs.fields import PROMPT
 from speculative_decoding.loading.lookup import nearest
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
@@ -61,4 +60,3 @@ def test_a_long_name_is_compared_with_no_other(name: str, monkeypatch: pytest.Mo
     caught(lambda: GenerationOptions().override({name: 1}))
     caught(lambda: console_commands.find(f"/{name}"))
     assert nearest(name, ["t5-web-docs"]) is None
-    assert PROMPT.check({name: 1}) == {}  # a field of the user, which is copied
