@@ -14,7 +14,16 @@ from .formats import FORMATS
 from .messages import APOSTROPHE, ARGUMENT, QUOTED, SYNTAX, message_parts, unquoted, write_message
 from .messages import Part as MessagePart
 from .options import DocumentOptions
-from .splitting import Span, around_opaque, is_language, line_spans, needs_decoding, sentence_spans, without_symbols
+from .splitting import (
+    Span,
+    around_opaque,
+    is_language,
+    line_spans,
+    needs_decoding,
+    sentence_spans,
+    short_spans,
+    without_symbols,
+)
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 LETTER = re.compile(r"[^\W\d_]")
@@ -123,10 +132,14 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
         block, areas = texts_of_message(block, parts)
     text = block.text
     units = (span for area in areas for span in unit_spans(block, area, unit, language))
-    spans = [without_symbols(text, span) for span in around_opaque(text_without_kept(block.tokens), units)]
-    found = [copied_unless_language(each) for each in divide(block, spans)]
-    for number, each in enumerate(found, 1):
-        yield replace(each, ends_block=number == len(found))
+    short = (part for span in around_opaque(text_without_kept(block.tokens), units) for part in short_spans(text, span))
+    last: Literal | Piece | None = None
+    for each in divide(block, [without_symbols(text, span) for span in short]):
+        if last is not None:
+            yield last
+        last = copied_unless_language(each)
+    if last is not None:
+        yield replace(last, ends_block=True)
 
 
 def unit_spans(block: Block, area: Span, unit: str, language: str) -> Iterator[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import eq
 
 from .marks import LETTER
@@ -17,6 +17,7 @@ Places = Sequence[Span | None]
 
 MAX_MARKS = 256  # of one piece that are placed; each is compared with all others
 MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
+MAX_TRIED = 4 * MAX_ENCLOSED
 FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
 JOINER = r"['\u2019.,:\u2010\u2011-]"  # within a word or a number
@@ -33,9 +34,8 @@ def enclosed_texts(piece: Piece) -> list[str]:
         if (mark.start, mark.end) not in kept
         and not mark.is_kept
         and (text := piece.text[mark.start : mark.end].strip()) != piece.text.strip()
-        and needs_decoding(text)
     )
-    return [*found][:MAX_ENCLOSED]
+    return [*islice(filter(needs_decoding, islice(found, MAX_TRIED)), MAX_ENCLOSED)]
 
 
 def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:

@@ -19,6 +19,7 @@ from .survival import must_survive
 
 Span = tuple[int, int]
 
+LONGEST = 1 << 14  # characters of a span: what a piece costs is computed without a pause, which other clients wait for
 WINDOW = 1 << 13  # characters that sentencex sees at a time: its time is quadratic for unbalanced quotation marks
 MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it does not divide one character
 # Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
@@ -91,6 +92,15 @@ def without_symbols(text: str, span: Span) -> Span:
 def line_spans(text: str, breaks: Iterable[Span]) -> list[Span]:
     """Return the lines of a text, which the breaks separate. Without breaks, the text is one line."""
     return list(trimmed(text, gaps(breaks, len(text))))
+
+
+def short_spans(text: str, span: Span) -> list[Span]:
+    """Divide a span into spans of at most `LONGEST` characters."""
+    start, end = span
+    if end - start <= LONGEST:
+        return [span]
+    parts = fitting_spans(text[start:end], lambda part: len(part) <= LONGEST)
+    return [(start + first, start + last) for first, last in parts]
 
 
 def gaps(spans: Iterable[Span], size: int) -> Iterator[Span]:
