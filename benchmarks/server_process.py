@@ -48,9 +48,14 @@ class ServerProcess:
 
     def megabytes(self, *, peak: bool = False) -> float:
         """Return the memory that the process has, or the most that it has had."""
-        name = "VmHWM" if peak else "VmRSS"
+        return self._status("VmHWM" if peak else "VmRSS") / 1000
+
+    def threads(self) -> int:
+        return self._status("Threads")
+
+    def _status(self, name: str) -> int:
         (line,) = (line for line in Path(f"/proc/{self.pid}/status").read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1]) / 1000
+        return int(line.split()[1])
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))

@@ -1,7 +1,8 @@
 """Threads that decode the audio files of all clients in steps of a few seconds of sound, and begin to read texts.
 
 After each step, `Turns` chooses the next reading by processor time. A long or costly recording therefore delays the
-others by one step only. This module is independent of the model.
+others by one step only. A step that takes unusually long, such as parsing a text of a megabyte, does not delay other
+clients, because their readings get threads of their own. This module is independent of the model.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from .turns import Turns
 
 Result = TypeVar("Result")
 CREDIT = 0.05  # seconds; about the processor time of a step
+STEP_SECONDS = 0.1  # after which a step takes unusually long
 
 
 @dataclass(eq=False)
 class Reading(Generic[Result]):
-    """The steps that read a recording, and the future of their result."""
+    """The steps that read a client's recording or text, and the future of their result."""
 
+    client: str
     steps: Generator[None, None, Result]
     future: Future[Result] = field(default_factory=Future)
     is_running: bool = False
@@ -41,6 +44,8 @@ class ReadingThreads:
         self._turns = Turns[Reading[Any]](CREDIT)
         self._wake = threading.Condition()
         self._is_stopping = False
+        self._running: list[str] = []  # the clients of the steps in progress
+        self._helped: set[str] = set()  # the clients with a thread of their own
         self._threads = [threading.Thread(target=self._work, name=f"audio {i}", daemon=True) for i in range(count)]
 
     def start(self) -> None:
@@ -60,13 +65,40 @@ class ReadingThreads:
 
     def run(self, client: str, steps: Generator[None, None, Result]) -> Future[Result]:
         """Run steps for a client. Cancelling the future ends them after the current step."""
-        reading = Reading(steps)
+        reading = Reading(client, steps)
         reading.future.add_done_callback(lambda _: self._remove(reading))
         with self._wake:
             self._turns.enter(reading, client)
             self._turns.wait(reading)
-            self._wake.notify()
+            needs_help = len(self._turns.items) > len(self._threads) and client not in self._helped
+            if needs_help:
+                self._helped.add(client)
+            self._wake.notify_all()
+        if needs_help:
+            threading.Thread(target=self._help, args=(client,), name="relief", daemon=True).start()
         return reading.future
+
+    def _are_others_running(self, client: str) -> bool:
+        return len(self._running) >= len(self._threads) and client not in self._running
+
+    def _help(self, client: str) -> None:
+        """Run a client's steps while those of others take unusually long, until it has no readings."""
+        while (reading := self._next_to_help(client)) is not None:
+            self._run(reading)
+            del reading
+
+    def _next_to_help(self, client: str) -> Reading[Any] | None:
+        with self._wake:
+            while not self._is_stopping and any(each.client == client for each in self._turns.items):
+                reading = None
+                if not self._wake.wait_for(lambda: not self._are_others_running(client), STEP_SECONDS):
+                    reading = self._turns.take(without=[each for each in self._turns.items if each.client != client])
+                if reading is not None:
+                    self._begin(reading)
+                    return reading
+                self._wake.wait(STEP_SECONDS)
+            self._helped.discard(client)
+        return None
 
     def _remove(self, reading: Reading[Any]) -> None:
         """Release the resources of a reading as soon as its future is done."""
@@ -83,8 +115,16 @@ class ReadingThreads:
     def _step(self) -> bool:
         """Run a step. Returns False after `stop`. Keeps no reference to the reading while the thread sleeps."""
         reading = self._next()
-        if reading is None:
-            return False
+        if reading is not None:
+            self._run(reading)
+        return reading is not None
+
+    def _begin(self, reading: Reading[Any]) -> None:
+        reading.is_running = True
+        self._running.append(reading.client)
+
+    def _run(self, reading: Reading[Any]) -> None:
+        """Run a step, and end the reading or let it wait for its next turn."""
         started = self._clock()
         has_ended = True
         result: Any = None
@@ -98,10 +138,11 @@ class ReadingThreads:
             error = raised
         with self._wake:
             reading.is_running = False
+            self._running.remove(reading.client)
             self._turns.charge(reading, self._clock() - started)
             if not has_ended and reading in self._turns:
                 self._turns.wait(reading)
-                return True
+                return
         if not has_ended:  # cancelled during the step
             reading.steps.close()
         elif reading.future.set_running_or_notify_cancel():
@@ -110,7 +151,6 @@ class ReadingThreads:
             else:
                 reading.future.set_exception(error)
         error = None  # its traceback refers to this frame, and would keep the recording until garbage collection
-        return True
 
     def _next(self) -> Reading[Any] | None:
         """Wait for the next reading. Returns None after `stop`."""
@@ -118,7 +158,7 @@ class ReadingThreads:
             while not self._is_stopping:
                 reading = self._turns.take()
                 if reading is not None:
-                    reading.is_running = True
+                    self._begin(reading)
                     return reading
                 self._wake.wait()
         return None

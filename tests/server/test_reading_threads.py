@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from speculative_decoding.server import reading_threads
 from speculative_decoding.server.reading_threads import ReadingThreads
 from tests.support.waiting import eventually
 
@@ -70,3 +71,24 @@ def test_errors_and_cancellations_end_a_reading() -> None:
     with pytest.raises(CancelledError):
         second.result()
     eventually(lambda: closed == ["first", "second"])
+
+
+def test_a_long_step_delays_its_own_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing a text of a megabyte is one step. Two of them took both threads for a minute."""
+    monkeypatch.setattr(reading_threads, "STEP_SECONDS", 0.001)
+    done: list[str] = []
+    may_run = threading.Event()
+
+    def stuck() -> Generator[None, None, None]:
+        may_run.wait()
+        yield
+
+    threads = ReadingThreads(2)
+    threads.start()
+    long = [threads.run("x", stuck()) for _ in range(3)]
+    own = threads.run("x", steps("own", 1, done))
+    others = [threads.run(name, steps(name, 3, done)) for name in ("y", "z", "y")]
+    assert [each.result() for each in others] == ["y", "z", "y"] and "own" not in done
+    may_run.set()
+    assert [each.result() for each in (*long, own)] == [None] * 3 + ["own"]
+    threads.stop()

@@ -7,10 +7,12 @@ clients      clients that stream, leave, cut their connection or send invalid re
              get equal texts, which are those of `batch`; memory and open files do not grow
 sockets      clients of live speech that stall, vanish, abort, or send broken upgrades, frames and events, and others
              that speak or send recordings, for a tiny Whisper: another client gets its text, memory does not grow
+neighbors    clients of sockets and texts that cost much: another client's small requests are answered within twice their
+             undisturbed time and one second, and threads and memory return within five seconds (use an idle machine)
 costly       recordings and forms that cost much, for the Whisper of --model, while another client sends a short
              recording: each gets its text within twice its undisturbed time and one second (use an idle machine)
 
-Without a part, all run except `costly`. After each, every slot is free, the server ends in order and its log has no
+Without a part, all run except `neighbors` and `costly`. After each, every slot is free, the server ends in order and its log has no
 traceback.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
-from . import attacks, clients, random_requests, sockets
+from . import attacks, clients, neighbors, random_requests, sockets
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
     "bodies": lambda chosen: random_requests.run(chosen.count, chosen.seed),
@@ -27,6 +29,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
     "connections": lambda chosen: attacks.occupy(chosen.connections, chosen.requests),
     "clients": lambda chosen: clients.run(None, 60 * chosen.minutes, chosen.seed),
     "sockets": lambda chosen: sockets.run(chosen.clients, chosen.seconds, chosen.seed),
+    "neighbors": lambda chosen: neighbors.run(chosen.attack_seconds, chosen.only),
     "costly": lambda chosen: attacks.burden(chosen.model, ["--slots", chosen.slots], chosen.requests, chosen.only),
 }
 
@@ -49,11 +52,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="sockets: how long they send (default: 120)")
     parser.add_argument("--model", help="costly: a Whisper")
     parser.add_argument("--slots", default="2", help="costly: of that server (default: 2)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="costly: run only attacks whose name contains TEXT")
+    parser.add_argument("--attack-seconds", type=float, default=15.0, help="neighbors: of each attack (default: 15)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="neighbors, costly: run only attacks whose name contains TEXT"
+    )
     chosen = parser.parse_args()
     if "costly" in chosen.parts and chosen.model is None:
         parser.error("costly: needs the --model of a Whisper")
-    parts = chosen.parts or [name for name in PARTS if name != "costly"]
+    parts = chosen.parts or [name for name in PARTS if name not in ("neighbors", "costly")]
     for name in parts:
         for line in PARTS[name](chosen):
             print(f"{name}: {line}", flush=True)
