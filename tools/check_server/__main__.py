@@ -7,13 +7,13 @@ clients      clients that stream, leave, cut their connection or send invalid re
              get equal texts, which are those of `batch`; memory and open files do not grow
 sockets      clients of live speech that stall, vanish, abort, or send broken upgrades, frames and events, and others
              that speak or send recordings, for a tiny Whisper: another client gets its text, memory does not grow
-neighbors    clients of sockets and texts that cost much: another client's small requests are answered within twice their
-             undisturbed time and one second, and threads and memory return within five seconds (use an idle machine)
+neighbors    clients of sockets and texts that cost much: small requests of another client are answered within twice
+             their undisturbed time and one second; threads and memory return within five (use an idle machine)
 costly       recordings and forms that cost much, for the Whisper of --model, while another client sends a short
              recording: each gets its text within twice its undisturbed time and one second (use an idle machine)
 
-Without a part, all run except `neighbors` and `costly`. After each, every slot is free, the server ends in order and its log has no
-traceback.
+Without a part, all run except `neighbors` and `costly`. After each, every slot is free, the server ends in order and
+its log has no traceback.
 """
 
 from __future__ import annotations

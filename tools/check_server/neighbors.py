@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import median
+from typing import Any
 
 import httpx
 
@@ -28,9 +29,7 @@ from .sockets import COMMIT, PATH, PROGRAM, Clients, event, pcm
 ADDRESS = "127.0.0.2"  # of the attackers
 SECONDS = 5.0  # in which threads and memory return
 SIZE = 1_000_000
-PARAGRAPH = (
-    "Open the page and close the window and read the text of the method and return the value of the property and "
-)
+CLAUSE = "Open the page and read the text of the method and return the value of the property and "
 CUE = "\n\n00:00:00.000 --> 00:00:01.000\n"
 
 Request = Callable[[], float]  # returns its seconds; raises AssertionError for a wrong answer
@@ -105,13 +104,23 @@ def socket_attacks() -> Mapping[str, tuple[int, Attack]]:
 
 def text_attacks() -> Mapping[str, tuple[int, Attack]]:
     files = {
-        "files of a megabyte": (12, repeated(PARAGRAPH * 36 + "\n"), "txt"),
+        "files of a megabyte": (12, repeated(CLAUSE * 40 + "\n"), "txt"),
         "cues of a megabyte": (4, b"WEBVTT" + CUE.encode() + repeated("<v Mary>Open "), "vtt"),
         "second cues of a megabyte": (4, f"WEBVTT{CUE}Open.{CUE}".encode() + repeated("<i>Open the\n"), "vtt"),
         "nested lists": (4, repeated("- "), "md"),
         "files without words": (2, repeated("1 "), "txt"),
     }
     return {name: (count, partial(translate, content, suffix)) for name, (count, content, suffix) in files.items()}
+
+
+def attackers(attack: Attack, count: int, port: int, seconds: float, has_begun: Any) -> None:
+    until = time.monotonic() + seconds
+    threads = [threading.Thread(target=attack, args=(port, until), daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    has_begun.set()
+    for thread in threads:
+        thread.join(max(0.0, until + 1 - time.monotonic()))
 
 
 def timed(client: httpx.Client, path: str, **fields: str | int) -> float:
@@ -144,7 +153,8 @@ def live_text(port: int) -> float:
 def run(seconds: float, only: str) -> Iterator[str]:
     """Run the attacks whose name contains `only`. Yields a line for each. Raises AssertionError."""
     problems = []
-    for program, attacks in ((PROGRAM, socket_attacks()), (None, text_attacks())):
+    text = ("speculative_decoding", "serve", "--port", "0")
+    for program, attacks in ((PROGRAM, socket_attacks()), (text, text_attacks())):
         chosen = {name: attack for name, attack in attacks.items() if only in name}
         if not chosen:
             continue
@@ -154,7 +164,7 @@ def run(seconds: float, only: str) -> Iterator[str]:
             httpx.Client(base_url=server.url, timeout=600, verify=NO_TLS) as client,
         ):
             requests: dict[str, Request] = {"health": partial(timed, client, "/health")}
-            if program is None:
+            if program is text:
                 requests |= {
                     "completion": partial(timed, client, "/v1/completions", prompt=GRAMMAR, max_tokens=20),
                     "sentence": partial(timed, client, "/translate", q="Open the page.", source="en", target="de"),
@@ -177,21 +187,21 @@ def disturbed(
         request()
     before = {name: median(request() for _ in range(5)) for name, request in requests.items()}
     threads, megabytes = server.threads(), server.megabytes()
-    until = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
-    attackers = [context.Process(target=attack, args=(server.port, until), daemon=True) for _ in range(count)]
-    for each in attackers:
-        each.start()
-    time.sleep(2.0)
+    has_begun = context.Event()
+    process = context.Process(target=attackers, args=(attack, count, server.port, seconds, has_begun), daemon=True)
+    process.start()
+    has_begun.wait()
+    until = time.monotonic() + seconds
+    time.sleep(1.0)
     slowest = dict.fromkeys(requests, 0.0)
     most = 0
     while time.monotonic() < until:
         for name, request in requests.items():
             slowest[name] = max(slowest[name], request())
             most = max(most, server.threads())
-    for each in attackers:
-        each.join(1.0)
-        each.kill()
+    process.join(2.0)
+    process.kill()
     ended = time.monotonic()
     while server.threads() > threads and time.monotonic() < ended + SECONDS:
         time.sleep(0.1)
