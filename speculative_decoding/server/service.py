@@ -25,7 +25,7 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-COLLECTED_BYTES = 1 << 20  # a recording of at least this size triggers a garbage collection when it ends
+COLLECTED_BYTES = 1 << 18  # a recording or text of at least this size triggers a garbage collection when it ends
 ABORTED_SECONDS = 1.0  # for clients to receive the errors of requests that the end of the server fails
 MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
 
