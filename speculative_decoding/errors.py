@@ -112,7 +112,7 @@ def similar_names(name: str, known: Collection[str], count: int = 1, cutoff: flo
 
     A long text misspells none: comparing it would take seconds. cutoff: the lowest similarity, from 0 to 1.
     """
-    return get_close_matches(name, known, count, cutoff) if len(name) <= MAX_MISSPELT else []  # type: ignore[type-var]
+    return get_close_matches(name, known, count, cutoff) if len(name) <= MAX_MISSPELT else []
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from .errors import ServerError
 
 RANDOM_BYTES = 24  # of a name
 MAX_NAME = 100  # characters of a name for users
-KEPT = 32  # all files together may have as many bytes as this many requests
+KEPT = 64  # all files together may have as many bytes as this many requests
 GROWTH = 2  # how many bytes are reserved for each byte of a file that is being translated
 
 

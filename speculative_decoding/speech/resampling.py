@@ -40,7 +40,7 @@ class FrameResampler:
                 done = self._graph.pull()
             except (BlockingIOError, EOFError):  # it needs another frame, or there are no more
                 return
-            yield done.to_ndarray()[0]  # type: ignore[union-attr]
+            yield done.to_ndarray()[0]
 
     def _made_for(self, frame: AudioFrame) -> Graph:
         from av.filter import Graph
