@@ -18,6 +18,7 @@ READ = {
     **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
 }
 # The reader that each tool documents: pandoc --list-input-formats, ffmpeg -demuxers, the Translate Toolkit's converters
+# (docx, odt, rtf and epub are guards)
 CONVERTED = {
     **{"app.po": "po2txt", "app.pot": "po2txt", "app.xliff": "Translate Toolkit", "app.xlf": "Translate Toolkit"},
     **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},

@@ -75,11 +75,11 @@ ROWS = {
     "Open \t the page": ["Open", "the page"],
     "1.\tOpen the page. Close it.": ["Open the page.", "Close it."],
     "名前\u3000\u3000説明": ["名前", "説明"],
-    "\u2022\u00a0\u00a0Open the page": ["Open the page"],
+    "guard: \u2022\u00a0\u00a0Open the page": ["Open the page"],
     "guard: Open the page now": ["Open the page now"],
     "guard: Öffne\u00a0die Seite": ["Öffne\u00a0die Seite"],
     "guard: \tOpen the page\t ": ["Open the page"],
-    "guard: One two.  Three four.": ["One two.", "Three four."],
+    "One two.  Three four.": ["One two.", "Three four."],
 }
 
 
@@ -104,7 +104,7 @@ def test_spaces_that_justify_unwrapped_lines_divide_no_sentence() -> None:
     assert [text.split() for text in found] == [["One", "two", "three", "four."]]
 
 
-@pytest.mark.parametrize("line", ["1 2 3\n", "\n", "--- 12\r\n", "* * *\n\n", "1 " * 500])
+@pytest.mark.parametrize("line", ["1 2 3\n", "\n", "--- 12\r\n", "* * *\n\n"])
 def test_lines_without_words_are_copied_together(line: str) -> None:
     text = line * 4000
     parts = parts_in(text)

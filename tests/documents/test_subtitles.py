@@ -214,22 +214,22 @@ CLOCKS = {
     "0-1:59:58,500 --> 0-1:59:59,000": -1.5,  # the same, each field on its own
     "00:00:-1,500 --> 00:00:00,500": -0.5,  # FFmpeg reads each field with %d
     "-0:00:02.000 --> -0:00:01.000": -2.0,
-    "00:00:01,5 --> 00:00:02,25": 1.5,
+    "guard: 00:00:01,5 --> 00:00:02,25": 1.5,
     "00:00:01,500000 --> 00:00:02,250000": 1.5,  # microseconds
     "00:00:01.123456789 --> 00:00:02.5": 1.123456789,
-    "00:00:01 --> 00:00:02": 1,
+    "guard: 00:00:01 --> 00:00:02": 1,
     "00:00:01, --> 00:00:02,": 1,  # the library srt
     "00\uff1a00\uff1a01\uff0c500 --> 00\uff1a00\uff1a02\uff0c500": 1.5,  # the same
     "00:00:01:500 - -> 00:00:02:500": 1.5,  # the same
     "00.00.01.500 --> 00.00.02.500": 1.5,  # the same
     "00:00: 1,500 --> 00:00: 2,500": 1.5,  # FFmpeg
-    "  00:00:01,500-->00:00:02,500": 1.5,  # FFmpeg
+    "guard:   00:00:01,500-->00:00:02,500": 1.5,  # FFmpeg
     "00:00:01,500 -> 00:00:02,500": 1.5,  # pysubs2
     "00:00:01,500 \u2013> 00:00:02,500": 1.5,  # pysubs2, after an automatic correction
     "00:00:01,500 --&gt; 00:00:02,500": 1.5,  # pysubs2, copied from a web page
     "00:00:01,500 \u2192 00:00:02,500": 1.5,  # pysubs2
     "00:00:01;12 --> 00:00:02;12": 1.12,  # frames
-    "guard: 01.500 --> 02.500": 1.5,
+    "01.500 --> 02.500": 1.5,
     "guard: 00:01.500 --> 00:02.500": 1.5,  # WebVTT
     "guard: 123:00:01.500 --> 123:00:02.500 align:start position:0%": 442_801.5,  # WebVTT
     "guard: 00:00:01,500 --> 00:00:02,500  X1:201 X2:516 Y1:397 Y2:423": 1.5,  # FFmpeg
@@ -245,6 +245,13 @@ def test_no_line_of_times_is_text(times: str, start: float, format: str) -> None
     assert document_with(text, lambda text: "Ja.", format).splitlines().count(times) == 2
     cue = next(cues_of(StringIO(text, newline=""), format == "vtt"))
     assert cue.start == pytest.approx(start) and cue.end > cue.start and cue.finding is None
+
+
+@pytest.mark.parametrize("number", ["-1", "1.5", "0", " 12 "])
+def test_the_number_of_a_cue_is_not_text(number: str) -> None:
+    """As the library srt reads it. The last two are guards."""
+    text = row("I went", "home.").replace("2\n", f"{number}\n", 1)
+    assert blocks(text) == ["I went home."]
 
 
 # Lines with an arrow that are no times, or not only times
