@@ -38,6 +38,8 @@ SEPARATOR = r"[:.,;\u3002\uff0c\uff0e\uff1a\uff1b]"
 CLOCK = rf"({FIELD}(?:{SEPARATOR}{FIELD}){{1,3}}+){SEPARATOR}?"
 ARROW = r"(?:[-=\u2010-\u2015\u2212][ \t]*){1,3}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
 TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
+# A line that belongs to no text: one with an arrow, or one that begins with a full clock, even if the rest is damaged
+TIMING = re.compile(rf".*?-->|{TIMES.pattern}|{FIELD}:{FIELD}:{FIELD}[.,]\d", re.DOTALL)
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
 LINE_END = re.compile(r"(\r\n?|\n)")
@@ -92,7 +94,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
     """Yield the texts of all cues, and at last a cue without text.
 
     In SRT, what follows a blank line is another text of the same cue, up to the next times. In VTT it is not shown.
-    A line with "-->" is never text. If not all of it is understood, it is a cue without text, with a finding.
+    A line like one with times is never text. If not all of it is understood, it is a cue without text, with a finding.
     """
     before: list[str] = []
     text: list[str] = []
@@ -107,7 +109,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
             yield found
             before, text = [rest], []
         before.append(line)
-        if is_timing(line):
+        if TIMING.match(line):
             times = TIMES.match(line)
             start, end = map(seconds, times.groups()) if times else (nan, nan)
             cue, is_open = Cue("", number=cue.number + 1, start=start, end=end), True
@@ -124,13 +126,9 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
 def is_text(line: str, following: str, is_vtt: bool) -> bool:
     """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them."""
     if is_vtt:
-        return bool(line.strip("\r\n")) and not is_timing(line)
-    is_number = NUMBER.fullmatch(line) and is_timing(following)
-    return bool(line.strip()) and not is_number and not is_timing(line)
-
-
-def is_timing(line: str) -> bool:
-    return "-->" in line or TIMES.match(line) is not None
+        return bool(line.strip("\r\n")) and not TIMING.match(line)
+    is_number = NUMBER.fullmatch(line) and TIMING.match(following)
+    return bool(line.strip()) and not is_number and not TIMING.match(line)
 
 
 def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:

@@ -254,8 +254,9 @@ def test_the_number_of_a_cue_is_not_text(number: str) -> None:
     assert blocks(text) == ["I went home."]
 
 
-# Lines with an arrow that are no times, or not only times
+# Lines with an arrow or a clock that are no times, or not only times
 UNKNOWN = [
+    *("00:00:01,000 00:00:02,000", "00:00:01,000,00:00:02,000", "-00:00:01,500 ==> later", "00:00:01,000 -->"),
     "soon --> later",
     "00:xx:01,000 --> 00:00:02,000",
     "00:00:01,000 --> 00:00:02,000 Hello there",
@@ -265,7 +266,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("line", UNKNOWN)
-def test_a_line_with_an_arrow_that_is_not_understood_is_copied_and_listed(line: str, format: str) -> None:
+def test_a_line_of_times_that_is_not_understood_is_copied_and_listed(line: str, format: str) -> None:
     text = f"{'WEBVTT' * (format == 'vtt')}\n\n00:01,000 --> 00:02,000\nI went\n{line}\nhome.\n"
     assert blocks(text, format) == ["I went", "home."]
     assert document_with(text, str.upper, format).splitlines()[-2] == line
