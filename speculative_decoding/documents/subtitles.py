@@ -42,8 +42,10 @@ TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
 TIMING = re.compile(rf".*?-->|{TIMES.pattern}|{FIELD}:{FIELD}:{FIELD}[.,]\d", re.DOTALL)
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
-LINE_END = re.compile(r"(\r\n?|\n)")
-BREAK = re.compile(r"(\r\n?|\n|(?<!\b[A-Za-z]:)\\[Nn])")  # "\N" ends a line in ASS, and is left in converted files
+LINE_END = re.compile(r"\r\n?|\n")
+BREAK = re.compile(
+    rf"({LINE_END.pattern}|(?<!\b[A-Za-z]:)\\[Nn])"
+)  # "\N" ends a line in ASS, and is left in converted files
 SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
 QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
 
@@ -112,7 +114,8 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
         if TIMING.match(line):
             times = TIMES.match(line)
             start, end = map(seconds, times.groups()) if times else (nan, nan)
-            cue, is_open = Cue("", number=cue.number + 1, start=start, end=end), True
+            cue = Cue("", number=cue.number + 1, start=start, end=end)
+            is_open = is_open or not is_vtt or times is not None or "-->" in line  # a comment may begin with a clock
             if not (times and SETTINGS.fullmatch(line, times.end())) and WORD.search(line):
                 yield cue._replace(before="".join(before), finding=Finding(line_number, COPIED, line.strip()[:SHOWN]))
                 before = []
@@ -386,7 +389,7 @@ class Runs:
             [self._reader.plain(line) for _, line in lines_of(each.text)] for each in (self._previous, cue, following)
         )
         first, last = shared_lines(before, lines), len(lines) - shared_lines(lines, later)
-        alone = [not first <= number < last for number in range(len(lines))]  # the output is the same in both cues
+        alone = [not first <= number < last for number in range(len(lines))]  # for the same output in both cues
         segments, after = self._reader.segments(cue, alone)
         for segment in segments:
             outside = self._after + segment.before

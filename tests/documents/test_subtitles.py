@@ -199,6 +199,7 @@ BLOCKS = {
     ),
     "an arrow": (VTT + "00:00.000 --> 00:01.000\nI went\n--> home\n", ["I went"]),
     "ruby": (VTT + "00:00.000 --> 00:01.000\n<ruby>漢<rt>kan</rt></ruby>字", ["漢字"]),
+    "guard: a comment with a time": (VTT + "NOTE\n00:00:01.000 is the start\nof it\n", []),
     "no cues": ("I went\n\n12\nhome", []),
 }
 
