@@ -62,7 +62,7 @@ def score(
     Raises:
         InputError: The source is empty or too long, or the model does not have these ids or languages.
     """
-    ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang)
+    ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang, tgt_lang)
     first = first_token(model, tokenizer, tgt_lang)
     given = encode_output(model, tokenizer, target, "target") if isinstance(target, str) else target
     tokens = list(validate("target", ListOf(Int(0)), given))
@@ -89,9 +89,10 @@ def encode(
     *,
     allow_long_prompt: bool = False,
     src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> mx.array:
     """Text -> the encoder output, (1, S, d_model). Its last position is the end-of-sequence token.
 
     Raises `InputError` if the text is empty or too long.
     """
-    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, src_lang)]))
+    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, src_lang, tgt_lang)]))

@@ -240,8 +240,9 @@ class Session:
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory. The targets of its most similar sources are drafts.
-        prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ". They are not part
-            of the sources in the memory, and the prefix of `draft_prompt` replaces them.
+        prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ", in addition to
+            the prefixes in the target's config.json. They are not part of the sources in the memory, and the prefix of
+            `draft_prompt` replaces them.
         draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
         draft_prompt: What such a draft model reads.
 
@@ -308,13 +309,18 @@ class Session:
         use = "text" if self.drafts_text else "shared" if shares else ""
         self.planner = PassPlanner(self.model, draft, make_timed_drafter, use=use)
 
+    @property
+    def _prefixes(self) -> Sequence[str]:
+        """The texts with which prompts may begin: given by the user, and by the model's files."""
+        return *self.prompt_prefixes, *self.model.task_prefixes.values()
+
     def _writing_drafter(self) -> BatchDrafter:
         """Return a drafter for a draft model of another vocabulary."""
         from .drafters.writing import BatchWritingDrafter
 
         draft, tokenizer = self.draft_model, self.draft_tokenizer
         assert isinstance(draft, EncoderDecoder) and tokenizer is not None
-        prompt = self.draft_prompt, self.prompt_prefixes
+        prompt = self.draft_prompt, self._prefixes
         writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, *prompt)
         return BatchWritingDrafter(writer, self.model.pieces or {})
 
@@ -572,11 +578,17 @@ class Session:
         )
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
-        """Call `scoring.encode` with this session's target and source language."""
+        """Call `scoring.encode` with this session's target and languages."""
         from .scoring import encode
 
-        language = self.options.src_lang
-        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
+        return encode(
+            self.model,
+            self.tokenizer,
+            text,
+            allow_long_prompt=allow_long_prompt,
+            src_lang=self.options.src_lang,
+            tgt_lang=self.options.tgt_lang,
+        )
 
     @turn()
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
@@ -633,7 +645,7 @@ class Session:
         options = request.options
         if not self.memory.is_for(options.src_lang, options.tgt_lang):
             return []
-        prompt = without_prefix(prompt_text(request, self.tokenizer), self.prompt_prefixes)
+        prompt = without_prefix(prompt_text(request, self.tokenizer), self._prefixes)
         first = first_token(self.model, self.tokenizer, options.tgt_lang) if request.prefix_length == 1 else None
         found = []
         for similarity, target in self.memory.similar(prompt):

@@ -86,6 +86,8 @@ class ConsoleState:
             way_out = ("turn ", Name("baseline"), " off, or choose a ", Name("draft_model"))
             raise InputError("has no draft to compare", name, way_out)
         else:
+            if name == "prefix":
+                check_languages(self.session.model, self.session.tokenizer, self.options, value)
             self.flags = replace(self.flags, **{name: value})
 
     def change(self, changes: Mapping[str, Any]) -> None:
@@ -94,7 +96,7 @@ class ConsoleState:
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         check_token_ids(options.eos_token_ids, self.session.model.config.vocab_size)
-        check_languages(self.session.tokenizer, options)
+        check_languages(self.session.model, self.session.tokenizer, options, self.flags.prefix)
         self.session.options = options
 
     def open(self, config: RunConfig, pair: ModelPair | None = None) -> None:
@@ -104,7 +106,6 @@ class ConsoleState:
         """
         pair = pair or config.open(use_draft=True)
         config = config.with_memory(pair)
-        check_languages(pair.target.tokenizer, config.options)
         self.session = self._opened.enter_context(config.session(pair))
         self.config = config
 

@@ -164,7 +164,7 @@ def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> 
     """Return the tokens of a prompt. Raises `InputError` for a prompt or options that the model cannot use."""
     model, tokenizer = pair.target.model, pair.target.tokenizer
     build_decoder_prompt(model, tokenizer, options)
-    return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+    return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
 
 
 def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:

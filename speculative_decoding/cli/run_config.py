@@ -16,10 +16,10 @@ from typing import Annotated as A
 
 import mlx.core as mx
 
-from ..decoding.prompt import check_token_ids
+from ..decoding.prompt import check_languages, check_token_ids
 from ..drafters import with_default_drafter
 from ..errors import InputError, Name
-from ..loading.load import BUNDLED, DTYPES, Shard, local_folder, locate
+from ..loading.load import BUNDLED, DTYPES, ModelHandle, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
 from ..models.memory_budget import memory_limits
@@ -45,6 +45,7 @@ OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 MODEL_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_model]
 NGRAM_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_ngrams]
 DRAFT_PROMPT = ("draft_prefix", "draft_src_lang", "draft_tgt_lang")
+LANGUAGES = ("src_lang", "tgt_lang")
 TEXT_DRAFTERS = [name for name, facts in DRAFTERS.items() if facts.uses_texts]
 DRAFTERS_OF_FLAGS = {
     **dict.fromkeys(DRAFT_PROMPT, MODEL_DRAFTERS),
@@ -324,23 +325,38 @@ class RunConfig:
             require_text(pair.target.model)
         return pair
 
-    def with_memory(self, pair: ModelPair, *, names_languages: bool = False) -> RunConfig:
+    def with_memory(self, pair: ModelPair, used: Collection[str] = ()) -> RunConfig:
         """Return this configuration with the translation memory, which is read unless it was read before.
 
-        The languages of the options choose the languages of a TMX file. For a model without languages, that is all
-        they do.
+        The languages of the options choose the languages of a TMX file. If a prefix tells them to the model, as to T5,
+        it is printed. Raises `InputError` for a language without effect.
 
-        names_languages: Whether they also have another use for such a model, as in documents.
+        used: The languages among the options that have another use, as in documents.
         """
         path, options, memory = self.flags.memory, self.options, self.memory
         if path is not None and memory is None:
             memory = open_memory(path, pair, src_lang=options.src_lang, tgt_lang=options.tgt_lang)
             if not launched_rank():  # the other ranks read it, too
                 say(memory.describe())
-        names_languages |= memory is not None and memory.languages is not None
-        if names_languages and not pair.target.tokenizer.languages:
-            options = options.with_values(src_lang=None, tgt_lang=None)
+        if memory is not None and memory.languages is not None:
+            used = LANGUAGES
+        if not (options.src_lang is None and options.tgt_lang is None):
+            options = self._told_languages(pair.target, used)
         return replace(self, options=options, memory=memory)
+
+    def _told_languages(self, target: ModelHandle, used: Collection[str]) -> GenerationOptions:
+        """Return the options with the languages that the model is told: not those that have only their other use."""
+        options, prefix = self.options, "".join(self.prompt_prefixes)
+        try:
+            told = check_languages(target.model, target.tokenizer, options, prefix)
+        except InputError:
+            if not used or target.tokenizer.languages:
+                raise
+            options = options.with_values(**dict.fromkeys(used))
+            told = check_languages(target.model, target.tokenizer, options, prefix)
+        if told and not (prefix or launched_rank()):
+            say(f"each prompt begins with {told!r}, for these languages")
+        return options
 
     @contextmanager
     def session(self, pair: ModelPair) -> Iterator[Session]:

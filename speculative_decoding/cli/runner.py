@@ -122,7 +122,9 @@ class PromptRunner:
         """
         model, tokenizer, options = session.model, session.tokenizer, session.options
         if tokens is None:
-            tokens = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+            tokens = encode_prompt(
+                model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang
+            )
         if found := [each for each in unknown_characters(tokenizer, prompt, tokens) if each not in self._unknown]:
             self._unknown.update(found)
             say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")

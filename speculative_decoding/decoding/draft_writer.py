@@ -109,7 +109,7 @@ class PromptReader:
         codes = self._draft.tokenizer.languages
         if not codes:
             return None, None
-        known: Mapping[str, int] = self._target.tokenizer.languages
+        known = self._target.tokenizer.languages or self._target.model.task_prefixes
         source = self._prompt.src_lang or self._matching("src_lang", options.src_lang if known else None)
         target = self._prompt.tgt_lang or self._matching("tgt_lang", options.tgt_lang if known else tag)
         if target is None:

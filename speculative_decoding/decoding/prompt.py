@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
 from ..drafters.base import TEXT, Followable, RequestView
-from ..errors import InputError, similar_names
+from ..errors import InputError, Name, note, similar_names
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source, TextTokens
 from ..models.base import EncoderDecoder
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EncodeDraft = Callable[[str, int | None], "DraftText"]  # a text and the output's required first token, if there is one
 
+TASK = re.compile(r"[^\W\d_][\w -]{0,60}: ")  # any task before a prompt, such as "stsb sentence1: "
 TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
 
 
@@ -52,7 +54,7 @@ def make_request(
         require_audio(model, prompt)
         source: Source = prompt
     else:
-        source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+        source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
     return Request(
         start.options,
         source,
@@ -135,7 +137,7 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
     """The required first token of an output: its language token, or the model's forced_bos_token_id."""
     config = model.config
     languages = tokenizer.languages
-    if tgt_lang is not None:
+    if tgt_lang is not None and not has_language_prefixes(model, tokenizer):
         chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
         check_token_ids([chosen], config.vocab_size, "tgt_lang", f"the token of {tgt_lang} ")
         return chosen
@@ -148,11 +150,49 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
     return first
 
 
-def check_languages(tokenizer: Tokenizer, options: GenerationOptions) -> None:
-    """Raise an `InputError` for a language of the options that the tokenizer does not have."""
+def has_language_prefixes(model: EncoderDecoder, tokenizer: Tokenizer) -> bool:
+    """Return whether a prefix of the prompt tells the model its languages, instead of language tokens."""
+    return not tokenizer.languages and any(name.startswith("translation_") for name in model.task_prefixes)
+
+
+def language_prefix(model: EncoderDecoder, tokenizer: Tokenizer, src_lang: str | None, tgt_lang: str | None) -> str:
+    """Return the prefix that tells a model such as T5 these languages; "" without languages, and for other models.
+
+    Raises an `InputError` that names the option for languages without a prefix.
+    """
+    if (src_lang is None and tgt_lang is None) or not has_language_prefixes(model, tokenizer):
+        return ""
+    from ..loading.task_prefixes import chosen_prefix
+
+    return chosen_prefix(model.task_prefixes, src_lang, tgt_lang)
+
+
+@cache  # so that the note is printed once
+def note_prefixes(prefixes: tuple[str, ...]) -> None:
+    shown = ", ".join(map(repr, prefixes))
+    note(
+        (
+            f"this model expects a task before each prompt ({shown}), and a prompt begins with none; give ",
+            *(Name("prefix"), ", or for a translation ", Name("tgt_lang")),
+        )
+    )
+
+
+def check_languages(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions, prefix: str = "") -> str:
+    """Return the `language_prefix` for the options. Raises an `InputError` for languages without effect.
+
+    prefix: the text that the user puts before every prompt.
+    """
+    if has_language_prefixes(model, tokenizer):
+        own = language_prefix(model, tokenizer, options.src_lang, options.tgt_lang)
+        if own and prefix not in ("", own):
+            name = "src_lang" if options.tgt_lang is None else "tgt_lang"
+            raise InputError(("has no effect with ", Name("prefix"), f" {prefix!r}"), name, "leave one of them out")
+        return own
     for name, language in (("src_lang", options.src_lang), ("tgt_lang", options.tgt_lang)):
         if language is not None:
             language_token(tokenizer, name, language)
+    return ""
 
 
 def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
@@ -161,7 +201,12 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     if language in languages:
         return languages[language]
     if not languages:
-        raise InputError(f"{short_repr(language)} has no effect: this model has no languages", name, "leave it out")
+        from ..loading.language_map import language_tags, matching_language
+
+        tags = language_tags(tokenizer.vocabulary) if name == "tgt_lang" else {}
+        tag = tags.get(matching_language(language, tags) or "")
+        way_out = f"put {tag} before the prompt" if tag else "leave it out"
+        raise InputError(f"{short_repr(language)} has no effect: this model has no languages", name, way_out)
     nearest = similar_names(language.lower(), [each.lower() for each in languages], 3, 0.5)
     meant = " or ".join(each for each in languages if each.lower() in nearest)
     raise InputError(
@@ -193,7 +238,8 @@ def encode_prompt(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int],
     allow_long: bool = False,
-    language: str | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> TextTokens:
     """Text -> source tokens, which keep the text. Tokens are checked and returned unchanged.
 
@@ -202,19 +248,28 @@ def encode_prompt(
         tokenizer: The model's tokenizer.
         prompt: The text, or its source tokens.
         allow_long: Accept more tokens than the model was trained on.
-        language: The language of the text (default: the tokenizer's).
+        src_lang: The language of the text (default: the tokenizer's).
+        tgt_lang: The language of the output, which matters only for models with a `language_prefix`.
 
     Raises:
-        InputError: The prompt is empty or too long, or the model does not read text or know the language.
+        InputError: The prompt is empty or too long, or the model does not read text or know the languages.
     """
     if model.audio is not None:
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
-    if language is not None:
-        language_token(tokenizer, "src_lang", language)
+    prefix = ""
+    if src_lang is not None or tgt_lang is not None:
+        if has_language_prefixes(model, tokenizer):
+            prefix, src_lang = language_prefix(model, tokenizer, src_lang, tgt_lang), None
+        elif src_lang is not None:
+            language_token(tokenizer, "src_lang", src_lang)
     if not isinstance(prompt, str) and not is_token_list(prompt):
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():
         raise InputError("is empty", "prompt", "give it some text")
+    if isinstance(prompt, str) and not prompt.startswith(prefix):
+        if own := next(filter(prompt.startswith, model.task_prefixes.values()), None):
+            raise InputError(f"the prompt begins with {own!r}, not {prefix!r}", "tgt_lang", "leave one of them out")
+        prompt = prefix + prompt
     limit, why = model.max_source_tokens, "was trained on"
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
@@ -224,7 +279,7 @@ def encode_prompt(
             raise too_long(f"{length} characters", why, limit)
         require_characters(prompt, "prompt")
         require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-        source = TextTokens(tokenizer.encode(prompt, language), prompt)
+        source = TextTokens(tokenizer.encode(prompt, src_lang), prompt)
     else:
         source = TextTokens(prompt, getattr(prompt, "text", None))
     check_token_ids(source, model.config.vocab_size, "prompt", "its tokens ")
@@ -235,13 +290,16 @@ def encode_prompt(
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
+    prefixes = tuple(model.task_prefixes.values())
+    if prefixes and isinstance(prompt, str) and not (TASK.match(prompt) or prompt.startswith(prefixes)):
+        note_prefixes(prefixes)
     return source
 
 
 def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions) -> bool:
     """Whether a prompt is short enough. Other reasons to refuse it do not count."""
     try:
-        encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+        encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
     except TooLong:
         return False
     except InputError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any, Unpack
 
-from ..decoding.prompt import fits, require_characters
+from ..decoding.prompt import fits, language_prefix, require_characters
 from ..errors import UnknownOption
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, suggested_option, validate
@@ -77,6 +77,7 @@ def prepared(
     except UnknownOption as error:
         way_out = suggested_option(str(error.field), [*OWN, *READING, *option_specs()])
         raise UnknownOption("unknown option", error.field, way_out) from None
+    prefix = prefix or language_prefix(session.model, session.tokenizer, chosen.src_lang, chosen.tgt_lang)
     reading = replace(reading, unit=effective_unit(reading))
     language = source_language(chosen.src_lang, prefix)
     rules = rules_for(session, chosen, prefix, keep)

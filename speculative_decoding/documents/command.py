@@ -21,9 +21,10 @@ from ..cli.common import read_text, require_one_process, say, start_alone, write
 from ..cli.flags import RunFlags, add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
-from ..cli.run_config import RunConfig, run_config_from
+from ..cli.run_config import LANGUAGES, RunConfig, run_config_from
 from ..cli.runner import settle_exactness
 from ..cli.summary import summary_notes
+from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.language_map import language_tag, languages_named
@@ -31,6 +32,7 @@ from ..loading.pair import ModelPair
 from ..rooms import require_room
 from ..rows.parts import PartScheduler
 from ..runs.log import Log
+from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
@@ -109,20 +111,24 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         for document in documents:
             document.check(stack)
         config = run_config_from(chosen)
-        languages = languages_of(config, flags)
         pair = config.open()
-        config = config.with_memory(pair, names_languages=True)
-        require_usable(pair.target.model, pair.target.tokenizer, config.options)
+        model, tokenizer = pair.target.model, pair.target.tokenizer
+        named = config.options
+        config = config.with_memory(pair, used_languages(flags, options.unit))
+        own = config.options
+        prefix = flags.prefix or language_prefix(model, tokenizer, own.src_lang, own.tgt_lang)
+        languages = languages_of(named, prefix, flags.write_memory)
+        require_usable(model, tokenizer, config.options, prefix)
         say(config.describe(drafts_text=pair.drafts_text))
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
-        run = Run(documents, source_language(languages[0], flags.prefix), journal)
-        rules = rules_for(session, config.options, flags.prefix, frozenset(terms))
+        run = Run(documents, source_language(languages[0], prefix), journal)
+        rules = rules_for(session, config.options, prefix, frozenset(terms))
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
-        decoder = DocumentDecoder(session, rules, prefix=flags.prefix, slots=flags.slots, steps=steps, **limit)
+        decoder = DocumentDecoder(session, rules, prefix=prefix, slots=flags.slots, steps=steps, **limit)
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
                 run.decode(decoder, add_pair, total_size(flags.files))
@@ -152,14 +158,21 @@ def total_size(names: Sequence[str]) -> int | None:
     return sum(map(os.path.getsize, names)) if all(map(os.path.isfile, names)) else None
 
 
-def languages_of(config: RunConfig, flags: DocumentFlags) -> tuple[str | None, str | None]:
+def used_languages(flags: DocumentFlags, unit: str) -> Sequence[str]:
+    """Return the languages among the options that have an effect, even if the model has none."""
+    if flags.write_memory is not None:
+        return LANGUAGES
+    return ("src_lang",) if unit == "sentence" else ()  # sentences are found by the rules of their language
+
+
+def languages_of(options: GenerationOptions, prefix: str, write_memory: Path | None) -> tuple[str | None, str | None]:
     """Return the languages of the documents and of the outputs, if the options or the prefix name them.
 
     Raises `InputError` if they are unknown and `write_memory` needs them.
     """
-    source, target = languages_named(flags.prefix)
-    languages = config.options.src_lang or source, config.options.tgt_lang or target
-    if flags.write_memory is not None:
+    source, target = languages_named(prefix)
+    languages = options.src_lang or source, options.tgt_lang or target
+    if write_memory is not None:
         if None in languages:
             way_out = ("name them with ", Name("src_lang"), " and ", Name("tgt_lang"))
             raise InputError("needs the languages of the sources and the outputs", "write_memory", way_out)

@@ -57,13 +57,14 @@ class DocumentDecoder:
         **options: Unpack[OptionKeywords],
     ) -> None:
         chosen = session.options_with(options)
-        forced = require_usable(session.model, session.tokenizer, chosen)
+        forced = require_usable(session.model, session.tokenizer, chosen, prefix)
         require_characters(prefix, "prefix")
         self.scheduler = PartScheduler(session.prompt_scheduler(slots, **options))
         self._steps = steps or (lambda number, piece: decode_piece(piece, rules))
         self._prefix = prefix
         self._options = chosen
         self._tokenizer = session.tokenizer
+        self._src_lang = chosen.src_lang if session.tokenizer.languages else None
         most = session.model.max_positions
         self._most_tokens = sys.maxsize if most is None else most - forced
         self._has_limit = "max_tokens" in options or chosen.max_tokens != option_specs()["max_tokens"].default
@@ -87,13 +88,13 @@ class DocumentDecoder:
         """Return a prompt with its options."""
         prompt: dict[str, Any] = {"prompt": self._prefix + text, "seed": seed}
         if not self._has_limit:
-            source = self._tokenizer.encode(prompt["prompt"], self._options.src_lang)
+            source = self._tokenizer.encode(prompt["prompt"], self._src_lang)
             prompt["max_tokens"] = min(usual_max_tokens(len(source)), self._most_tokens)
         return prompt
 
 
-def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> int:
-    """Return the number of tokens with which each output is forced to begin.
+def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions, prefix: str) -> int:
+    """Return the number of tokens with which each output is forced to begin. prefix: the text before each prompt.
 
     Raises `InputError` for a model or options that cannot be used for documents.
     """
@@ -101,5 +102,5 @@ def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: Generat
         raise InputError("must be 1 for documents", "num_return_sequences", "leave it out")
     if model.audio is not None:
         raise InputError("this model transcribes speech and cannot decode documents", "model", "name another")
-    check_languages(tokenizer, options)
+    check_languages(model, tokenizer, options, prefix)
     return len(build_decoder_prompt(model, tokenizer, options).tokens) - 1

@@ -32,7 +32,6 @@ from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import settle_exactness
 from ..cli.start import start
 from ..cli.summary import summary_notes
-from ..decoding.prompt import check_languages
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
 from ..rooms import require_room
@@ -164,7 +163,6 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             require_recordings(config.options, files, processes)
         else:
             config = config.with_memory(pair)
-            check_languages(pair.target.tokenizer, config.options)
         say(config.describe(drafts_text=pair.drafts_text))
         file_format = files.input_format or choose_format(files.input, file.peek())
         if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on

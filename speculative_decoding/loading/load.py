@@ -25,6 +25,7 @@ from ..models.generation_config import GenerationConfig
 from ..rooms import has_room
 from . import manifest
 from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
+from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
 
@@ -144,6 +145,7 @@ def open_model(
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
         model.adapter = str(merged["fingerprint"])
     model.pieces = tokenizer.vocabulary.pieces
+    model.task_prefixes = task_prefixes(raw)
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
         from ..models.whisper_tokens import resolved

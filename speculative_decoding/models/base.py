@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -47,6 +48,7 @@ class EncoderDecoder(nn.Module):
     # The text of each id, if the model was loaded with a tokenizer; target and draft model must use the same ids.
     # It is not a dict, because MLX would treat a dict as parameters.
     pieces: Mapping[int, str] | None = None
+    task_prefixes: Mapping[str, str] = MappingProxyType({})  # the prefixes in config.json, by the name of their task
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`

@@ -20,6 +20,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from ..errors import one_line
+from ..loading.task_prefixes import Pairs
 from ..rooms import has_room
 from .bodies import DOWNLOADS, error_response
 from .completions import completions
@@ -27,7 +28,6 @@ from .errors import ServerError
 from .files import download_file, translate_file
 from .guard import PAGE, Guard
 from .kept_files import KEPT, KeptFiles
-from .languages import Prefixes
 from .model_names import served_names
 from .service import READY, Service
 from .translation import detect, frontend_settings, languages, translate
@@ -44,7 +44,7 @@ CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 @dataclass(frozen=True)
 class ServerSettings:
     model: str  # the name in responses
-    prefixes: Prefixes  # for /translate
+    prefixes: Pairs  # for /translate
     hosts: Collection[str] = ()  # names of this server
     token: str | None = None
     log_prompts: bool = False

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..checkpoints import read_config
 from ..cli.common import read_text, say
 from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
@@ -25,6 +24,7 @@ from ..cli.start import start
 from ..errors import InputError, Name
 from ..loading.names import model_name, other_names
 from ..loading.pair import ModelPair
+from ..loading.task_prefixes import translation_prefixes
 from ..sampling.values import Bool, Int, ListOf, Text, Value
 from .limits import Limits
 
@@ -186,13 +186,14 @@ async def listen(
     from .app import ServerSettings, make_app
     from .connections import make_server
     from .decoding_thread import DecodingThread
-    from .languages import translation_prefixes
+    from .languages import given_prefixes
     from .metrics import Metrics
     from .service import Service
 
     folder = pair.target.folder
-    prefixes = translation_prefixes(read_config(folder), list(access.translate))
-    config = replace(config, prompt_prefixes=[*config.prompt_prefixes, *prefixes.values()])
+    given = given_prefixes(access.translate)
+    prefixes = {**translation_prefixes(pair.target.model.task_prefixes), **given}
+    config = replace(config, prompt_prefixes=[*config.prompt_prefixes, *given.values()])
     service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)

@@ -20,7 +20,7 @@ from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..drafters.base import Drafter
 from ..errors import InputError, written
-from ..models.audio import AudioFrames
+from ..models.audio import Source
 from ..rooms import require_room
 from ..sampling import GenerationOptions
 from ..session import Session
@@ -189,13 +189,15 @@ def warm_up(session: Session, slots: int) -> None:
     defaults = session.options_with({})
     session.planner.prepare(defaults, slots)
     audio = session.model.audio
-    language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
+    language = next(iter(session.tokenizer.languages), None)
     # The text below is too short to copy long drafts from, so use the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
-    options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
+    options = replace(defaults, drafter=drafter, min_tokens=0, src_lang=None, tgt_lang=language, decoder_prefix="")
     fixed = options.num_draft_tokens
-    source: str | AudioFrames = "a"
-    if audio is not None:
+    source: Source
+    if audio is None:
+        source = session.tokenizer.encode("a")  # a text would get the note about prefixes
+    else:
         from ..models.whisper import NoiseFrames
 
         source = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
@@ -207,7 +209,7 @@ def warm_up(session: Session, slots: int) -> None:
 
 
 def decode_drafts(
-    session: Session, slots: int, source: str | AudioFrames, options: GenerationOptions, lengths: Iterable[int]
+    session: Session, slots: int, source: Source, options: GenerationOptions, lengths: Iterable[int]
 ) -> None:
     """Decode a prompt once with a draft of each length."""
     engine = session.engine(options, slots)

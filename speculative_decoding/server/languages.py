@@ -10,27 +10,16 @@ from typing import Any
 from ..decoding.prompt import language_token
 from ..errors import InputError
 from ..loading.language_map import USUAL_SCRIPTS, Language, language_of, matching_language
+from ..loading.task_prefixes import Pairs, matching_pair
 from ..loading.tokenizer import Tokenizer
 from ..models.speech_languages import NAMES
 
-Prefixes = Mapping[tuple[str, str], str]  # (source, target) -> the text before a prompt, for models such as T5
 MAX_CODE = 40  # characters of a language's name in a request
 
 
-def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixes:
-    """Collect the language pairs of a model without language tokens. Raises `InputError` for a malformed flag.
-
-    Args:
-        config: The model's config.json. T5 models list pairs in `task_specific_params`.
-        flags: Values of --translate, such as "en:de=translate English to German: ".
-    """
+def given_prefixes(flags: Iterable[str]) -> Pairs:
+    """Return the prefixes of --translate, such as "en:de=translate English to German: ". Raises `InputError`."""
     prefixes: dict[tuple[str, str], str] = {}
-    tasks = config.get("task_specific_params")
-    for name, task in tasks.items() if isinstance(tasks, dict) else ():
-        match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
-        prefix = task.get("prefix") if isinstance(task, dict) else None
-        if match and isinstance(prefix, str):
-            prefixes[match[1], match[2]] = prefix
     for flag in flags:
         match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
         if match is None:
@@ -50,7 +39,7 @@ class Languages:
         prefixes: Further pairs.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prefixes: Prefixes) -> None:
+    def __init__(self, tokenizer: Tokenizer, prefixes: Pairs) -> None:
         self._tokenizer = tokenizer
         self._prefixes = prefixes
 
@@ -92,19 +81,17 @@ class Languages:
     def pair(self, source: str, target: str) -> tuple[str, Mapping[str, str]]:
         """Return the prefix and the options of prompts for two languages. Raises `InputError` if they are no pair."""
         source, target = checked(source, "source"), checked(target, "target")
-        first = matching_language(source, (each for each, _ in self._prefixes))
-        second = matching_language(target, (other for each, other in self._prefixes if each == first))
-        if first is not None and second is not None:
-            return self._prefixes[first, second], {}
+        if (found := matching_pair(self._prefixes, source, target)) is not None:
+            return self._prefixes[found], {}
         codes = self._tokenizer.languages
         if not codes:
             pairs = ", ".join(":".join(pair) for pair in sorted(self._prefixes)) or "none"
             raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}", "target")
-        found = {}
+        languages = {}
         for field, option, name in (("source", "src_lang", source), ("target", "tgt_lang", target)):
-            found[option] = matching_language(name, codes) or name
-            language_token(self._tokenizer, field, found[option])
-        return "", found
+            languages[option] = matching_language(name, codes) or name
+            language_token(self._tokenizer, field, languages[option])
+        return "", languages
 
 
 def checked(name: str, field: str) -> str:

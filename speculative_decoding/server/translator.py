@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 
 from ..errors import InputError
+from ..loading.task_prefixes import Pairs
 from .bodies import cancel_on_disconnect, client_address
 from .detection import Detection, Detector
 from .errors import ServerError
-from .languages import Languages, Prefixes
+from .languages import Languages
 from .service import Service
 from .texts import ClientText
 
@@ -30,7 +31,7 @@ class Translator:
     """Translates for the clients of a server."""
 
     service: Service
-    prefixes: Prefixes
+    prefixes: Pairs
     detector: Detector = field(default_factory=Detector)
 
     @cached_property
@@ -90,7 +91,8 @@ class Translator:
         prefix, options = self.languages.pair(source, target)
         session, limits = self.service.session, self.service.limits
         most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions
-        defaults = replace(self.service.options, max_tokens=min(limits.max_output_tokens, most))
+        tokens = min(limits.max_output_tokens, most)
+        defaults = replace(self.service.options, max_tokens=tokens, src_lang=None, tgt_lang=None)
         return Prompting(prefix, defaults.override_for_row(options), session, limits)
 
 

@@ -110,7 +110,8 @@ def write_outputs(
             record: list[Any] = [missing[result.index]]
             if result.result is not None:
                 prompt = requests[result.index]["prompt"]
-                source = encode_prompt(session.model, session.tokenizer, prompt, language=session.options.src_lang)
+                languages = session.options.src_lang, session.options.tgt_lang
+                source = encode_prompt(session.model, session.tokenizer, prompt, False, *languages)
                 record += [source, list(result.result.tokens)]
             log.append(record)
             progress(len(prompts) - (len(missing) - done) * processes.size)

@@ -66,7 +66,7 @@ REFUSED = [
     ({"unwrap": True, "format": "html"}, "unwrap: has no effect with format html"),
     ({"fields": ["a"], "format": "text"}, "fields: has no effect"),
     ({"fields": ["a"]}, "fields: has no effect"),
-    ({"src_lang": "eng_Latn"}, "src_lang: 'eng_Latn' has no effect"),
+    ({"src_lang": "fra_Latn"}, "src_lang: this model has prefixes for en to de, not for fra_Latn"),
     ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences: must be 1"),
     ({"slots": 0}, "slots: must be"),
     ({"keep": "term"}, "keep: must be"),

@@ -140,7 +140,7 @@ def set_by_flag(name: str, text: str, base: dict[str, Any], session: Any, capsys
         config = run_config_from(chosen)
         if name == "eos_token_ids":
             config.open(use_draft=False)
-        check_languages(session.tokenizer, config.options)
+        check_languages(session.model, session.tokenizer, config.options)
         options = config.options
         options = options if {"drafter", "baseline"} & vars(chosen).keys() else options.with_values(drafter=None)
         return replace(session, options=options).options, replace(flags_from(PromptFlags, chosen), baseline=False)

@@ -10,7 +10,7 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.loading import language_codes
 from speculative_decoding.loading.language_map import matching_language
-from speculative_decoding.server.languages import Languages, client_codes, english_name, translation_prefixes
+from speculative_decoding.server.languages import Languages, client_codes, english_name, given_prefixes
 
 PREFIXES = MappingProxyType({("en", "de"): "to German: ", ("de", "en"): ""})
 TOKENS = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "zho_Hans": 7, "zho_Hant": 8})
@@ -21,16 +21,10 @@ def languages(tokens: Any = MappingProxyType({}), prefixes: Any = MappingProxyTy
     return Languages(tokenizer, prefixes)
 
 
-def test_pairs_come_from_the_models_config_and_from_flags() -> None:
-    tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
-    found = translation_prefixes({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
-    assert found == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
-    assert translation_prefixes({"task_specific_params": 3}, []) == {}
-
-
-def test_a_malformed_flag_is_refused() -> None:
+def test_pairs_come_from_flags() -> None:
+    assert given_prefixes(["en:de=German: ", "de:en="]) == {("en", "de"): "German: ", ("de", "en"): ""}
     with pytest.raises(InputError, match="^translate: must be SOURCE:TARGET=PREFIX"):
-        translation_prefixes({}, ["en:de"])
+        given_prefixes(["en:de"])
 
 
 @pytest.mark.parametrize("name", ["MBART", "MBART50", "NLLB", "M2M100", "WMT21"])

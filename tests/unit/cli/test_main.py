@@ -138,7 +138,7 @@ def test_a_translation_of_several_sentences_gets_a_note_once(
         ),
         (["--model", "t5-web-docs", "--draft-model", "nowhere", "a"], "--draft-model: model 'nowhere'"),
         (["--eos-token-id", "99999", "a"], "--eos-token-id: must be between 0 and"),
-        (["--target-language", "xx", "a"], "--target-language: 'xx' has no effect"),
+        (["--target-language", "xx", "a"], "--target-language: this model has prefixes for en to de, not for xx"),
         (["word " * 600], "prompt: has 601 tokens, but the model was trained on at most 512 tokens"),
     ],
 )

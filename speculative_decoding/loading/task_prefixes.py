@@ -1,0 +1,61 @@
+"""The prefixes that tell T5 models their task, such as "translate English to German: ", as config.json lists them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import InputError
+
+Pairs = Mapping[tuple[str, str], str]  # languages (source, target) -> the text before a prompt
+TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")
+
+
+def task_prefixes(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the prefixes in a config.json, by the name of their task, such as translation_en_to_de."""
+    tasks = config.get("task_specific_params")
+    prefixes = {
+        name: prefix
+        for name, task in (tasks.items() if isinstance(tasks, dict) else ())
+        if isinstance(task, dict) and isinstance(prefix := task.get("prefix"), str) and prefix.strip()
+    }
+    return MappingProxyType(prefixes)  # MLX would treat a dict as parameters of the model
+
+
+def translation_prefixes(tasks: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Return the prefixes of the language pairs among the tasks."""
+    found = ((TRANSLATION.fullmatch(name), prefix) for name, prefix in tasks.items())
+    return {(match[1], match[2]): prefix for match, prefix in found if match}
+
+
+def matching_pair(pairs: Collection[tuple[str, str]], source: str, target: str) -> tuple[str, str] | None:
+    """Return the pair that means these languages; None if there is none. See `matching_language`."""
+    from .language_map import matching_language
+
+    first = matching_language(source, (each for each, _ in pairs))
+    second = matching_language(target, (other for each, other in pairs if each == first))
+    return None if first is None or second is None else (first, second)
+
+
+def chosen_prefix(tasks: Mapping[str, str], source: str | None, target: str | None) -> str:
+    """Return the prefix for two languages, one of which may be None if the other one decides. Raises `InputError`."""
+    pairs = translation_prefixes(tasks)
+    sources = {first for first, _ in pairs} if source is None else {source}
+    targets = {second for _, second in pairs} if target is None else {target}
+    candidates = (matching_pair(pairs, first, second) for first in sources for second in targets)
+    found = {pair for pair in candidates if pair is not None}
+    if len(found) == 1:
+        return pairs[found.pop()]
+    if found:  # one of the languages is None
+        missing = "src_lang" if source is None else "tgt_lang"
+        names = ", ".join(sorted({pair[source is not None] for pair in found}))
+        raise InputError("is missing", missing, f"choose one of {names}")
+    known = ", ".join(f"{first} to {second}" for first, second in sorted(pairs))
+    wanted = " to ".join(filter(None, (source, target)))
+    raise InputError(
+        f"this model has prefixes for {known}, not for {wanted}",
+        "src_lang" if target is None else "tgt_lang",
+        "choose one of these pairs, or leave it out",
+    )
