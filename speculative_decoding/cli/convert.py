@@ -7,12 +7,11 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import InputError, Name
 from ..loading.load import BITS, DTYPES, GROUP_SIZES
 from .common import say, start_alone
-from .parser import Parser
+from .parser import File, Parser, argument_type
 from .progress import progress
 
 
@@ -25,9 +24,11 @@ def convert_parser(program: str) -> Parser:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="model to convert: a local folder, or a model on the Hub")
-    what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
+    what.add_argument(
+        "--verify", type=argument_type(File()), metavar="DIR", help="check a converted folder against its manifest"
+    )
     add = parser.add_argument
-    add("--output", type=Path, metavar="DIR", help="the folder to write (default: models/NAME)")
+    add("--output", type=argument_type(File()), metavar="DIR", help="the folder to write (default: models/NAME)")
     add("--dtype", choices=tuple(DTYPES), help="data type of the stored weights (default: bfloat16)")
     add("--quantize", type=int, choices=BITS, help="store weight matrices with this many bits per weight")
     add(
@@ -50,13 +51,14 @@ def main(argv: Sequence[str] | None = None, program: str = "convert.py") -> int:
 def convert(chosen: argparse.Namespace) -> int:
     """Convert or verify a model, and return the exit status."""
     from ..loading import conversion, manifest
-    from ..loading.load import Storage
+    from ..loading.load import Storage, local_folder
 
     given = vars(chosen)
     if "verify" in given:
         if len(given) > 1:
             raise InputError(f"{chosen.verify} takes no other options", "verify", "leave them out")
-        say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files match the manifest")
+        folder = local_folder(chosen.verify) or chosen.verify
+        say(f"{folder}: {manifest.verify(folder)} files match the manifest")
         return 0
     if "quantize" not in given and "group_size" in given:
         raise InputError(("has no effect without ", Name("quantize")), "group_size", "give both, or leave it out")

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import InputError, Name
 from ..runs.places import folded, require_file, require_writable
 from ..sampling import GenerationOptions
+from ..sampling.options import is_address
 from ..sampling.values import BASIC, Bool, Text
 from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
@@ -56,6 +57,9 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
     read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`. Those in `written` are
     replaced as a whole, so they must be regular files.
     """
+    for name, path in read:
+        if is_address(path):
+            raise InputError(f"{path} is an address, not a file", name[0], "download it, and name the file")
     for name, path in written:
         require_file(Path(path), name[0])
     by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}

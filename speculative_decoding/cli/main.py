@@ -137,6 +137,8 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
                 f"note: the prompt is the name of a file; did you mean its content? For its lines, use < {name} or "
                 f"speculative-decoding batch {name}; for a recording, speculative-decoding transcribe {name}"
             )
+        elif flags.prompt.startswith(("http://", "https://")) and len(flags.prompt.split()) == 1:
+            say("note: the prompt is an address, whose content is not read; give the text itself")
         yield flags.prefix + flags.prompt
         return
     if sys.stdin.isatty():

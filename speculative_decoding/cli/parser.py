@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ..errors import InputError, Name, one_line, similar_names
-from ..sampling.options import OTHER_NAMES, option_specs, refusal
+from ..sampling.options import OTHER_NAMES, is_address, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
 
@@ -76,17 +76,25 @@ class Parser(argparse.ArgumentParser):
         given = next((name for name in names if name.startswith("-") and " " not in name), None)
         if given is None:
             return "unexpected argument; put a text with spaces in quotes, and give each argument once"
+        from .other_flags import hint
+
         known = {each.strip("-"): each for each in self._option_string_actions}
         name = given.strip("-").replace("-", "_")
-        same = [flag(each).strip("-") for each in (name, *OTHER_NAMES.get(name, ()))]
-        meant = [each for each in same if each in known] or similar_names(given.strip("-"), known, 1, 0.7)
-        hint = f"; did you mean {known[meant[0]]}?" if meant else ""
-        return f"{one_line(given[:60])}: unknown option{hint}"
+        same = [own for each in (name, *OTHER_NAMES.get(name, ())) if (own := self._flag_of(each)) is not None]
+        way_out = f"did you mean {same[0]}?" if same else hint(name, self._flag_of)
+        if not way_out and (meant := similar_names(given.strip("-"), known, 1, 0.7)):
+            way_out = f"did you mean {known[meant[0]]}?"
+        return f"{one_line(given[:60])}: unknown option{way_out and '; '}{way_out}"
+
+    def _flag_of(self, field: str) -> str | None:
+        """Return the flag of a field; None if this command has none."""
+        name = self.flags.get(field, flag(field))
+        return name if name in self._option_string_actions else None
 
     def name_of(self, field: str) -> str:
         """Return how a field is written on this command line: as its flag, or as its name if it has no flag."""
-        name = self.flags.get(field, flag(field))
-        if name in self._option_string_actions and field not in WITHOUT_NAME:
+        name = self._flag_of(field)
+        if name is not None and field not in WITHOUT_NAME:
             return name
         positional = (each.metavar for each in self._get_positional_actions() if each.dest == field)
         return next((each for each in positional if isinstance(each, str) and field not in WITHOUT_NAME), field)
@@ -111,7 +119,7 @@ class File(Value):
     metavar = "FILE"
 
     def accept(self, value: Any) -> Path:
-        if value in ("", "-"):
+        if value in ("", "-") or is_address(value):
             raise ValueError
         return Path(value)
 

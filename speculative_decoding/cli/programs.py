@@ -28,6 +28,18 @@ COMMANDS = {  # name: (module, room that contains the command or None, help text
     "verify": ("cli.verify", None, "check that drafts leave the output unchanged"),
     "doctor": ("doctor.command", "doctor", "measure this device and check kernels and drafts"),
 }
+OTHER_NAMES = {  # what other programs call a command, or users its purpose
+    **dict.fromkeys(("translate", "translation", "translator", "localize"), "document"),
+    **dict.fromkeys(("whisper", "subtitle", "subtitles", "caption", "captions", "stt", "asr", "live"), "transcribe"),
+    **dict.fromkeys(("run", "infer", "inference", "predict", "summarize", "prompt"), "generate"),
+    **dict.fromkeys(("chat", "repl", "shell", "interactive"), "console"),
+    **dict.fromkeys(("job", "jobs"), "batch"),
+    **dict.fromkeys(("server", "api"), "serve"),
+    **dict.fromkeys(("finetune", "fine-tune", "distill"), "train"),
+    **dict.fromkeys(("quantize", "quantise", "download", "pull"), "convert"),
+    **dict.fromkeys(("test", "check", "compare"), "verify"),
+    **dict.fromkeys(("bench", "benchmark", "info", "diagnose"), "doctor"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return 0
-    if similar := similar_names(name, commands, 1):
-        common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {similar[0]}?")
+    meant = [each for each in [OTHER_NAMES.get(name)] if each in commands] or similar_names(name, commands, 1)
+    if meant:
+        common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {meant[0]}?")
     else:  # the argument may be a prompt, so it is not printed
         common.say(f"{PROGRAM}: error: the first argument must be one of {', '.join(commands)}; for a prompt, generate")
     return 2

@@ -172,8 +172,9 @@ def note_prefixes(prefixes: tuple[str, ...]) -> None:
     shown = ", ".join(map(repr, prefixes))
     note(
         (
-            f"this model expects a task before each prompt ({shown}), and a prompt begins with none; give ",
-            *(Name("prefix"), ", or for a translation ", Name("tgt_lang")),
+            f"the tasks of this model have prefixes ({shown}), and a prompt begins with none; put one before each "
+            "prompt, for example with ",
+            *(Name("prefix"), " or ", Name("tgt_lang")),
         )
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..cli.flags import NamedFile, check_files
 from ..errors import InputError, Name, writing
 from ..runs.places import folded, not_replaced, require_folder, require_writable
+from ..sampling.options import is_address
 
 STANDARD = "-"  # standard input, or standard output
 
@@ -33,6 +34,8 @@ class Destinations:
     memory: Path | None = None
 
     def __post_init__(self) -> None:
+        if is_address(self.output):
+            raise InputError(f"{self.output} is an address", "output", "name a file or a folder")
         count = len(self.files)
         if self.output in (None, STANDARD):
             if count > 1:

@@ -6,11 +6,13 @@ never on a timing or a draft, so all runs on a device agree (docs/decisions/exac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..errors import note
 from .costs import max_measured_width, next_power_of_two, powers_of_two
-from .store import CalibrationStore
+from .store import CalibrationStore, warn_once
 
 if TYPE_CHECKING:
     from .kernel_bits import Bits
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # These values are the same on every device.
 COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 17, 24, 32)
+NOTE_SECONDS = 10.0  # between notes while widths are compared
 MAX_USUAL_WIDTH = 16  # most passes that verify drafts are no wider
 MAX_TYPICAL_WIDTH = 10  # if 70 % of the draft tokens are accepted, longer drafts gain less than 3 %
 
@@ -129,10 +132,18 @@ class ExactWidths:
         if store.is_read_only or store.same_bits.get(1):
             return
         store.announce()
+        count = len(COMPARED_WIDTHS)
+        warn_once(
+            f"comparing the bits of {count} pass widths, for weights that are not float32; a large model takes minutes"
+        )
         probe = self._probe()
         kernels = probe.kernel_bits([(1, width) for width in COMPARED_WIDTHS])
         groups: list[tuple[list[Bits], list[int]]] = []
-        for width in COMPARED_WIDTHS:
+        noted = time.monotonic()
+        for done, width in enumerate(COMPARED_WIDTHS):
+            if time.monotonic() - noted > NOTE_SECONDS:
+                noted = time.monotonic()
+                note(f"{done} of {count} pass widths are compared")
             bits = [kernels[1, width], *probe.bits(width)]
             group = next((widths for other, widths in groups if other == bits), None)
             if group is None:

@@ -177,7 +177,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             )
             lines = output.remaining(lines, files.input)
             totals.lines = output.lines
-            totals.errors = output.errors
+            totals.errors, totals.first_errors = output.errors, output.first_errors
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
 
@@ -295,10 +295,13 @@ def job_summary(totals: JobTotals, options: GenerationOptions) -> str:
     stats = totals.stats
     errors = ""
     if totals.errors:
-        lines = ", ".join(map(str, totals.error_lines))
-        errors = f", {totals.errors} of them errors" + (f" (first errors of this run: lines {lines})" if lines else "")
+        (first, reason), *others = totals.first_errors.items()
+        numbers = [str(number) for number, _ in others] + ["..."] * (totals.errors > len(totals.first_errors))
+        also = f"; also line{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
+        errors = f", {totals.errors} of them {'errors' if also else 'an error'} (line {first}: {reason}{also})"
     text = (
-        f"{totals.lines} lines{errors}; {stats.generated_tokens} tokens of {totals.rows} rows in {totals.seconds:.1f} s"
+        f"{totals.lines} line{'s' * (totals.lines != 1)}{errors}; {stats.generated_tokens} tokens of {totals.rows} "
+        f"rows in {totals.seconds:.1f} s"
     )
     if totals.rows:
         text += (

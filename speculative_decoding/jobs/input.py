@@ -68,6 +68,8 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
 
             names = RECORDING
             return ParsedLine(line, check_recording(given), carried=names.carried(given))
+        if "prompt" not in given:
+            raise missing_prompt(given)
         fields = names.check(given)
         check_prompt(fields, options)
     except InputError as error:
@@ -79,14 +81,22 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
     return ParsedLine(line, fields, fields["prompt"], seed if is_sampled else None, names.carried(given))
 
 
+def missing_prompt(given: Mapping[str, Any]) -> InputError:
+    """Return the error for a line without a prompt, which may have it in another field."""
+    texts = [name for name, value in given.items() if isinstance(value, str) and name not in PROMPT_FIELDS]
+    way_out = 'give the line a "prompt", or an "audio" for a speech model'
+    if len(texts) == 1:
+        name = json.dumps(texts[0], ensure_ascii=False)
+        way_out = f'rename the field {name} to "prompt", or to "audio" if it names a recording'
+    return InputError("is missing", "prompt", way_out)
+
+
 def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
-    """Raise `InputError` for a missing prompt, or an option with a wrong value or without effect."""
+    """Raise `InputError` for a prompt that is no text, or an option with a wrong value or without effect."""
     for name, value in fields.items():
         try:
             PROMPT_FIELDS[name].accept(value)
         except (ValueError, TypeError, OverflowError):
             raise InputError(f"must be {PROMPT_FIELDS[name].expected}, not {json.dumps(value)[:80]}", name) from None
-    if "prompt" not in fields:
-        raise InputError("is missing", "prompt", 'give the line a "prompt"')
     own = {name: value for name, value in fields.items() if name != "prompt"}
     options.override_for_row(own).require_effect(own)

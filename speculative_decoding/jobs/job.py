@@ -15,6 +15,7 @@ from ..rows.scheduling import BatchResult, Progress, Scheduler
 from .fields import DRAFT_COUNTS, INPUT_HASH, input_hash
 from .input import ParsedLine
 
+MAX_SHOWN = 5  # errors whose lines the summary names
 WINDOW_BYTES = 2**26  # of lines that wait for an earlier one
 
 
@@ -22,12 +23,13 @@ WINDOW_BYTES = 2**26  # of lines that wait for an earlier one
 class JobTotals:
     """The totals of a job so far. Times are wall-clock seconds.
 
-    `lines`, `errors` and `input_bytes` include earlier runs of a resumed job. All other fields cover this run only.
+    `lines`, `errors`, `first_errors` and `input_bytes` include earlier runs of a resumed job. All other fields cover
+    this run only.
     """
 
     lines: int = 0
     errors: int = 0
-    error_lines: list[int] = field(default_factory=list)  # line numbers of the first five errors
+    first_errors: dict[int, str] = field(default_factory=dict)  # the first errors, by the number of their line
     input_bytes: int = 0  # size of the finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0
@@ -78,6 +80,11 @@ class JobTotals:
         totals |= {name: getattr(self, name) for name in (*counts, *times, "decode_tps", "end_to_end_tps")}
         totals["iterations"] = self.stats.target_calls
         return totals
+
+
+def add_error(first: dict[int, str], number: int, error: object) -> dict[int, str]:
+    """Return the first errors of a job with another one, of which at most `MAX_SHOWN` are kept."""
+    return first if len(first) == MAX_SHOWN else {**first, number: str(error)}
 
 
 def ratio(part: float, whole: float) -> float:
@@ -134,7 +141,7 @@ class Job:
         totals.input_bytes = line.end
         if answer.error is not None:
             totals.errors += 1
-            totals.error_lines = [*totals.error_lines, line.number][:5]
+            totals.first_errors = add_error(totals.first_errors, line.number, answer.error)
 
 
 def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts: bool = True) -> bytes:

@@ -20,6 +20,7 @@ from ..errors import InputError, Name
 from ..runs.log import Log, LogKind, is_header, parse_line
 from ..runs.places import atomic_write, clean_up, require_file
 from .fields import INPUT_HASH, input_hash
+from .job import add_error
 
 VERSION = 4
 KIND = LogKind("output", VERSION, ("continue with ", Name("resume")), start=b"")
@@ -33,12 +34,14 @@ class ResumableOutput:
         log: The file, with everything that it depends on.
         lines: The number of records.
         errors: How many records of earlier runs are errors.
+        first_errors: The first of these, by the number of their line.
     """
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.lines = 0
         self.errors = 0
+        self.first_errors: dict[int, str] = {}
 
     @staticmethod
     @contextmanager
@@ -92,7 +95,9 @@ class ResumableOutput:
             if fields[INPUT_HASH] != input_hash(line):
                 raise cannot_resume(f"line {number} of {name} has changed since its record was written")
             self.lines = number
-            self.errors += "error" in fields
+            if "error" in fields:
+                self.errors += 1
+                self.first_errors = add_error(self.first_errors, number, fields["error"])
         return lines
 
     def begin(self) -> None:

@@ -64,16 +64,18 @@ def convert(
 
     Raises `InputError` or `CheckpointError` for an invalid argument, file or tensor, before anything is written.
     """
-    is_local = os.path.isdir(source)  # names of folders in models/ are not accepted, because conversion writes them
-    if is_local and revision is not None:
-        raise InputError(f"{revision} has no effect on the local folder {source}", "revision", "leave it out")
-    missing = None if is_local else NoFolder(source, map(str, model_folders()), only_paths=True)
+    # A name on the Hub is not that of a folder in models/, to which an earlier conversion may have written it
+    folder = local_folder(source) if os.path.isdir(source) or not hub.is_known(source) else None
+    if folder is not None and revision is not None:
+        raise InputError(f"{revision} has no effect on the local folder {folder}", "revision", "leave it out")
+    missing = None if folder is not None else NoFolder(source, map(str, model_folders()), only_paths=True)
     if missing is not None:
         require_hub_name(missing)
-    name = source if missing is not None else model_name(Path(source))
+    name = source if folder is None else model_name(folder)
     output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
-    require_replaceable(output, Path(source), force)
-    folder = local_folder(source) if missing is None else download(missing, lambda name: hub.fetch(name, revision))
+    require_replaceable(output, folder or Path(source), force)
+    if missing is not None:
+        folder = download(missing, lambda name: hub.fetch(name, revision))
     assert folder is not None
 
     config, original = read_folder(folder)

@@ -17,7 +17,7 @@ import mlx.core as mx
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CheckpointView
-from ..errors import Float16Error, InputError
+from ..errors import Float16Error, InputError, note
 from ..models import memory_budget
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
@@ -40,6 +40,7 @@ GROUP_SIZES = (32, 64, 128)
 # Takes a function that builds the model for one of N ranks, and the checkpoint. Returns this process's model and its
 # checkpoint.
 Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
+LONG_QUANTIZED = 3e8  # bytes of weights whose quantization takes seconds or more
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class ModelHandle:
     """A model whose weights are not loaded yet. Prompts and pairs of models can be checked before that.
 
     nbytes: the size of the weights.
+    quantize: bits per weight, if they are quantized while they are read.
     """
 
     folder: Path
@@ -55,6 +57,7 @@ class ModelHandle:
     checkpoint: Checkpoint
     nbytes: int
     adapter: Adapter | None = None
+    quantize: int | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +69,11 @@ class ModelHandle:
             from .. import cpu
 
             cpu.check()
+        if self.quantize is not None and self.nbytes >= LONG_QUANTIZED:
+            note(
+                f"quantizing {self.name} to {self.quantize} bits, which takes a while at each start; "
+                f"`speculative-decoding convert --quantize {self.quantize}` writes a folder that loads faster"
+            )
         self.model.load_checkpoint(self.checkpoint)
 
 
@@ -153,7 +161,7 @@ def open_model(
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         model.audio = resolved(model.audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
-    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter)
+    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:

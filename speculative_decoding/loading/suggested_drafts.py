@@ -1,10 +1,13 @@
-"""Drafts on the Hub for well-known targets."""
+"""Drafts for well-known targets: bundled heads, and models on the Hub."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from .load import local_folder
+
+BUNDLED_HEADS = {"whisper-base-head": r"whisper-base(-mlx)?", "t5-web-docs-head": r"t5-web-docs"}
 # Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
 # tokenizer. \1 is the first group of the target's pattern.
 SUGGESTED_DRAFTS = {
@@ -31,9 +34,13 @@ SUGGESTED_DRAFTS = {
 
 
 def suggested_draft(target: str | Path) -> str | None:
-    """Return a draft for a well-known target, found by its name or folder, or None."""
+    """Return a draft for a well-known target, found by its name or folder, or None.
+
+    Bundled heads are suggested only where they are.
+    """
+    heads = {head: pattern for head, pattern in BUNDLED_HEADS.items() if local_folder(head) is not None}
     parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
-    for draft, pattern in SUGGESTED_DRAFTS.items():
+    for draft, pattern in {**heads, **SUGGESTED_DRAFTS}.items():
         for part in parts:
             if match := re.fullmatch(pattern, part):
                 return match.expand(draft)

@@ -12,6 +12,7 @@ all rows share.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -456,12 +457,20 @@ def refusal(type_: Value, value: Any) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, cut to 60 characters, with true and false as in JSON and on the command line."""
+    """Return `repr(value)`, with true and false as in JSON and on the command line.
+
+    It is cut to 60 characters, unless it is an address.
+    """
     try:
         text = repr(value).lower() if isinstance(value, bool) else repr(value)
     except Exception:  # for example, for an integer with thousands of digits
         text = f"that {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 60 or is_address(value) else f"{text[:57]}..."
+
+
+def is_address(value: Any) -> bool:
+    """Whether a value is the address of something on the Web rather than a path or a text."""
+    return isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://\S+$", value, re.IGNORECASE) is not None
 
 
 def unknown_option(name: str) -> UnknownOption:

@@ -11,7 +11,7 @@ from typing import Annotated as A
 from typing import Any
 
 from ..cli.common import read_prompts, say, start_alone
-from ..cli.parser import File, Parser, add_flags, flags_from
+from ..cli.parser import File, Parser, add_flags, argument_type, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
 from ..errors import InputError, Name
@@ -90,12 +90,17 @@ def train_parser(program: str) -> Parser:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--prompts", nargs="+", type=Path, default=[], metavar="FILE", help="files with one prompt per line"
+        "--prompts",
+        nargs="+",
+        type=argument_type(File()),
+        default=[],
+        metavar="FILE",
+        help="files with one prompt per line",
     )
     source.add_argument(
         "--audio-manifest",
         nargs="+",
-        type=Path,
+        type=argument_type(File()),
         default=[],
         metavar="FILE",
         help="for a speech model: files with one transcribed recording per line, in JSON (docs/training.md)",
@@ -122,6 +127,7 @@ def train(chosen: argparse.Namespace) -> int:
     processes = TrainingGroup.join()
     session = Session(target.model, target.tokenizer)
     run = TrainingRun(session, prompts, work, flags.schedule, flags, draft, processes)
+    require_enough(run, "audio_manifest" if chosen.audio_manifest else "prompts")
     run.begin(flags.settings([*chosen.prompts, *chosen.audio_manifest]), resume=flags.resume)
     target.load_weights()
     if draft is not None:
@@ -176,6 +182,19 @@ def require_readable(target: ModelHandle, flags: TrainFlags, has_recordings: boo
         raise InputError(f"{flags.model} transcribes speech", "prompts", ("give it an ", Name("audio_manifest")))
     if has_recordings and flags.kind == "model":
         raise InputError("only a draft head can be trained on recordings", "kind", "leave it out")
+
+
+def require_enough(run: TrainingRun, name: str) -> None:
+    """Raise `InputError` for a file without prompts or recordings, or fewer prompts than a training step has.
+
+    name: The option that names the files.
+    """
+    if empty := next((path for path, found in run.prompts.items() if not found), None):
+        raise InputError(f"{empty} is empty or blank", name, "name another file, or leave it out")
+    total, needed = len(run.training_prompts), run.options.batch_size
+    if name == "prompts" and total < needed:
+        way_out = ("add more, or lower ", Name("batch_size"))
+        raise InputError(f"too few to train on (got {total}, need {needed})", name, way_out)
 
 
 def finish(run: TrainingRun, output: Path, made_for: str) -> None:

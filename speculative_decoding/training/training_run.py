@@ -87,7 +87,7 @@ class TrainingRun:
         rng = np.random.default_rng(self.options.seed)
         total = sum(map(len, self.prompts.values()))
         for name, prompts in self.prompts.items():
-            count = min(round(self.options.held_out * len(prompts) / total), len(prompts) // 10)
+            count = min(round(self.options.held_out * len(prompts) / max(total, 1)), len(prompts) // 10)
             chosen = {int(index) for index in rng.permutation(len(prompts))[:count]}
             self.held_out[name] = [prompt for i, prompt in enumerate(prompts) if i in chosen]
             self.training_prompts += [prompt for i, prompt in enumerate(prompts) if i not in chosen]
@@ -131,7 +131,8 @@ class TrainingRun:
             name, what = (
                 ("audio_manifest", "too few windows") if recordings else ("prompts", "too few prompts could be decoded")
             )
-            raise InputError(f"{what} (got {len(outputs)}, need {self.options.batch_size})", name, "add more")
+            way_out = ("add more, or lower ", Name("batch_size"))
+            raise InputError(f"{what} (got {len(outputs)}, need {self.options.batch_size})", name, way_out)
         self.examples = sorted(outputs, key=lambda each: len(each.output) + len(each.source))
 
     @cached_property

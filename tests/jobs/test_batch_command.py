@@ -276,7 +276,7 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
     _, blank, long, wrong = found = records(out)
     assert status == 1 and [each["line"] for each in found] == [1, 2, 3, 4]
     assert blank["finish_reason"] == "blank" and "at most 512" in long["error"] and "UTF-8" in wrong["error"]
-    assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
+    assert "4 lines, 2 of them errors (line 3: prompt: has 601 tokens" in err and "; also line 4); " in err
     with (tmp_path / "in.txt").open("rb") as stdin:  # for -
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
         assert batch("-", "--baseline")[:2] == (status, out)

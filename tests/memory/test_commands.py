@@ -66,7 +66,7 @@ def test_a_changed_document_is_decoded_against_its_last_version(
     new.write_text("\n".join(start + line for line in changed))
     options = [*flags, "-m", "60", "--drafter", "text", "--num-draft", "10"]
     status, _, said = command("batch", old, "--output", tmp_path / "old.jsonl", *flags, "-m", "60", "--baseline")
-    assert status == 1 and "10 lines, 1 of them errors" in said
+    assert status == 1 and "10 lines, 1 of them an error (line 10: " in said
     prompts = [each.get("prompt") for each in records(tmp_path / "old.jsonl")]
     assert prompts == [*(start + line for line in LINES), None, None]
 
@@ -132,10 +132,10 @@ REFUSED = {
         ["--memory", "a.tmx", "--source-language", "en", "--target-language", "es"],
         "--memory: a.tmx has no texts in es, only in de-DE, en-US, fr; name another --target-language",
     ),
-    "no memory": (["--source-language", "en"], "--source-language: 'en' has no effect: this model has no languages"),
+    "no memory": (["--source-language", "fr"], "--source-language: this model has prefixes for en to de, not for fr"),
     "tsv": (
-        ["--memory", "a.tsv", "--source-language", "en"],
-        "--source-language: 'en' has no effect: this model has no languages",
+        ["--memory", "a.tsv", "--source-language", "fr"],
+        "--source-language: this model has prefixes for en to de, not for fr",
     ),
 }
 

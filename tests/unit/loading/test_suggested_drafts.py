@@ -21,7 +21,9 @@ from speculative_decoding.loading.suggested_drafts import suggested_draft
         ("models/t5gemma-9b-2b-prefixlm", "google/t5gemma-2b-2b-prefixlm"),
         ("google/flan-t5-small", None),
         ("me/my-t5-base-finetuned", None),
-        ("t5-web-docs", None),
+        ("models/t5-web-docs", "t5-web-docs-head"),
+        ("openai/whisper-base", "whisper-base-head"),
+        ("openai/whisper-base.en", None),
     ],
 )
 def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: str | None) -> None:
