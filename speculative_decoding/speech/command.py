@@ -63,7 +63,7 @@ DRAFTS = ("drafter", "draft_text", "num_draft_tokens", "max_ngram_size", "timed"
 class FormatNames(Value):
     """Names of formats, separated by commas."""
 
-    expected = f"one of {', '.join(FORMATS)}, or several, separated by commas"
+    expected = f"one of {', '.join(FORMATS)}, or several, separated by commas ({','.join(FORMATS)} for all)"
     metavar = "FORMAT,..."
 
     def accept(self, value: Any) -> Sequence[str]:
