@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import note
 from .costs import max_measured_width, next_power_of_two, powers_of_two
-from .store import CalibrationStore, warn_once
+from .store import CalibrationStore
 
 if TYPE_CHECKING:
     from .kernel_bits import Bits
@@ -132,10 +132,6 @@ class ExactWidths:
         if store.is_read_only or store.same_bits.get(1):
             return
         store.announce()
-        count = len(COMPARED_WIDTHS)
-        warn_once(
-            f"comparing the bits of {count} pass widths, for weights that are not float32; a large model takes minutes"
-        )
         probe = self._probe()
         kernels = probe.kernel_bits([(1, width) for width in COMPARED_WIDTHS])
         groups: list[tuple[list[Bits], list[int]]] = []
@@ -143,7 +139,7 @@ class ExactWidths:
         for done, width in enumerate(COMPARED_WIDTHS):
             if time.monotonic() - noted > NOTE_SECONDS:
                 noted = time.monotonic()
-                note(f"{done} of {count} pass widths are compared")
+                note(f"comparing the bits of pass widths, once for this model: {done} of {len(COMPARED_WIDTHS)}")
             bits = [kernels[1, width], *probe.bits(width)]
             group = next((widths for other, widths in groups if other == bits), None)
             if group is None:

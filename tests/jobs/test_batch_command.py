@@ -282,6 +282,28 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
         assert batch("-", "--baseline")[:2] == (status, out)
 
 
+@pytest.mark.parametrize(
+    ("lines", "summary"),
+    [
+        (
+            1,
+            '1 line, 1 of them an error (line 1: prompt: is missing; rename the field "text" to "prompt", or to ',
+        ),
+        (2, "2 lines, 2 of them errors (line 1: prompt: is missing; "),
+        (2, "; also line 2); 0 tokens"),
+        (6, "; also lines 2, 3, 4, 5, ...); 0 tokens"),
+    ],
+)
+def test_the_summary_says_what_failed_and_in_which_lines_also_after_a_resume(
+    lines: int, summary: str, batch: Batch, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n' * lines)
+    arguments = (tmp_path / "in.jsonl", "--baseline", "--output", tmp_path / "out")
+    for own in ([], ["--resume"]):
+        status, _, err = batch(*arguments, *own)
+        assert status == 1 and summary in err
+
+
 def test_batch_resumes_an_interrupted_job(tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
     options = "--temperature 1.5 --max-tokens 12 --slots 2 --model t5-web-docs-draft --dtype float32"

@@ -283,8 +283,10 @@ def test_standard_input_is_a_recording(
         ("nowhere.wav", "nowhere.wav: cannot be read (No such file or directory); name an audio file"),
         (
             "a.wav --output-format text",
-            "--output-format/-f: must be one of txt, srt, vtt, tsv, json, or several, separated by commas, not 'text'",
+            "--output-format/-f: must be one of txt, srt, vtt, tsv, json, or several, separated by commas "
+            "(txt,srt,vtt,tsv,json for all), not 'text'",
         ),
+        ("a.wav -f all", "separated by commas (txt,srt,vtt,tsv,json for all), not 'all'"),
         ("a.wav --highlight-words", "--highlight-words: has no effect on txt; choose srt or vtt, or leave it out"),
         (
             "a.wav --output-format srt --max-line-count 2",

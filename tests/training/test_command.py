@@ -15,6 +15,7 @@ import pytest
 from speculative_decoding import load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.decoding.results import GenerationStats
+from speculative_decoding.loading.load import ModelHandle
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import training_run as training_run_module
@@ -76,6 +77,45 @@ def test_training_continues_from_a_head(
     assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
     first = DraftHead.for_target(load(tmp_path / "target").model, LAYERS)
     assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "flags", "message"),
+    [
+        ([""], [], "0.txt is empty or blank; name another file, or leave it out"),
+        (["\n \n\n"], [], "0.txt is empty or blank; name another file, or leave it out"),
+        (["\ufeff"], [], "0.txt is empty or blank; name another file, or leave it out"),
+        (["a\n" * 40, ""], [], "1.txt is empty or blank; name another file, or leave it out"),
+        (["a"], [], "too few to train on (got 1, need 24); add more, or lower --batch-size"),
+        (["a\n" * 24], [], "too few to train on (got 22, need 24); add more, or lower --batch-size"),
+        (["a\n" * 3], ["--batch-size", "4"], "too few to train on (got 3, need 4); add more, or lower --batch-size"),
+    ],
+)
+def test_too_few_prompts_are_refused_before_weights_load(
+    prompts: list[str],
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ModelHandle, "load_weights", None)
+    paths = [tmp_path / f"{number}.txt" for number in range(len(prompts))]
+    for path, text in zip(paths, prompts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    small_target(tmp_path)
+    model, output = str(tmp_path / "target"), str(tmp_path / "head")
+    given = ["--model", model, "--output", output, "--steps", "1", "--prompts", *map(str, paths), *flags]
+    assert train_command.main(given) == 2
+    err = capsys.readouterr().err
+    assert message in err and "error: --prompts: " in err and err.count("\n") == 1
+    assert not list(tmp_path.glob("head*"))
+
+
+def test_one_prompt_trains_a_draft_that_is_measured_on_nothing(command: Callable[..., tuple[int, str]]) -> None:
+    """A guard."""
+    status, err = command(steps="1", batch_size="1", held_out="0")
+    assert status == 0 and "40 training prompts, 0 held out" in err and "written to" in err
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding import checkpoints
+from speculative_decoding import checkpoints, load
 from speculative_decoding.cli import convert as convert_command
+from speculative_decoding.loading import load as loading
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 WIDE = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
@@ -60,3 +61,40 @@ def test_what_has_no_effect_is_refused(
     model = [] if "--verify" in more else ["--model", source, "--output", "/nowhere/x"]
     assert convert(*model, *more) == 2
     assert capsys.readouterr().err.startswith(f"convert.py: error: {message}")
+
+
+@pytest.mark.parametrize("name", ["t5-web-docs-draft", "models/t5-web-docs-draft"])  # the second row is a guard
+def test_a_bundled_model_is_converted_by_its_name(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    assert convert("--model", name, "--output", output, "--quantize", "8") == 0
+    assert load(output).generate("a", max_tokens=2).tokens
+
+
+def test_the_name_of_a_bundled_model_may_be_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert("--verify", "t5-web-docs-draft") == 0
+    assert "t5-web-docs-draft: 7 files match the manifest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--output: models/t5-web-docs-draft is the model to convert; name another folder"),
+        (["--force"], "--output: models/t5-web-docs-draft is the model to convert; name another folder"),
+        (["--output", "x", "--revision", "main"], "--revision: main has no effect on the local folder "),
+    ],
+)
+def test_a_bundled_model_is_never_replaced(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert("--model", "t5-web-docs-draft", *flags) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_long_quantization_while_loading_is_announced(
+    is_long: bool, source: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(loading, "LONG_QUANTIZED", 1 if is_long else 1e12)
+    loading.open_model(source, quantize=8).load_weights()
+    notes = [
+        str(each.message) for each in recwarn if "quantizing source to 8 bits, which takes a while" in str(each.message)
+    ]
+    assert len(notes) == is_long and all("`speculative-decoding convert --quantize 8` writes" in each for each in notes)

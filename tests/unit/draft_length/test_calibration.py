@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from speculative_decoding.draft_length import exact_widths
 from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS, Calibration
 from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS, next_power_of_two
 from speculative_decoding.draft_length.passes import RoundCosts
@@ -112,6 +113,13 @@ def test_measuring_is_announced_once_for_all_models(folder: Path) -> None:
             calibration.costs(1)
             assert exact_widths_of(calibration).widths
     assert len(found) == 1 and f"stored in {folder}" in str(found[0].message)
+
+
+def test_a_long_comparison_of_widths_shows_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are quantized or in 16 bits need it, and it may take minutes for a large model."""
+    monkeypatch.setattr(exact_widths, "NOTE_SECONDS", -1)
+    with pytest.warns(UserWarning, match="comparing the bits of pass widths, once for this model: 15 of 16"):
+        assert exact_widths_of(calibrated(FakeProbe())).widths
 
 
 def test_few_passes_are_timed_and_batches_only_when_needed(folder: Path) -> None:
