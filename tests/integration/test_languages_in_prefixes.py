@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import InputError, Session, load
+from speculative_decoding import GenerationOptions, InputError, Session, TextStore, load
 from speculative_decoding.cli import programs
 from speculative_decoding.decoding import prompt as prompt_module
 from speculative_decoding.loading.load import BUNDLED
@@ -107,6 +107,14 @@ def test_scores_and_encodings_read_the_same_prompt(session: Session) -> None:
     own = replace(session, options=session.options.with_values(tgt_lang="de"))
     assert own.score(TEXT, "Seite").logprob == session.score(GERMAN + TEXT, "Seite").logprob
     assert own.encode(TEXT).shape == session.encode(GERMAN + TEXT).shape
+
+
+@needs_room("memory")
+def test_the_prefix_is_no_part_of_a_source_in_a_memory(session: Session) -> None:
+    memory = TextStore.from_pairs([(TEXT, "Etwas ganz anderes.")])
+    own = Session(session.model, session.tokenizer, options=GenerationOptions(drafter="text"), memory=memory)
+    for prompt, languages in ((TEXT, {"tgt_lang": "de"}), (GERMAN + TEXT, {})):
+        assert own.generate(prompt, max_tokens=4, **languages).stats.drafted_by_kind["memory"]
 
 
 @pytest.fixture

@@ -227,6 +227,16 @@ def test_a_revision_is_converted_and_recorded(source: Path, web: FakeHub) -> Non
         convert(str(source), Path("out"), revision="v1")
 
 
+def test_a_name_on_the_hub_is_converted_again_although_models_has_a_folder_of_it(source: Path, web: FakeHub) -> None:
+    """A guard: other names of folders in models/ mean these folders."""
+    web.add("t5-small", source)
+    for force in (False, True):
+        assert convert("t5-small", force=force) == Path("models/t5-small")
+    assert convert("models/t5-small", Path("copy")) == Path("copy")
+    shutil.move("copy", "models/mine")
+    assert manifest.read(convert("mine", Path("again")))["source"] == "mine"
+
+
 @pytest.mark.parametrize("thing", ["thesis.txt", "chapters/", "weights.npz -> ", "no manifest"])
 def test_a_folder_with_other_files_is_never_replaced(thing: str, source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out")
