@@ -11,14 +11,16 @@ from pathlib import Path
 
 from ..checkpoints import ADAPTER_CONFIG
 from ..errors import MAX_MISSPELT, InputError, written
+from ..sampling.options import is_address
 from . import hub
 from .names import FORMER_NAMES, MODELS, is_hub_name
 
 ADDRESS = re.compile(
-    r"(?:https?:/+[^/]+/|hf:/+|(?:www\.)?(?:huggingface|hf)\.co/)(?:models/)?"
+    r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)(?:models/)?"
     r"([\w.-]+(?:/(?!(?:tree|blob|resolve)\b)[\w.-]+)?)",
     re.ASCII,
 )
+MIRROR = re.compile(r"https?:/+[^/]+/([\w.-]+/[\w.-]+)/?(?:(?:tree|blob|resolve)/.*)?(?:[?#].*)?$", re.ASCII)
 SIMILARITY = 0.82  # the minimum for a typing error; flan-t5-base and flan-t5-large have 0.8
 
 
@@ -41,6 +43,9 @@ class NoFolder(InputError):
             return
         if (meant := name_in_address(name)) is not None:
             super().__init__(f"model {name!r} is an address", way_out=f"name the model on the Hub, {meant}")
+            return
+        if is_address(name):
+            super().__init__(f"model {name!r} is an address", way_out="download the model, and name its folder")
             return
         self.is_final = False
         known = list(known)
@@ -113,7 +118,7 @@ def folders_beside(path: str, file: str = "config.json") -> list[str]:
 
 def name_in_address(text: str) -> str | None:
     """Return the model's name in an address such as https://huggingface.co/organisation/model; None for other text."""
-    match = ADDRESS.match(text)
+    match = ADDRESS.match(text) or MIRROR.match(text)
     return match and match[1]
 
 

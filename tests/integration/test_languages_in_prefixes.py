@@ -175,6 +175,7 @@ def test_the_source_language_still_chooses_the_rules_of_sentences(command: Comma
     ("prompt", "has_note"),
     [
         ("Open the page.", True),
+        # The others are guards
         ("Open the page: it is here.", False),  # may be the prefix of any task
         (GERMAN + TEXT, False),
         ("grammar: It were good.", False),

@@ -75,12 +75,12 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"x": "\\ud800", "prompt": "a"}', "lone surrogate"),
         (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
         (b'{"id": 1}', 'prompt: is missing; give the line a "prompt", or an "audio" for a speech model'),
-        (b"{}", 'prompt: is missing; give the line a "prompt"'),
+        (b"{}", 'prompt: is missing; give the line a "prompt"'),  # a guard
         (b'{"text": "a"}', 'prompt: is missing; rename the field "text" to "prompt", or to "audio" if it names a rec'),
         (b'{"id": 1, "input": "a", "seed": 3}', 'prompt: is missing; rename the field "input" to "prompt"'),
         (b'{"sentence": "a"}', 'prompt: is missing; rename the field "sentence" to "prompt"'),
         (b'{"file": "a.wav"}', 'prompt: is missing; rename the field "file" to "prompt", or to "audio" if it names'),
-        (b'{"en": "a", "de": "b"}', 'prompt: is missing; give the line a "prompt"'),
+        (b'{"en": "a", "de": "b"}', 'prompt: is missing; give the line a "prompt"'),  # a guard
         (b'{"promt": "a"}', 'prompt: is missing; rename the field "promt" to "prompt"'),
         (b'{"prompt": "a", "text": "b"}', "text: is also a field of the output; rename it"),  # a guard
         (b'{"prompt": 5}', "prompt: must be text, not 5"),

@@ -32,8 +32,8 @@ FLAGS = [
     ("document", "--target de", "did you mean --target-language?"),
     ("document", "--from en", "did you mean --source-language?"),
     ("generate", "--to de", "did you mean --target-language?"),
-    ("batch", "--source_lang en", "did you mean --source-language?"),  # run_translation.py
-    ("document", "--target_lang de", "did you mean --target-language?"),
+    ("batch", "--source_lang en", "did you mean --source-language?"),  # run_translation.py; a guard
+    ("document", "--target_lang de", "did you mean --target-language?"),  # a guard
     ("transcribe", "--target-language en", "did you mean --task?"),
     ("generate", "--device cuda", DEVICE),
     ("document", "--device cpu", DEVICE),
@@ -54,7 +54,7 @@ FLAGS = [
     ("serve", "--quantization int8", WRITTEN),
     ("generate", "--load_in_8bit", WRITTEN),
     ("generate", "-q 8", WRITTEN),
-    ("convert", "--quantization int8", "did you mean --quantize?"),  # ct2-transformers-converter
+    ("convert", "--quantization int8", "did you mean --quantize?"),  # ct2-transformers-converter; a guard
     ("convert", "--q-bits 4", "did you mean --quantize?"),  # mlx_lm.convert
     ("transcribe", "--threads 4", "MLX chooses the number of threads; leave it out"),
     ("transcribe", "--verbose False", "progress and notes go to standard error, which 2>/dev/null hides; leave it out"),
@@ -66,7 +66,7 @@ FLAGS = [
     ("document", "-f html", "did you mean --format?"),
     ("document", "--output_format html", "did you mean --format?"),
     ("batch", "-f jsonl", "did you mean --input-format?"),
-    ("batch", "--output_dir x", "did you mean --output?"),
+    ("batch", "--output_dir x", "did you mean --output?"),  # a guard
     ("generate", "--model_name_or_path x", "did you mean --model?"),
     ("generate", "--assistant_model x", "did you mean --draft-model?"),
     ("generate", "--lora x", "did you mean --adapter?"),  # llama.cpp
@@ -86,7 +86,7 @@ COMMANDS = [
     ("chat", "console"),
     ("run", "generate"),
     ("quantize", "convert"),
-    ("server", "serve"),
+    ("server", "serve"),  # a guard
     ("finetune", "train"),
     ("benchmark", "doctor"),
 ]
@@ -160,9 +160,9 @@ ADDRESSES = [
     (
         "generate",
         f"a --model {URL}",
-        f"--model: model '{URL}' is an address; name the model on the Hub, downloads/2024",
+        f"--model: model '{URL}' is an address; download the model, and name its folder",
     ),
-    ("convert", f"--model {URL}", f"model '{URL}' is an address; name the model on the Hub, downloads/2024"),
+    ("convert", f"--model {URL}", f"model '{URL}' is an address; download the model, and name its folder"),
     (
         "convert",
         f"--model t5-web-docs --output {URL}",
