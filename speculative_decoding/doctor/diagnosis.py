@@ -18,7 +18,7 @@ from ..checkpoints import Checkpoint
 from ..cli.common import PROMPTS, read_prompts, say
 from ..cli.divergence import first_divergence
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
-from ..decoding.prompt import build_decoder_prompt
+from ..decoding.prompt import build_decoder_prompt, check_languages
 from ..draft_length.exact_widths import COMPARED_WIDTHS
 from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
@@ -92,7 +92,9 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
     device = device_facts()
     folder = Path(config.models.model)
     pair = config.open()
-    build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
+    model, tokenizer = pair.target.model, pair.target.tokenizer
+    check_languages(model, tokenizer, config.options)
+    build_decoder_prompt(model, tokenizer, config.options)  # raises if a language is missing
     draft = pair.draft
     draft_bytes = 0 if draft is None else draft.nbytes
     own_sizes = weight_sizes(pair.target.model, pair.target.checkpoint)

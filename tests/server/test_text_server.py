@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,6 +184,29 @@ def streamed_rejected(server: Serving, **fields: Any) -> tuple[str, dict[str, An
     with server.client() as client, client.stream("POST", "/v1/completions", json=given | fields) as response:
         *chunks, last = events(response)
     return "".join(chunk["choices"][0]["round"]["rejected"] for chunk in chunks), last["usage"]
+
+
+@pytest.mark.parametrize("language", ["de", "deu_Latn", "German"])
+def test_a_request_names_its_languages_or_writes_the_prefix(language: str, server: Serving) -> None:
+    text = GERMAN.removeprefix("translate English to German: ")
+    requests: list[dict[str, Any]] = [{"prompt": text, "tgt_lang": language}, {"prompt": GERMAN}]
+    named, written = (server.post(**fields).json() for fields in requests)
+    assert text != GERMAN and named["choices"][0]["text"] == written["choices"][0]["text"]
+    assert named["usage"]["prompt_tokens"] == written["usage"]["prompt_tokens"]
+    wrong = server.post(prompt=text, tgt_lang="fr")
+    assert wrong.status_code == 400 and "this model has prefixes for en to de, not for fr" in wrong.text
+
+
+def test_a_language_of_the_server_is_no_default_of_translations() -> None:
+    own = bundled()
+    session = replace(own, options=own.options.with_values(tgt_lang="de"))
+    text = "The method returns the value."
+    prefixes = {("en", "de"): "translate English to German: ", ("en", "x"): "grammar: "}
+    with serving(session, LIMITS, prefixes=prefixes) as server:
+        for target, prompt in (("de", f"translate English to German: {text}"), ("x", f"grammar: {text}")):
+            answer = server.post("/translate", q=text, source="en", target=target).json()
+            assert answer["translatedText"] == own.generate(prompt).text
+        assert server.post(prompt=text).json()["choices"][0]["text"] == own.generate(GERMAN).text
 
 
 @pytest.mark.parametrize("shares_texts", [False, True])
