@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -210,11 +210,10 @@ def test_many_prompts_get_one_note(
         ([5, 6, 1], "^tgt_lang: has no effect on a prompt of token ids; give the text, or leave it out"),
     ],
 )
-def test_a_prompt_that_cannot_take_the_prefix_is_refused(prompt: Any, message: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(BUNDLED / "t5-web-docs", tmp_path / "model")
-    (folder / "manifest.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    tasks = config["task_specific_params"] | {"summarization": {"prefix": "summarize: "}}
-    (folder / "config.json").write_text(json.dumps(config | {"task_specific_params": tasks}))
+def test_a_prompt_that_cannot_take_the_prefix_is_refused(
+    prompt: Any, message: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = {"translation_en_to_de": GERMAN, "summarization": "summarize: "}
+    monkeypatch.setattr(session.model, "task_prefixes", MappingProxyType(tasks))
     with pytest.raises(InputError, match=message):
-        load(folder).generate(prompt, tgt_lang="de")
+        session.generate(prompt, tgt_lang="de")
