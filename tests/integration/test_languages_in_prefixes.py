@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from speculative_decoding.cli import programs
 from speculative_decoding.decoding import prompt as prompt_module
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
+from speculative_decoding.loading.tokenizer import Vocabulary
 from tests.support.rooms import needs_room
 
 TEXT = "Open the page."
@@ -217,3 +218,20 @@ def test_a_prompt_that_cannot_take_the_prefix_is_refused(
     monkeypatch.setattr(session.model, "task_prefixes", MappingProxyType(tasks))
     with pytest.raises(InputError, match=message):
         session.generate(prompt, tgt_lang="de")
+
+
+@pytest.mark.parametrize(
+    ("piece", "language", "way_out"),
+    [
+        ("▁<2de>", "German", "put <2de> before the prompt"),  # MADLAD
+        (">>deu<<", "de", "put >>deu<< before the prompt"),  # Marian for several languages
+        ("<2de>", "fr", "leave it out"),
+        ("de", "de", "leave it out"),
+    ],
+)
+def test_a_tag_of_the_vocabulary_is_named_for_a_language(piece: str, language: str, way_out: str) -> None:
+    tokenizer: Any = SimpleNamespace(languages={}, vocabulary=Vocabulary({piece: 0, "a": 1}))
+    with pytest.raises(
+        InputError, match=f"^tgt_lang: '{language}' has no effect: this model has no languages; {way_out}"
+    ):
+        prompt_module.language_token(tokenizer, "tgt_lang", language)
