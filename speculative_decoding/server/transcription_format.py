@@ -13,6 +13,7 @@ from typing import Any
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..errors import InputError
+from ..models.speech_languages import NAMES
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, ListOf, Text
@@ -130,9 +131,10 @@ def transcription_response(request: TranscriptionRequest, result: Transcription)
 
 
 def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:
+    language = request.options.output_language(result.language)
     fields = {
         "task": request.options.task,
-        "language": "en" if request.options.task == "translate" else result.language,  # of the text
+        "language": NAMES.get(language, language),  # of the text; OpenAI's API names it, such as "english"
         "duration": result.seconds,
         "text": result.text.strip(),
     }

@@ -50,7 +50,7 @@ async def transcribe(request: Request, task: str) -> Response:
         wanted = await received(request, task, audio, upload)
         size = upload.size
         address = client_address(request)
-        source, frames = AudioBytes(wanted.content, "file"), CountedBytes(upload.add)
+        source, frames = AudioBytes(wanted.content, "file", wanted.options.audio_track), CountedBytes(upload.add)
         steps = opening(source, bins, limits.max_audio_seconds, frames, wanted.options.voice)
         with service.opening(upload):
             reading = upload.unless_failed(opened(service, address, steps))

@@ -22,7 +22,7 @@ from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .scheduler import Scheduler, TranscriptionEvent
 from .speech_text import SpeechText
-from .transcription import Transcription
+from .transcription import ResumePoint, Transcription
 
 if TYPE_CHECKING:
     from ..decoding.draft_writer import DraftEngine
@@ -75,7 +75,8 @@ def transcribe_batch(
 
     Args:
         session: See `transcribe`.
-        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for that recording.
+        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for that recording. With
+            the `resume_point` of an earlier event as "resume_from", and equal options, a transcription continues there.
         slots: How many recordings are transcribed together (default: the slots of the session).
         options: See `transcribe`.
 
@@ -88,7 +89,12 @@ def transcribe_batch(
 
 @shows_transcription_options
 def transcribe_chunks(
-    session: Session, audio: Audio | Recording, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+    session: Session,
+    audio: Audio | Recording,
+    *,
+    slots: int | None = None,
+    resume_from: ResumePoint | None = None,
+    **options: Unpack[TranscriptionKeywords],
 ) -> Iterator[TranscriptionEvent]:
     """Transcribe fixed windows of one recording together. The text differs from the text of `transcribe`.
 
@@ -96,14 +102,16 @@ def transcribe_chunks(
         session: See `transcribe`.
         audio: See `transcribe`.
         slots: How many windows are transcribed together (default: the slots of the session).
+        resume_from: The `resume_point` of an earlier event, to continue there with equal options.
         options: See `transcribe`.
 
     Raises:
         InputError: The recording or an option cannot be used.
     """
     scheduler = new_scheduler(session, *split_options(options, session.model.audio), slots)
-    recording = open_audio(audio, scheduler.num_mel_bins, voice=scheduler.options.voice)
-    return map(raise_error, chunk_events(recording, scheduler))
+    own = scheduler.options
+    recording = open_audio(audio, scheduler.num_mel_bins, voice=own.voice, track=own.audio_track)
+    return map(raise_error, chunk_events(recording, scheduler, resume_from))
 
 
 @shows_transcription_options

@@ -9,7 +9,6 @@ import os
 import wave
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.util import find_spec
 from io import BufferedReader, BytesIO
 from itertools import chain
@@ -23,10 +22,13 @@ from numpy.typing import NDArray
 from ..checkpoints.files import open_if_regular
 from ..errors import InputError, note
 from ..sampling.options import short_repr
+from .media_files import ICLOUD, is_placeholder
 from .resampling import FrameResampler
+from .tracks import audio_track, no_track, open_media
 
 if TYPE_CHECKING:
     from av import AudioFrame
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
 
 SAMPLE_RATE = 16000
@@ -40,32 +42,9 @@ MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder allocates no larger fr
 FREE_PACKETS = 10_000
 MAX_PACKETS_PER_SECOND = 4000  # of audio; counts packets and frames, because even very short ones take time
 CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
-FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts, and raw samples of unknown rate
-    *("3g2", "3gp", "aac", "ac3", "ac4", "act", "adx", "aea", "aiff", "amr", "ape", "aptx", "asf", "ast", "au"),
-    *("avi", "avr", "bonk", "brstm", "caf", "dsf", "dss", "dts", "dtshd", "dv", "eac3", "epaf", "flac", "flv", "g722"),
-    *("g726", "g729", "gsm", "gxf", "iff", "ilbc", "ircam", "kux", "live_flv", "loas", "m4a", "matroska", "mlp", "mov"),
-    *("mp3", "mp4", "mpc", "mpc8", "mpeg", "mpegts", "mxf", "nistsphere", "nut", "ogg", "oma", "osq", "paf", "pvf"),
-    *(
-        "qcp",
-        "qoa",
-        "rka",
-        "rm",
-        "rso",
-        "sbc",
-        "sds",
-        "shn",
-        "sln",
-        "smjpeg",
-        "sol",
-        "sox",
-        "swf",
-        "tak",
-        "truehd",
-        "tta",
-    ),
-    *("voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
-)
-PROBED_BYTES = 1 << 20  # FFmpeg keeps the probed packets in memory; tiny packets take 70 times their size
+STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # formats with a length
+SIZE_SLACK = 8  # bytes: some recorders count the header as a part of what follows it, or leave out the last padding
+MP3_LENGTHS = (b"Xing", b"Info", b"VBRI")  # marks of a first frame that has the length
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
 INSTALL = 'pip install "speculative-decoding[speech]"'
@@ -144,6 +123,7 @@ class AudioFile:
     """A file with an audio stream, in any format that PyAV reads. Without PyAV, it must be a 16 kHz WAV file."""
 
     path: Path
+    track: int | None = None  # see `audio_track`
 
     @property
     def name(self) -> str:
@@ -151,7 +131,7 @@ class AudioFile:
 
     def blocks(self) -> Iterator[Samples]:
         with open_file(self.path) as file:
-            yield from decoded_blocks(file, self.name)
+            yield from decoded_blocks(file, self.name, self.track)
 
 
 @dataclass(frozen=True)
@@ -160,9 +140,10 @@ class AudioBytes:
 
     content: bytes = field(repr=False)
     name: str
+    track: int | None = None  # see `audio_track`
 
     def blocks(self) -> Iterator[Samples]:
-        return decoded_blocks(BytesIO(self.content), self.name)
+        return decoded_blocks(BytesIO(self.content), self.name, self.track)
 
 
 class BegunSource:
@@ -180,32 +161,38 @@ class BegunSource:
         return self._blocks
 
 
-def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
-    """Yield the samples of a file with an audio stream; see `AudioSource.blocks`."""
+def decoded_blocks(file: BinaryIO, name: str, track: int | None = None) -> Iterator[Samples]:
+    """Yield the samples of a file with an audio stream; see `AudioSource.blocks`. track: see `audio_track`."""
+    if not file.read(1):
+        raise InputError(f"{name}: is empty; name another file")
+    file.seek(0)
     decode = decode_any if find_spec("av") else decode_wav
-    for block in joined(decode(file, name)):
+    for block in joined(decode(file, name, track)):
         yield block.astype(np.float32) / np.float32(32768)
     if is_cut_off(file):
         note(f"{name}: the file is shorter than its header says; it seems to be cut off")
 
 
-def open_source(audio: Audio) -> AudioSource:
+def open_source(audio: Audio, track: int | None = None) -> AudioSource:
     """Return an `AudioSource` for a recording. Raises `InputError`.
 
     audio: An audio file, given as a path, as bytes or as an open binary file; samples at 16 kHz in a NumPy array, MLX
         array or PyTorch tensor; or an `AudioSource`.
+    track: See `audio_track`. Only a file has tracks.
     """
     if isinstance(audio, AudioArray | AudioFile | AudioBytes | BegunSource):
         return audio
     if isinstance(audio, str | os.PathLike):
         path = Path(audio)
-        return AudioBytes(path.read_bytes(), str(path)) if is_open_pipe(path) else AudioFile(path)
+        return AudioBytes(path.read_bytes(), str(path), track) if is_open_pipe(path) else AudioFile(path, track)
     if isinstance(audio, bytes | bytearray | memoryview):
-        return AudioBytes(bytes(audio), "audio")
+        return AudioBytes(bytes(audio), "audio", track)
     if callable(read := getattr(audio, "read", None)):
         if isinstance(content := read(), bytes):
-            return AudioBytes(content, "audio")
+            return AudioBytes(content, "audio", track)
         raise InputError("is a file in text mode", "audio", "open it in binary mode, or give its path")
+    if track is not None:
+        raise InputError("has no effect on samples", "audio_track", "leave it out")
     if (samples := array_of(audio)) is not None:
         return AudioArray(samples)
     raise InputError(f"must be a path, bytes, a file or an array of samples, not {short_repr(audio)}", "audio")
@@ -245,23 +232,17 @@ def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
         yield np.concatenate(held)
 
 
-def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
-    """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as in ffmpeg."""
+def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[NDArray[np.int16]]:
+    """Decode an audio track with PyAV, and mix and resample it. Damaged packets are skipped, as in ffmpeg."""
     import av
 
     resampler = FrameResampler(SAMPLE_RATE)
     setup = None
     try:
-        # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB
-        # of memory, and a picture in a video 600 MB.
-        options = {
-            "protocol_whitelist": "none",
-            "format_whitelist": ",".join(FORMATS),
-            "codec_whitelist": audio_decoders(),
-            "probesize": str(PROBED_BYTES),
-        }
-        with av.open(file, "r", metadata_errors="replace", container_options=options) as container:
-            for frame in chain(decoded_frames(container, name), [None]):
+        with open_media(file) as container:
+            stream = audio_track(container, name, track)
+            announced = announced_seconds(file, container, stream)
+            for frame in chain(decoded_frames(container, stream, announced, name), [None]):
                 before, setup = setup, frame and setup_of(frame)
                 if before not in (None, setup):  # the format changes, or the stream ends
                     yield from resampler.add(None)
@@ -274,33 +255,15 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
         raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
 
 
-@cache
-def audio_decoders() -> str:
-    """Return the names of all audio decoders, separated by commas."""
+def decoded_frames(
+    container: InputContainer, stream: AudioStream, announced: float, name: str
+) -> Iterator[AudioFrame]:
+    """Yield the frames of an audio stream, and warn if the file is damaged. Raises `InputError`.
+
+    announced: See `announced_seconds`.
+    """
     import av
 
-    readable = [name for name in sorted(av.codecs_available) if can_decode_audio(name)]
-    return ",".join(readable)
-
-
-def can_decode_audio(name: str) -> bool:
-    import av
-
-    try:
-        return av.Codec(name, "r").type == "audio"
-    except ValueError:  # the name of an encoder
-        return False
-
-
-def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]:
-    """Yield the frames of the best audio stream, and warn if the file is damaged. Raises `InputError`."""
-    import av
-
-    stream = container.streams.best("audio")
-    if stream is None:
-        raise InputError(f"{name}: contains no audio; name a file with sound")
-    if stream.codec_context is None:
-        raise InputError(f"{name}: PyAV cannot decode its audio; convert it to WAV or FLAC")
     stream.codec_context.options |= {"max_samples": str(MAX_DECODED_SAMPLES)}
     damage = None
     seconds = 0.0
@@ -325,13 +288,31 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
                 raise InputError(f"{name}: {problem}", way_out=CONVERT)
     except av.FFmpegError as error:  # the file cannot be read any further
         damage = error
-    announced = float((stream.duration or 0) * (stream.time_base or 0))
     if damage is not None:
         if not seconds:
             raise damage
         note(f"{name}: damaged parts are skipped ({reason(damage)})")
     elif seconds < 0.95 * announced - 0.1:
         note(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
+
+
+def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioStream) -> float:
+    """Return the length that a header states. 0 if none does: FFmpeg then estimates it, often far from the truth."""
+    states_length = not {*container.format.name.split(",")}.isdisjoint(STATED)
+    if container.format.name == "mp3":
+        position = file.tell()
+        states_length = any(mark in start_after_tag(file) for mark in MP3_LENGTHS)
+        file.seek(position)
+    return float((stream.duration or 0) * (stream.time_base or 0)) if states_length else 0.0
+
+
+def start_after_tag(file: BinaryIO) -> bytes:
+    """Return the first bytes after an ID3 tag, whose size is in four bytes of seven bits."""
+    file.seek(0)
+    header = file.read(10)
+    size = 10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(header[6:]))
+    file.seek(size if header.startswith(b"ID3") else 0)
+    return file.read(4096)
 
 
 def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
@@ -353,8 +334,10 @@ def require_usual(frame: AudioFrame, name: str) -> None:
     raise InputError(f"{name}: {problem}", way_out=CONVERT)
 
 
-def decode_wav(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
+def decode_wav(file: BinaryIO, name: str, track: int | None = None) -> Iterator[NDArray[np.int16]]:
     """Decode WAV with Python's `wave` module: 16 kHz, integers of 8 to 32 bits. Channels are averaged."""
+    if track not in (None, 1):
+        raise no_track(name, track or 0, ["1: a WAV file has only one"])
     try:
         with wave.open(file) as wav:
             width, channels = wav.getsampwidth(), wav.getnchannels()
@@ -387,10 +370,12 @@ def is_cut_off(file: BinaryIO) -> bool:
     file.seek(0)
     header = file.read(8)
     size = 8 + int.from_bytes(header[4:], "little")
-    return header.startswith(b"RIFF") and file.seek(0, os.SEEK_END) < size < 0x7FFF0000
+    return header.startswith(b"RIFF") and file.seek(0, os.SEEK_END) + SIZE_SLACK < size < 0x7FFF0000
 
 
 def open_file(path: Path) -> BufferedReader:
+    if is_placeholder(path.name):
+        raise InputError(f"{path.with_name(path.name[1:].removesuffix(ICLOUD))}: is in iCloud; download it in the Finder")
     try:
         return open_if_regular(path)
     except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from operator import attrgetter
 
 from ..decoding.results import GenerationStats
@@ -17,7 +18,7 @@ from ..rows.scheduling import in_order
 from .recording import Recording
 from .scheduler import Scheduler, Task, TranscriptionEvent
 from .segments import FRAMES_PER_SECOND, Segment
-from .transcription import Transcription
+from .transcription import ResumePoint, Transcription
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +33,26 @@ class Part:
         return self.recording.window(self.start + start, count, length)
 
 
-def chunk_events(recording: Recording, scheduler: Scheduler) -> Iterator[TranscriptionEvent]:
-    """Yield the progress of one recording. The scheduler decodes nothing else."""
+def chunk_events(
+    recording: Recording, scheduler: Scheduler, resume_from: ResumePoint | None = None
+) -> Iterator[TranscriptionEvent]:
+    """Yield the progress of one recording. The scheduler decodes nothing else. resume_from: where to continue."""
     total, length = recording.num_frames, scheduler.audio.window_frames
     starts = range(0, max(total, 1), length)  # one, if voice detection has left out everything
+    last = starts[-1]
     options = scheduler.options
     segments: list[Segment] = []
     text = ""
     stats = GenerationStats()
+    if resume_from is not None:
+        segments += resume_from.segments
+        for _, own in groupby(segments, key=lambda segment: segment.seek // length):
+            text += scheduler.decode(token for segment in own for token in segment.tokens)
+        options = replace(options, language=resume_from.language)
+        starts = starts[resume_from.seek // length :]
+        yield TranscriptionEvent(
+            0, segments[:], resume_from.seek / FRAMES_PER_SECOND, recording.seconds, resume_from.language
+        )
 
     def read(start: int) -> Task:
         part = Part(recording, start, min(length, total - start))
@@ -52,19 +65,23 @@ def chunk_events(recording: Recording, scheduler: Scheduler) -> Iterator[Transcr
             start = some[event.number]
             new = [moved(segment, start, len(segments) + i) for i, segment in enumerate(event.segments)]
             segments.extend(new)
-            result = None
+            result = point = None
             if event.result is not None:
                 text += event.result.text
                 stats.add(event.result.stats)
-                if start == starts[-1]:
+                point = ResumePoint(event.result.language, 0, start + length, 0, 0.0, tuple(segments))
+                if start == last:
                     result = Transcription(text, segments, event.result.language, recording.seconds, stats)
             position = start / FRAMES_PER_SECOND + event.position
-            yield event._replace(number=0, segments=new, position=position, seconds=recording.seconds, result=result)
+            changed = {"position": position, "seconds": recording.seconds, "result": result, "resume_point": point}
+            yield event._replace(number=0, segments=new, **changed)
 
-    for event in decoded(starts[:1]):  # transcribed alone, to detect the language
-        yield event
-        options = replace(options, language=event.language)
-    yield from decoded(starts[1:])
+    if resume_from is None:
+        for event in decoded(starts[:1]):  # transcribed alone, to detect the language
+            yield event
+            options = replace(options, language=event.language)
+        starts = starts[1:]
+    yield from decoded(starts)
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:

@@ -19,7 +19,7 @@ from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Name
+from ..errors import InputError, Name, one_line
 from ..loading.names import model_name
 from ..loading.pair import ModelPair, fingerprint
 from ..sampling import GenerationOptions
@@ -35,8 +35,9 @@ from .options import TranscriptionOptions, transcription_specs
 from .output import Output, Report, duration, pass_on
 from .output_folder import OutputFolder
 from .scheduler import TranscriptionEvent, language_code
+from .segments import FRAMES_PER_SECOND
 from .subtitle_options import SUBTITLES, SubtitleOptions
-from .transcription import Transcription
+from .transcription import ResumePoint
 
 FILES = (
     "transcribe these files, and those in these folders: 16 kHz WAV, or with the package av any audio or video; - is "
@@ -154,9 +155,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     slots = slots_for(flags, names, "slots" in given)
     recordings: list[AudioSource] = []
     if folder is None:
-        recordings, errors = open_recordings(names)
+        recordings, errors = open_recordings(names, options.get("audio_track"))
         if len(errors) > 1:
-            raise InputError(f"none of the files can be read ({errors[-1]})", "audio")
+            raise InputError(f"none of the files can be read ({' | '.join(map(str, errors))})", "audio")
         if errors:
             raise errors[0]
 
@@ -243,34 +244,55 @@ class Run:
             if finished := count - len(unfinished):
                 say(f"{finished} of {count} recordings are finished in {folder.folder}")
             names = [one.recording for one in unfinished]
-            report = Report(names, self.shows_language)
-            recordings, errors = open_recordings(names)
-            if errors:
-                say("\n".join(f"error: {error}" for error in errors))
-                report.has_errors = True
+            report = Report(names, self.shows_language, count - len(unfinished))
+            recordings, errors = open_recordings(names, self.options.get("audio_track"))
+            for number, error in enumerate(errors):
+                report.fail(number, error)
             if not unfinished or errors:
                 return self.finish(report, 0.0)
 
-            def write(number: int, result: Transcription) -> None:
-                folder.write(unfinished[number], result)
+            def receive(event: TranscriptionEvent) -> None:
+                one = unfinished[event.number]
+                if event.result is not None:
+                    folder.write(one, event.result)
+                elif event.error is not None:
+                    folder.give_up(one)
+                elif event.resume_point is not None and event.resume_point.seek:
+                    folder.advance(one, event.resume_point)
+
+            def resume_point(number: int) -> ResumePoint | None:
+                point = folder.resume_point(unfinished[number])
+                if point is not None:
+                    say(f"{one_line(names[number])}: continues at {duration(point.seek / FRAMES_PER_SECOND)}")
+                return point
 
             try:
-                return self.decode(report, recordings, lambda events: pass_on(report, events, write))
+                return self.decode(report, recordings, lambda events: pass_on(report, events, receive), resume_point)
             except KeyboardInterrupt:
                 say("\ntranscribe: interrupted; run the same command again to continue")
                 return 130
 
     def decode(
-        self, report: Report, recordings: Sequence[AudioSource], show: Callable[[Iterator[TranscriptionEvent]], None]
+        self,
+        report: Report,
+        recordings: Sequence[AudioSource],
+        show: Callable[[Iterator[TranscriptionEvent]], None],
+        resume_point: Callable[[int], ResumePoint | None] = lambda number: None,
     ) -> int:
-        """Transcribe recordings, and return the exit status. show: called with all events."""
+        """Transcribe recordings, and return the exit status.
+
+        show: Called with all events.
+        resume_point: Returns where to continue a recording, given its number.
+        """
         with self.config.session(self.pair) as session:
             note_exactness(session, self.slots)
             start = time.monotonic()
             if self.flags.chunked:
-                events = session.transcribe_chunks(recordings[0], slots=self.slots, **self.options)
+                point = resume_point(0)
+                events = session.transcribe_chunks(recordings[0], slots=self.slots, resume_from=point, **self.options)
             else:
-                events = session.transcribe_batch(recordings, slots=self.slots, **self.options)
+                given = ({"audio": each, "resume_from": resume_point(i)} for i, each in enumerate(recordings))
+                events = session.transcribe_batch(given, slots=self.slots, **self.options)
             show(events)
             seconds = time.monotonic() - start
             audio = report.seconds
@@ -285,7 +307,9 @@ class Run:
             settings = {"audio": names, "audio_seconds": report.seconds, "seconds": seconds, "slots": self.slots}
             settings |= self.pair.folders | dict(self.options) | self.config.draft_settings()
             write_stats(self.flags.stats_json, settings | report.stats.as_dict())
-        return 1 if report.has_errors else 0
+        if summary := report.summary():
+            say(summary)
+        return 1 if report.failed else 0
 
 
 def slots_for(flags: TranscribeFlags, names: Sequence[str], is_given: bool) -> int:
@@ -323,21 +347,21 @@ def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def open_recording(name: str) -> AudioSource:
+def open_recording(name: str, track: int | None) -> AudioSource:
     """Return a file, or the content of standard input or a pipe. Raises `InputError`."""
     if name != "-":
-        return open_source(name)
+        return open_source(name, track)
     if sys.stdin.isatty():
         raise InputError("- reads standard input, which is a terminal", "audio", "redirect a file to it, or name one")
-    return AudioBytes(sys.stdin.buffer.read(), "standard input")
+    return AudioBytes(sys.stdin.buffer.read(), "standard input", track)
 
 
-def open_recordings(names: Sequence[str]) -> tuple[list[AudioSource], list[InputError]]:
+def open_recordings(names: Sequence[str], track: int | None) -> tuple[list[AudioSource], list[InputError]]:
     """Open recordings, and read the first block of the first readable one, so that errors come before models load.
 
     Returns: the recordings, and if none is readable, the error of each.
     """
-    recordings = [open_recording(name) for name in names]
+    recordings = [open_recording(name, track) for name in names]
     errors = []
     for number, recording in enumerate(recordings):
         try:

@@ -17,6 +17,8 @@ from .subtitle_options import SubtitleOptions
 MAX_WIDTH = 1000  # characters of a line, by default
 MAX_WORDS = 1000  # of a cue, by default
 LONG_PAUSE = 3.0  # seconds between the starts of two words that never share a cue if cues may span segments
+ROW_END = re.compile(r"[\r\n]+")
+BLANK_LINE = re.compile(r"[\r\n]\s*[\r\n]|\r")
 NO_OPTIONS = SubtitleOptions()
 
 Cue = tuple[float, float, str]  # start and end in seconds, and the text
@@ -25,7 +27,7 @@ Cue = tuple[float, float, str]  # start and end in seconds, and the text
 def txt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
     """Yield a line for each segment."""
     for segment in segments:
-        yield f"{segment.text.strip()}\n"
+        yield f"{ROW_END.sub(' ', segment.text.strip())}\n"
 
 
 def srt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
@@ -45,7 +47,7 @@ def tsv(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> I
     """Yield a header and a line for each segment: start and end in milliseconds, and the text."""
     yield "start\tend\ttext\n"
     for segment in segments:
-        text = segment.text.strip().replace("\t", " ")
+        text = ROW_END.sub(" ", segment.text.strip()).replace("\t", " ")
         yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
 
@@ -73,13 +75,18 @@ def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]
         if options.first_given is not None:
             raise InputError("needs word times", options.first_given, ("turn ", Name("word_timestamps"), " on"))
         for segment in waiting:
-            yield segment.start, segment.end, segment.text.strip().replace("-->", "->")
+            yield segment.start, segment.end, cue_text(segment.text.strip())
         return
     for words in cues_of_words(waiting, options):
         if options.highlight_words:
-            yield from highlighted(words)
+            yield from ((start, end, cue_text(text)) for start, end, text in highlighted(words))
         else:
-            yield words[0].start, words[-1].end, "".join(word.word for word in words)
+            yield words[0].start, words[-1].end, cue_text("".join(word.word for word in words))
+
+
+def cue_text(text: str) -> str:
+    """Replace what would end or begin a cue. openai-whisper replaces arrows, but not if there are times of words."""
+    return BLANK_LINE.sub("\n", text.replace("-->", "->"))
 
 
 def cues_of_words(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[list[Word]]:

@@ -38,6 +38,7 @@ class TranscriptionKeywords(TypedDict, total=False):
     no_speech_threshold: float | None
     hallucination_silence_threshold: float | None
     clip_timestamps: str | Sequence[float]
+    audio_track: int | None
     vad: bool
     vad_threshold: float | None
     vad_neg_threshold: float | None

@@ -9,6 +9,8 @@ later version, costs only its recording.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from ..runs.log import Log, LogKind, parse_line
@@ -71,6 +73,21 @@ class Ledger:
             self._finished.pop(folded(name), None)
             if status == DONE:
                 self._finished[folded(name)] = source, written.settings
+
+
+def finished_outputs(path: Path) -> dict[str, str]:
+    """Return the complete outputs in a ledger, and the path of each one's recording. Does not lock the ledger."""
+    finished = {}
+    with suppress(OSError), path.open("rb") as file:
+        for record in map(parse_record, file):
+            if record is None:
+                break
+            source, outputs, status = record
+            for name in outputs:
+                finished.pop(name, None)
+                if status == DONE:
+                    finished[name] = source.path
+    return finished
 
 
 def parse_record(line: bytes) -> tuple[Source, dict[str, Written], str] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 
 from ..errors import InputError
 from ..runs.places import folded
@@ -20,6 +21,10 @@ SUFFIXES = frozenset(  # .ts is left out: it is TypeScript more often than a rec
         *("mxf", "oga", "ogg", "ogv", "opus", "spx", "tta", "vob", "w64", "wav", "weba", "webm", "wma", "wmv", "wv"),
     )
 )
+
+
+ICLOUD = ".icloud"
+MAX_STEM_BYTES = 255 - len("..partial-12345678") - len(".json")  # a temporary file has a longer name
 
 
 def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]:
@@ -42,9 +47,10 @@ def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]
 
 
 def search(folder: str, output: Path | None) -> Iterator[str]:
-    """Yield the recordings in a folder, then those in the folders below. A folder that cannot be read yields itself.
+    """Yield the recordings in a folder, then those in the folders below.
 
-    Hidden files are skipped, and so are folders that were searched already, because links may form loops.
+    Hidden files are skipped, and so are folders that were searched already, because links may form loops. What cannot
+    be read is yielded, so that its error is printed: a folder, or the placeholder of a recording that is in iCloud.
     """
     seen = {identity(each) for each in (folder, output) if each is not None and os.path.isdir(each)}
     waiting = [folder]
@@ -58,15 +64,28 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
             continue
         folders = []
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") and not is_placeholder(entry.name):
                 continue
-            if not os.path.isdir(entry.path):
-                if os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            try:
+                own = identity(entry.path) if entry.is_dir() else None
+            except PermissionError:
+                yield entry.path
+                continue
+            except OSError:  # a loop of links
+                own = None
+            if own is None:
+                name = entry.name.removesuffix(ICLOUD)
+                if os.path.splitext(name)[1].lower() in SUFFIXES:
                     yield entry.path
-            elif (own := identity(entry.path)) not in seen:
+            elif own not in seen:
                 seen.add(own)
                 folders.append(entry.path)
         waiting += reversed(folders)
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a file, such as .talk.m4a.icloud, stands for one whose content macOS has moved to iCloud."""
+    return name.startswith(".") and name.endswith(ICLOUD) and len(name) > len(ICLOUD) + 1
 
 
 def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
@@ -89,12 +108,14 @@ def place(path: str | Path) -> Path:
     return Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
 
 
-def output_names(recordings: Sequence[str]) -> list[str]:
+def output_names(recordings: Sequence[str], finished: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Return what the outputs of each recording are called, without the suffix of their format: its stem.
 
     Recordings of one stem keep their suffix. If that is not enough, they keep the folder below the folder that all
     recordings share, or both. Names are compared as file systems do that ignore case or normalize Unicode. They depend
-    on all recordings together, but not on their order.
+    on all recordings together, but not on their order. A stem that is too long for a file is shortened.
+
+    finished: The names of recordings whose outputs are complete. They stay, so a later recording takes another name.
     """
     paths = [place(each) for each in recordings]
     shared = os.path.commonpath([path.parent for path in paths])
@@ -102,12 +123,15 @@ def output_names(recordings: Sequence[str]) -> list[str]:
     stems = [folded(path.stem) for path in relative]
     levels = dict.fromkeys(stems, 0)
     while True:
-        names = [LEVELS[levels[stem]](path) for path, stem in zip(relative, stems, strict=True)]
+        names = [
+            finished.get(recording) or fitting(LEVELS[levels[stem]](path))
+            for recording, path, stem in zip(recordings, relative, stems, strict=True)
+        ]
         counts = Counter(map(folded, names))
         repeated = {
             stem
-            for stem, name in zip(stems, names, strict=True)
-            if counts[folded(name)] > 1 and levels[stem] < len(LEVELS) - 1
+            for recording, stem, name in zip(recordings, stems, names, strict=True)
+            if counts[folded(name)] > 1 and levels[stem] < len(LEVELS) - 1 and recording not in finished
         }
         if not repeated:
             return names
@@ -115,9 +139,21 @@ def output_names(recordings: Sequence[str]) -> list[str]:
             levels[stem] += 1
 
 
-def with_hash(path: Path) -> str:
-    """Return a name that differs from those of other paths in more than case or normalization."""
-    return f"{path}.{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+def fitting(name: str) -> str:
+    """Shorten the last part of a path at the end if it is too long for a file name. A hash keeps it apart from others."""
+    folder, base = os.path.split(name)
+    content = os.fsencode(base)
+    if len(content) <= MAX_STEM_BYTES:
+        return name
+    end = MAX_STEM_BYTES - 9
+    while content[end] & 0xC0 == 0x80:  # within a character
+        end -= 1
+    return os.path.join(folder, with_hash(base, os.fsdecode(content[:end])))
+
+
+def with_hash(path: str | Path, shown: str | None = None) -> str:
+    """Return a name that differs from those of other paths in more than case or normalization. shown: its start."""
+    return f"{path if shown is None else shown}.{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 LEVELS: tuple[Callable[[Path], str], ...] = (

@@ -91,6 +91,12 @@ class TranscriptionOptions:
         Union((Text(may_be_empty=True), ListOf(Number(0)))),
         "transcribe only START,END,START,END,... in seconds; the last end may be missing",
     ] = "0"
+    audio_track: Annotated[
+        int | None,
+        OrNone(Int(1)),
+        "transcribe audio track N of a video, counted from 1 (default: FFmpeg's choice, which is the track with the most "
+        "channels unless one is marked as the default)",
+    ] = None
     vad: Annotated[bool, Bool(), "remove noise, hum, silence and other sound without speech before transcribing"] = (
         False
     )

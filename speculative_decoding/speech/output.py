@@ -16,7 +16,8 @@ from ..rows.scheduling import in_order
 from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
 from .subtitle_options import SubtitleOptions
-from .transcription import Transcription
+
+NAMED_FAILURES = 10  # in the last line; each has a line of its own before
 
 
 @dataclass
@@ -26,13 +27,15 @@ class Report:
     Args:
         names: The names of the files.
         shows_language: Whether to print the language of each recording.
+        finished: How many other recordings an earlier run has transcribed.
     """
 
     names: Sequence[str]
     shows_language: bool
+    finished: int = 0
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
     durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
-    has_errors: bool = field(init=False, default=False)
+    failed: dict[str, None] = field(init=False, default_factory=dict)  # names of recordings, in order
     _languages: set[int] = field(init=False, default_factory=set)  # the recordings whose language was printed
 
     @property
@@ -58,24 +61,35 @@ class Report:
         """Print the language and the error of a recording to standard error, and add up its statistics."""
         if self.shows_language and event.language is not None and event.number not in self._languages:
             self._languages.add(event.number)
-            name = f"{self.names[event.number]}: " if len(self.names) > 1 else ""
+            name = f"{one_line(self.names[event.number])}: " if len(self.names) > 1 else ""
             say(f"{name}detected language: {event.language}")
         if event.error is not None:
-            say(f"error: {event.error}")
-            self.has_errors = True
+            self.fail(event.number, event.error)
         if event.result is not None:
             self.stats.add(event.result.stats)
 
+    def fail(self, number: int, error: Exception) -> None:
+        """Print why a recording cannot be transcribed."""
+        say(f"error: {error}")
+        self.failed[self.names[number]] = None
+
+    def summary(self) -> str:
+        """Return a line that names what failed, or nothing if nothing did."""
+        if not self.failed:
+            return ""
+        count, names = self.finished + len(self.names), [*map(one_line, self.failed)]
+        more = f" and {len(names) - NAMED_FAILURES} more" if len(names) > NAMED_FAILURES else ""
+        return f"{count - len(names)} of {count}; failed: {', '.join(names[:NAMED_FAILURES])}{more}"
+
 
 def pass_on(
-    report: Report, events: Iterable[TranscriptionEvent], finished: Callable[[int, Transcription], None]
+    report: Report, events: Iterable[TranscriptionEvent], receive: Callable[[TranscriptionEvent], None]
 ) -> None:
-    """Pass the number and the transcript of each recording to `finished` as soon as it is complete."""
+    """Pass each event to `receive`, and report it."""
     with progress() as show:
         for event in report.watched(events, show):
             report.note(event)
-            if event.result is not None:
-                finished(event.number, event.result)
+            receive(event)
 
 
 @dataclass

@@ -16,14 +16,14 @@ from ..errors import InputError, Name, writing
 from ..runs.log import Log
 from ..runs.places import content_hash, new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
-from .ledger import KIND, Ledger, Source, Written
+from .ledger import KIND, Ledger, Source, Written, finished_outputs
 from .media_files import output_names, place
+from .resumption import ResumptionLogs
 from .subtitle_options import SUBTITLES, SubtitleOptions
-from .transcription import Transcription, write
+from .transcription import ResumePoint, Transcription, write
 
 LEDGER = ".transcribe.jsonl"
 STANDARD = "-"  # standard input
-MAX_NAME_BYTES = 255 - len("..partial-12345678")  # a temporary file has a longer name
 
 
 class Unfinished(NamedTuple):
@@ -55,11 +55,15 @@ class OutputFolder:
     unfinished: list[Unfinished] = field(init=False, default_factory=list)
     _ledger: Ledger = field(init=False, repr=False)
     _settings: dict[str, str] = field(init=False, repr=False)  # by format
+    _windows: ResumptionLogs = field(init=False, repr=False)
 
     @cached_property
     def outputs(self) -> list[dict[str, str]]:
-        """The outputs of each recording: their names by format."""
-        return [{each: f"{name}.{each}" for each in self.formats} for name in output_names(self.recordings)]
+        """The outputs of each recording: their names by format. Those that are complete keep their names."""
+        owners = {path: name for name, path in finished_outputs(self.folder / LEDGER).items()}
+        known = {each: owners.get(self._path_of(each)) for each in self.recordings}
+        finished = {each: os.path.splitext(name)[0] for each, name in known.items() if name is not None}
+        return [{each: f"{name}.{each}" for each in self.formats} for name in output_names(self.recordings, finished)]
 
     @property
     def files(self) -> list[tuple[tuple[str, ...], Path]]:
@@ -74,8 +78,6 @@ class OutputFolder:
                 raise InputError(f"{name} has no name for a file in a folder", "output_dir", "leave it out")
         for _, path in self.files:
             require_folder(path.parent, "output_dir")
-            if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
-                raise InputError(f"{path.name} is too long for a file name", "audio", "rename the recording")
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[None]:
@@ -93,6 +95,7 @@ class OutputFolder:
         with Log.open(self.folder / LEDGER, KIND) as log:
             self._ledger = Ledger(log)
             self._settings = {each: self._digest(each, settings) for each in self.formats}
+            self._windows = ResumptionLogs(self.folder, digest(settings))
             sources = [self._source(each) for each in self.recordings]
             paths = {source.path for source in sources}
             for recording, source, outputs in zip(self.recordings, sources, self.outputs, strict=True):
@@ -107,7 +110,24 @@ class OutputFolder:
                     self._require_replaceable(name, paths)
                 if missing:
                     self.unfinished.append(Unfinished(recording, source, missing))
-            yield
+                if force or not missing:  # a run may have been killed before it removed the log
+                    self._windows.remove(source)
+            try:
+                yield
+            finally:
+                self._windows.close_all()
+
+    def resume_point(self, one: Unfinished) -> ResumePoint | None:
+        """Return where to continue a recording, or None to begin it. Raises `InputError`."""
+        return self._windows.resume_point(one.source)
+
+    def advance(self, one: Unfinished, point: ResumePoint) -> None:
+        """Record what has been transcribed of a recording. Raises `InputError` if that fails."""
+        self._windows.append(one.source, point)
+
+    def give_up(self, one: Unfinished) -> None:
+        """Keep what has been recorded of a recording that cannot be transcribed."""
+        self._windows.close(one.source)
 
     def write(self, one: Unfinished, result: Transcription) -> None:
         """Write the outputs of a recording. Raises `InputError` if that fails."""
@@ -123,6 +143,7 @@ class OutputFolder:
             with new_file(self.folder / name, "output_dir", KIND.kept) as write_to_file:
                 write_to_file(content)
         self._ledger.finish(one.source, written)
+        self._windows.remove(one.source)
 
     def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
         """Return a hash of everything that an output of this format depends on except its recording."""
@@ -130,10 +151,13 @@ class OutputFolder:
         if format in SUBTITLES:  # defaults are left out, so that options of later versions change no hash
             changed = (each.name for each in fields(self.options) if getattr(self.options, each.name) != each.default)
             options = {name: asdict(self.options)[name] for name in changed}
-        return hashlib.sha256(json.dumps([format, settings, options], sort_keys=True).encode()).hexdigest()[:32]
+        return digest([format, settings, options])
+
+    def _path_of(self, recording: str) -> str:
+        return os.path.relpath(place(recording), os.path.realpath(self.folder))
 
     def _source(self, recording: str) -> Source:
-        path = os.path.relpath(place(recording), os.path.realpath(self.folder))
+        path = self._path_of(recording)
         try:
             status = os.stat(recording)
         except OSError:  # reading it fails too, and says why
@@ -156,3 +180,8 @@ class OutputFolder:
             if other not in recordings and os.path.exists(self.folder / other):
                 recording = os.path.normpath(self.folder / other)
                 raise not_replaced(path, f"is the transcript of {recording}", "output_dir")
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -169,13 +169,15 @@ def open_audio(
     num_mel_bins: Sequence[int],
     max_seconds: float | None = None,
     voice: VoiceOptions | None = None,
+    track: int | None = None,
 ) -> Recording:
-    """Read a recording. audio: see `open_source`; a `Recording` is returned as it is. Raises `InputError`."""
+    """Read a recording. audio, track: see `open_source`; a `Recording` is returned as it is. Raises `InputError`."""
     if isinstance(audio, Recording):
-        if voice is not None and audio.speech is None:
-            raise InputError("has no effect on a recording that has been read", "vad", "give its file or samples")
+        for option, has_no_effect in (("vad", voice is not None and audio.speech is None), ("audio_track", track)):
+            if has_no_effect:
+                raise InputError("has no effect on a recording that has been read", option, "give its file or samples")
         return audio
-    steps = opening(open_source(audio), num_mel_bins, max_seconds, voice=voice)
+    steps = opening(open_source(audio, track), num_mel_bins, max_seconds, voice=voice)
     while True:
         try:
             next(steps)

@@ -29,7 +29,7 @@ from .options import TranscriptionOptions
 from .recording import Recording, open_audio
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
-from .transcription import Attempt, Transcriber, Transcription, WindowSource
+from .transcription import Attempt, ResumePoint, Transcriber, Transcription, WindowSource
 from .voice import SpeechTimes
 from .window_requests import WindowRequests, detected_language
 
@@ -48,6 +48,8 @@ class TranscriptionEvent(NamedTuple):
         result: Set in the last event, unless there is an error.
         error: Why the recording cannot be transcribed: an `InputError` about the file, or an `ArithmeticError` about
             logits that are not finite.
+        resume_point: Where an interrupted transcription can continue (see `Session.transcribe_batch`); None if a window
+            is incomplete.
     """
 
     number: int
@@ -57,6 +59,7 @@ class TranscriptionEvent(NamedTuple):
     language: str | None
     result: Transcription | None = None
     error: Exception | None = None
+    resume_point: ResumePoint | None = None
 
     @property
     def is_last(self) -> bool:
@@ -73,6 +76,7 @@ class Task:
 
     first_frame: Where it begins, if it is part of a longer recording.
     speech: Where the frames of the whole recording come from, if something has been left out.
+    resume_from: Where to continue.
     """
 
     recording: WindowSource
@@ -80,6 +84,7 @@ class Task:
     decoding: GenerationOptions  # drafts, sampling, beams
     first_frame: int = 0
     speech: SpeechTimes | None = None
+    resume_from: ResumePoint | None = None
 
 
 @dataclass(eq=False)
@@ -127,7 +132,8 @@ class RecordingWindows:
             position, seconds = self.speech.reached(first + position) - first, self.speech.seconds
         self.segments += new
         result = replace(found.result(), segments=self.segments, seconds=seconds) if is_last else None
-        return TranscriptionEvent(self.number, new, position, seconds, found.language, result)
+        point = found.resume_point
+        return TranscriptionEvent(self.number, new, position, seconds, found.language, result, resume_point=point)
 
 
 Windows = RecordingWindows | LiveStream
@@ -180,14 +186,14 @@ class Scheduler:
             self._engine(self.live_decoding, is_live=True)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
-        """Open a file, samples, or a mapping with an "audio" entry and options. Raises `InputError`."""
+        """Open a recording; see `Session.transcribe_batch`. Raises `InputError`."""
         own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        audio = own.pop("audio")
+        audio, resume_from = own.pop("audio"), own.pop("resume_from", None)
         options, decoding = self._options(own, self.decoding)
-        recording = open_audio(audio, self.num_mel_bins, voice=options.voice)
-        return Task(recording, options, decoding, speech=recording.speech)
+        recording = open_audio(audio, self.num_mel_bins, voice=options.voice, track=options.audio_track)
+        return Task(recording, options, decoding, speech=recording.speech, resume_from=resume_from)
 
     def open_stream(self, overrides: Mapping[str, Any] | None = None, every: float = 1.0) -> LiveStream:
         """Return a new stream with its own options, to pass to `start`. Raises `InputError`.
@@ -206,6 +212,10 @@ class Scheduler:
     ) -> tuple[TranscriptionOptions, GenerationOptions]:
         own, changed = split_names(overrides)
         return replace(self.options, **own), decoding.override_for_row(changed)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens of a transcript."""
+        return self._text.decode([*tokens])
 
     @property
     def running(self) -> int:
@@ -269,13 +279,16 @@ class Scheduler:
         if options.word_timestamps and self.audio.alignment_note:
             note(self.audio.alignment_note)
         language, opening = language_code(self.audio, options), None
+        if task.resume_from is not None:
+            language = task.resume_from.language
         if language is None:
             length = self.audio.window_frames
             opening = recording.window(0, length, length)
             language = detected_language(self.model, self.audio, opening)
         requests = self._requests(options, task.decoding, language, task.first_frame, task.speech)
         most = requests.max_previous
-        transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
+        given = recording, self._text, language, options, requests.align, most, opening, task.resume_from
+        transcriber = Transcriber(*given)
         windows = RecordingWindows(number, transcriber, requests, task.speech)
         yield windows.event()
         yield from self._continue(windows, windows.advance())

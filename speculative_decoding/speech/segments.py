@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -122,6 +123,35 @@ class Split(NamedTuple):
     is_complete: bool
 
 
+def segment_of(
+    decoded: DecodedWindow, window: Window, text: SpeechText, first: int, last: int, start: float, end: float
+) -> Segment:
+    """Return a segment of the tokens from `first` to `last`. start, end: in seconds."""
+    own = decoded.tokens[first:last]
+    return Segment(
+        id=0,
+        seek=window.seek,
+        start=start,
+        end=end,
+        text=text.decode([*filter(text.audio.is_text, own)]),
+        tokens=own,
+        temperature=decoded.temperature,
+        avg_logprob=decoded.avg_logprob,
+        compression_ratio=decoded.compression_ratio,
+        no_speech_prob=decoded.no_speech_prob,
+        from_draft=decoded.from_draft[first:last],
+    )
+
+
+def whole(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
+    """Make one segment of a window that was decoded without timestamps.
+
+    A model may write timestamps all the same. Without their rules they may be in any order, so they mean nothing.
+    """
+    all_of_it = segment_of(decoded, window, text, 0, len(decoded.tokens), window.start, window.start + window.seconds)
+    return Split([all_of_it], window.seek + window.size, False)
+
+
 def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     """Split an output between consecutive timestamps. An unfinished last segment is left to the next window."""
     zero = text.audio.timestamp_begin
@@ -130,21 +160,7 @@ def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     is_complete = is_timestamp[-2:] == [False, True]
     next_seek = window.seek + window.size
 
-    def segment(first: int, last: int, start: float, end: float) -> Segment:
-        own = tokens[first:last]
-        return Segment(
-            id=0,
-            seek=window.seek,
-            start=start,
-            end=end,
-            text=text.decode([*filter(text.audio.is_text, own)]),
-            tokens=own,
-            temperature=decoded.temperature,
-            avg_logprob=decoded.avg_logprob,
-            compression_ratio=decoded.compression_ratio,
-            no_speech_prob=decoded.no_speech_prob,
-            from_draft=decoded.from_draft[first:last],
-        )
+    segment = partial(segment_of, decoded, window, text)
 
     def seconds(timestamp: int) -> float:
         return (timestamp - zero) * SECONDS_PER_POSITION

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..decoding.results import GenerationStats
 from ..errors import InputError
@@ -19,7 +19,7 @@ from ..runs.places import atomic_file
 from .formats import FORMATS, NO_OPTIONS, STREAMED
 from .hallucinations import cut_hallucinations, leading_silence
 from .options import TranscriptionOptions
-from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split
+from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split, whole
 from .speech_text import SpeechText
 from .subtitle_options import SubtitleOptions
 from .word_timestamps import TimedWord, add_words
@@ -48,6 +48,26 @@ class Attempt:
     previous: Sequence[int]
     temperature: float
     transcript: Sequence[int] = ()
+
+
+class ResumePoint(NamedTuple):
+    """The state of a transcription between two windows, from which another `Transcriber` continues it.
+
+    Args:
+        language: The language of the speech.
+        clip: The index of the clip that contains the next window.
+        seek: The first frame of the next window.
+        previous_from: The index of the first token, counted with those of the initial prompt, to put before windows.
+        last_speech: When the last word ended, in seconds.
+        segments: The finished segments.
+    """
+
+    language: str
+    clip: int
+    seek: int
+    previous_from: int
+    last_speech: float
+    segments: Sequence[Segment]
 
 
 Align = Callable[[Window, list[int]], list[TimedWord]]  # the window and its text tokens -> its words
@@ -134,6 +154,7 @@ class Transcriber:
         align: Finds the times of words.
         max_previous: The maximum number of tokens of previous text for a window.
         opening: The frames of the first 30 seconds, if they have been encoded to detect the language.
+        resume_from: Where to continue, if a part of the recording has been transcribed with the same options.
 
     Attributes:
         segments: All finished segments.
@@ -148,6 +169,7 @@ class Transcriber:
     align: Align = field(repr=False)
     max_previous: int = 223
     opening: AudioFrames | None = None
+    resume_from: ResumePoint | None = field(default=None, repr=False)
     segments: list[Segment] = field(init=False, default_factory=list)
     seek: int = field(init=False, default=0)
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
@@ -157,6 +179,17 @@ class Transcriber:
         self._tokens = [*self._initial]  # tokens of the initial prompt and all segments
         self._previous_from = 0  # the index of the first token to put before later windows
         self._last_speech = 0.0  # when the last word ended, in seconds
+        self._clip = 0
+        if self.resume_from is not None:
+            _, self._clip, self.seek, self._previous_from, self._last_speech, segments = self.resume_from
+            self.segments += segments
+            self._tokens += [token for segment in segments for token in segment.tokens]
+
+    @property
+    def resume_point(self) -> ResumePoint:
+        """The state between two windows."""
+        state = self._clip, self.seek, self._previous_from, self._last_speech
+        return ResumePoint(self.language, *state, tuple(self.segments))
 
     def result(self) -> Transcription:
         text = self.text_tokens.decode(self._tokens[len(self._initial) :])
@@ -165,8 +198,11 @@ class Transcriber:
 
     def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
         """Yield each attempt, and receive its output."""
-        for start, end in self.options.clips(self.recording.num_frames):
-            self.seek = start
+        clips = self.options.clips(self.recording.num_frames)
+        for self._clip in range(self._clip, len(clips)):
+            start, end = clips[self._clip]
+            self.seek = start if self.resume_from is None or self._clip > self.resume_from.clip else self.seek
+            is_repeated = False
             while self.seek < end:
                 window = self._window(end)
                 decoded = yield from self._with_fallback(window)
@@ -174,6 +210,9 @@ class Transcriber:
                     self.seek += window.size
                 else:
                     self._add(decoded, window)
+                if self.seek <= window.seek and is_repeated:  # openai-whisper may decode the same window forever
+                    self.seek = window.seek + window.size
+                is_repeated = self.seek <= window.seek
 
     def _window(self, end: int) -> Window:
         length = self.text_tokens.audio.window_frames
@@ -209,7 +248,8 @@ class Transcriber:
 
     def _add(self, decoded: DecodedWindow, window: Window) -> None:
         """Add the segments of a window, and move to the next one."""
-        segments, self.seek, is_complete = split(decoded, window, self.text_tokens)
+        split_window = whole if self.options.without_timestamps else split
+        segments, self.seek, is_complete = split_window(decoded, window, self.text_tokens)
         if self.options.word_timestamps and not self._add_words(segments, window, is_complete):
             return
         for number, segment in enumerate(segments, len(self.segments)):

@@ -187,7 +187,7 @@ PYAV = {
 }
 WITHOUT_PYAV = {
     "0 samples": (lambda path: write_wav(path, b""), "no sound .got 0 samples"),
-    "empty": (written(b""), "without PyAV, only WAV files .*it ends.*pip install"),
+    "header only": (written(b"RIFF"), "without PyAV, only WAV files .*it ends.*pip install"),
     "FLAC": (written(b"fLaC" + bytes(99)), "without PyAV, only WAV files .*pip install"),
     "long chunk": (
         lambda path: written(JFK.read_bytes()[:36] + b"LIST\xff\xff\xff\x7f" + bytes(99))(path),

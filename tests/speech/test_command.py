@@ -55,7 +55,7 @@ def test_recordings_are_printed_one_after_the_other(capsys: pytest.CaptureFixtur
     report, out, err = printed(["a", "b", "c\x1b[2J"], events, "txt", capsys)
     assert out == "==> a <==\n0a\n0b\n\n==> b <==\n1a\n1b\n\n==> c\\x1b[2J <==\n2a\n2b\n"  # no control characters
     assert "a: detected language: de" in err and "b: detected language: en" in err
-    assert (report.seconds, report.stats.target_calls, report.has_errors) == (6, 30, False)
+    assert (report.seconds, report.stats.target_calls, report.summary()) == (6, 30, "")
     assert [each["text"] for each in json.loads(printed("abc", events, "json", capsys)[1])] == [
         "0a 0b",
         "1a 1b",
@@ -67,7 +67,7 @@ def test_a_recording_that_fails_does_not_stop_the_others(capsys: pytest.CaptureF
     failed = TranscriptionEvent(0, [], 0.0, 0.0, None, error="a: no sound")
     events = [failed, *progress_of(1, ["eins"])]
     report, out, err = printed("ab", events, "txt", capsys)
-    assert report.has_errors and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
+    assert report.summary() == "1 of 2; failed: a" and out.endswith("<==\neins\n") and "error: a: no sound\n" in err
     assert json.loads(printed("ab", events, "json", capsys)[1])[0] == {"error": "a: no sound"}
     with pytest.raises(InputError, match="^a: no sound$"):
         printed("a", [failed], "txt", capsys)
@@ -292,7 +292,7 @@ def test_standard_input_is_a_recording(
             "a.wav --output-format srt --max-line-count 2",
             "--max-line-count: has no effect without --max-line-width; give both",
         ),
-        ("nowhere.wav speech/config.json", "FILE: none of the files can be read (speech/config.json: "),
+        ("nowhere.wav speech/config.json", "FILE: none of the files can be read (nowhere.wav: "),
         ("", "FILE: is missing; name a file, or transcribe live speech with --live"),
         ("a.wav --slots 2", "--slots: has no effect without --chunked or several files"),
         ("a.wav --prompt x", "--prompt: unknown option"),

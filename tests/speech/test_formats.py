@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
 from speculative_decoding.speech.formats import STREAMED, srt, timestamp
 from speculative_decoding.speech.segments import Segment, Word
-from speculative_decoding.speech.subtitle_options import SubtitleOptions
+from speculative_decoding.speech.subtitle_options import SUBTITLES, SubtitleOptions
 from speculative_decoding.speech.transcription import Transcription, write
 from tests.support.paths import ROOT
 
@@ -43,6 +44,8 @@ def recorded(name: str) -> Transcription:
 
 @pytest.mark.parametrize(("name", "format", "options", "expected"), RECORDED["files"])
 def test_files_equal_those_of_openai_whisper(name: str, format: str, options: dict[str, Any], expected: str) -> None:
+    if format in SUBTITLES:  # openai-whisper replaces arrows in segments, but leaves those in words
+        expected = re.sub(r"^(?![\d:.,]+ --> [\d:.,]+$).*$", lambda line: line[0].replace("-->", "->"), expected, flags=re.M)
     assert write(format, recorded(name), SubtitleOptions(**options)) == expected
 
 

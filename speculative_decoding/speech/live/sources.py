@@ -14,6 +14,7 @@ from ...errors import InputError, Name
 from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason
 from ..resampling import FrameResampler
 from .arriving import Chunk
+from .headers import format_of
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -73,8 +74,13 @@ def standard_input() -> Iterator[bytes]:
 
 
 def pipe(descriptor: int) -> Iterator[bytes]:
-    """Yield the bytes of standard input as they arrive, and b"" while none do. Raises `InputError`."""
+    """Yield the bytes of standard input as they arrive, and b"" while none do. Raises `InputError`.
+
+    The first bytes are kept until they are enough to tell whether they have the header of a format, whose samples would
+    be noise.
+    """
     begin = b""
+    format = None  # not known yet
     while True:
         chunk = b""
         if select.select([descriptor], [], [], POLL_SECONDS)[0]:
@@ -84,13 +90,18 @@ def pipe(descriptor: int) -> Iterator[bytes]:
                 raise InputError(f"standard input cannot be read ({error.strerror})", "live") from error
             if not chunk:
                 break
-            begin = (begin + chunk)[:4]
-            if begin == b"RIFF":
-                problem = "standard input is a WAV file, not PCM (signed 16-bit little-endian, 16 kHz, mono)"
-                raise InputError(problem, "live", "leave out its header, or name the file")
+            if format is None:
+                begin += chunk
+                if format := format_of(begin):
+                    way_out = ("decode it, for example with ffmpeg -i - -f s16le -ac 1 -ar 16000 -, or name the file",)
+                    problem = f"standard input is {format}, not PCM (signed 16-bit little-endian, 16 kHz, mono)"
+                    raise InputError(problem, "live", way_out)
+                chunk = b"" if format is None else begin
         yield chunk
     if not begin:
         raise InputError("standard input contains no sound", "live", "check the command that writes it")
+    if format is None:
+        yield begin
 
 
 def played(

@@ -41,7 +41,7 @@ def test_a_pipe_yields_bytes_as_they_arrive_and_nothing_while_it_waits(ends: End
     reader, writer = ends
     chunks = pipe(reader.fileno())
     assert next(chunks) == b""
-    for piece in (b"\x01", b"RIFF", b"\x02\x03"):
+    for piece in (bytes(12), b"\x01", b"RIFF", b"\x02\x03"):
         writer.write(piece)
         assert (next(chunks), next(chunks)) == (piece, b"")
     writer.close()
@@ -52,7 +52,7 @@ def test_a_pipe_yields_bytes_as_they_arrive_and_nothing_while_it_waits(ends: End
 def test_a_wav_file_in_a_pipe_is_refused(pieces: Sequence[bytes], ends: Ends) -> None:
     reader, writer = ends
     chunks = pipe(reader.fileno())
-    with pytest.raises(InputError, match="is a WAV file, not PCM .*; leave out its header, or name the file"):
+    with pytest.raises(InputError, match="is a WAV file, not PCM .*; decode it, for example with ffmpeg .*, or name the file"):
         for piece in pieces:
             writer.write(piece)
             next(chunks)

@@ -1,0 +1,165 @@
+"""Opens a media file with PyAV, and chooses its audio track as FFmpeg's command line does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, BinaryIO
+
+from ..errors import InputError, Name, note
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts, and raw samples of unknown rate
+    *("3g2", "3gp", "aac", "ac3", "ac4", "act", "adx", "aea", "aiff", "amr", "ape", "aptx", "asf", "ast", "au"),
+    *("avi", "avr", "bonk", "brstm", "caf", "dsf", "dss", "dts", "dtshd", "dv", "eac3", "epaf", "flac", "flv", "g722"),
+    *("g726", "g729", "gsm", "gxf", "iff", "ilbc", "ircam", "kux", "live_flv", "loas", "m4a", "matroska", "mlp", "mov"),
+    *("mp3", "mp4", "mpc", "mpc8", "mpeg", "mpegts", "mxf", "nistsphere", "nut", "ogg", "oma", "osq", "paf", "pvf"),
+    *("qcp", "qoa", "rka", "rm", "rso", "sbc", "sds", "shn", "sln", "smjpeg", "sol", "sox", "swf", "tak", "truehd"),
+    *("tta", "voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
+)
+PROBED_BYTES = 1 << 20  # FFmpeg keeps the probed packets in memory; tiny packets take 70 times their size
+MORE_PROBED_BYTES = 5_000_000  # as FFmpeg's command line, if the first are not enough and have few packets
+MORE_PROBED_PACKETS = 20_000  # take about 12 MB in addition to their bytes
+LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: another may begin after the first probe
+
+
+class SeekableFile:
+    """A file for PyAV, which prints a traceback if `seek` raises. FFmpeg may seek before the start of a short file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read, self.tell, self._file = file.read, file.tell, file
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return self._file.seek(offset, whence)
+        except (OSError, ValueError):
+            return -1
+
+
+def open_media(file: BinaryIO) -> InputContainer:
+    """Open a media file. The caller closes the container.
+
+    Like FFmpeg, this reads up to 5 MB to find the streams, but only if 1 MiB is not enough, and not if its packets are
+    so many that they would fill the memory.
+    """
+    container = probed(file, PROBED_BYTES)
+    if may_lack_audio(container):
+        size = MORE_PROBED_BYTES if has_few_packets(container) else PROBED_BYTES
+        container.close()  # some of its packets have been read
+        container = probed(file, size)
+    return container
+
+
+def probed(file: BinaryIO, size: int) -> InputContainer:
+    """Open a media file after at most `size` bytes have been read to find its streams."""
+    import av
+
+    file.seek(0)
+    # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB
+    # of memory, and a picture in a video 600 MB.
+    options = {
+        "protocol_whitelist": "none",
+        "format_whitelist": ",".join(FORMATS),
+        "codec_whitelist": audio_decoders(),
+        "probesize": str(size),
+    }
+    return av.open(SeekableFile(file), "r", metadata_errors="replace", container_options=options)
+
+
+@cache
+def audio_decoders() -> str:
+    """Return the names of all audio decoders, separated by commas."""
+    import av
+
+    readable = [name for name in sorted(av.codecs_available) if can_decode_audio(name)]
+    return ",".join(readable)
+
+
+def can_decode_audio(name: str) -> bool:
+    import av
+
+    try:
+        return av.Codec(name, "r").type == "audio"
+    except ValueError:  # the name of an encoder
+        return False
+
+
+def may_lack_audio(container: InputContainer) -> bool:
+    """Whether another track, or what decides between tracks, may follow what has been probed."""
+    tracks = container.streams.audio
+    if not tracks or container.format.name in LATE_STREAMS:
+        return True
+    return not all(map(channels_of, tracks)) or (len(tracks) > 1 and any(each.start_time is None for each in tracks))
+
+
+def has_few_packets(container: InputContainer) -> bool:
+    """Whether the first 5 MB have so few packets that all of them may be kept. Reads packets of the container."""
+    import av
+
+    count = size = 0
+    try:
+        for packet in container.demux():
+            count, size = count + 1, size + packet.size
+            if size >= MORE_PROBED_BYTES or count > MORE_PROBED_PACKETS:
+                break
+    except av.FFmpegError:  # reported when the packets are decoded
+        pass
+    return count <= MORE_PROBED_PACKETS
+
+
+def channels_of(track: AudioStream) -> int:
+    """Return the number of channels; 0 if it is unknown, or if PyAV cannot decode the track."""
+    return 0 if track.codec_context is None else track.codec_context.layout.nb_channels
+
+
+def audio_track(container: InputContainer, name: str, number: int | None) -> AudioStream:
+    """Return an audio track. A note says which one, if nobody has chosen one of several.
+
+    number: counts from 1 (default: FFmpeg's choice, `map_auto_audio` in ffmpeg_mux_init.c: a track with packets, then
+        a default track, then the most channels, then the first).
+
+    Raises:
+        InputError: There is no such track, or PyAV cannot decode it.
+    """
+    from av.stream import Disposition
+
+    tracks = container.streams.audio
+    if not tracks:
+        raise InputError(f"{name}: contains no audio; name a file with sound")
+    if number is None:
+        track = max(
+            tracks,
+            key=lambda each: (
+                each.codec_context is not None,
+                each.start_time is not None,
+                bool(each.disposition & Disposition.default),
+                channels_of(each),
+            ),
+        )
+    elif number <= len(tracks):
+        track = tracks[number - 1]
+    else:
+        raise no_track(name, number, [described(each, i) for i, each in enumerate(tracks, 1)])
+    if track.codec_context is None:
+        raise InputError(f"{name}: PyAV cannot decode its audio; convert it to WAV or FLAC")
+    if number is None and len(tracks) > 1:
+        all_tracks = "; ".join(described(each, i) for i, each in enumerate(tracks, 1))
+        chosen = f"{name}: track {tracks.index(track) + 1} of {len(tracks)} is transcribed ({all_tracks}); "
+        note((chosen, "choose another with ", Name("audio_track")))
+    return track
+
+
+def described(track: AudioStream, number: int) -> str:
+    """Return a track's number, title, language and channels, such as "2: Commentary, eng, mono"."""
+    layout = "" if track.codec_context is None else track.codec_context.layout.name
+    parts = (track.metadata.get("title"), track.language, layout)
+    return f"{number}: {', '.join(each for each in parts if each and each != 'und')}"
+
+
+def no_track(name: str, number: int, tracks: Sequence[str]) -> InputError:
+    """Return the error of a missing track. tracks: the description of each."""
+    found = f"{len(tracks)} audio tracks" if len(tracks) != 1 else "one audio track"
+    return InputError(f"{name} has {found}, and no track {number}", "audio_track", f"choose one ({'; '.join(tracks)})")
