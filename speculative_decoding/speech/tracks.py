@@ -20,30 +20,17 @@ FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts
     *("qcp", "qoa", "rka", "rm", "rso", "sbc", "sds", "shn", "sln", "smjpeg", "sol", "sox", "swf", "tak", "truehd"),
     *("tta", "voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
 )
-PROBED_BYTES = 1 << 20  # FFmpeg keeps the probed packets in memory; tiny packets take 70 times their size
-MORE_PROBED_BYTES = 5_000_000  # as FFmpeg's command line, if the first are not enough and have few packets
-MORE_PROBED_PACKETS = 20_000  # take about 12 MB in addition to their bytes
+PROBED_BYTES = 1 << 16  # FFmpeg keeps the probed packets in memory; a tiny one takes 8 KB
+MORE_PROBED_BYTES = 5_000_000  # as FFmpeg's command line, if the first are not enough
+MORE_PROBED_PACKETS = 5000
 LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: another may begin after the first probe
-
-
-class SeekableFile:
-    """A file for PyAV, which prints a traceback if `seek` raises. FFmpeg may seek before the start of a short file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.read, self.tell, self._file = file.read, file.tell, file
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        try:
-            return self._file.seek(offset, whence)
-        except (OSError, ValueError):
-            return -1
 
 
 def open_media(file: BinaryIO) -> InputContainer:
     """Open a media file. The caller closes the container.
 
-    Like FFmpeg, this reads up to 5 MB to find the streams, but only if 1 MiB is not enough, and not if its packets are
-    so many that they would fill the memory.
+    Like FFmpeg, this reads up to 5 MB to find the streams, but only if 64 KiB are not enough, and not if its packets
+    are so many that they would fill the memory.
     """
     container = probed(file, PROBED_BYTES)
     if may_lack_audio(container):
@@ -66,7 +53,7 @@ def probed(file: BinaryIO, size: int) -> InputContainer:
         "codec_whitelist": audio_decoders(),
         "probesize": str(size),
     }
-    return av.open(SeekableFile(file), "r", metadata_errors="replace", container_options=options)
+    return av.open(file, "r", metadata_errors="replace", container_options=options)
 
 
 @cache

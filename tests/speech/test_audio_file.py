@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding import InputError
-from speculative_decoding.speech import audio_file
+from speculative_decoding.speech import audio_file, tracks
 from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav, open_source
 from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import CODECS, sound, write_audio
@@ -382,7 +382,7 @@ def test_all_formats_that_are_allowed_exist() -> None:
     import av
 
     names = {name for names in av.formats_available for name in names.split(",")}
-    assert set(audio_file.FORMATS) <= names | {"bonk", "osq", "qoa", "rka", "wavarc"}  # of later versions
+    assert set(tracks.FORMATS) <= names | {"bonk", "osq", "qoa", "rka", "wavarc"}  # of later versions
 
 
 def frames(content: bytes) -> bytes:

@@ -84,7 +84,8 @@ def adts_frame(header: bytes) -> int:
 
 def ts_packet(header: bytes) -> int:
     """A transport stream (ISO 13818-1)."""
-    return TS_PACKET if header[0] == 0x47 else 0
+    has_content = header[3] >> 4 & 3 != 0  # a constant signal has not
+    return TS_PACKET if header[0] == 0x47 and has_content else 0
 
 
 FRAMED = {"MP3": mpeg_frame, "AAC": adts_frame, "an MPEG transport stream": ts_packet}
