@@ -255,9 +255,7 @@ def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
         raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
 
 
-def decoded_frames(
-    container: InputContainer, stream: AudioStream, announced: float, name: str
-) -> Iterator[AudioFrame]:
+def decoded_frames(container: InputContainer, stream: AudioStream, announced: float, name: str) -> Iterator[AudioFrame]:
     """Yield the frames of an audio stream, and warn if the file is damaged. Raises `InputError`.
 
     announced: See `announced_seconds`.
@@ -375,7 +373,9 @@ def is_cut_off(file: BinaryIO) -> bool:
 
 def open_file(path: Path) -> BufferedReader:
     if is_placeholder(path.name):
-        raise InputError(f"{path.with_name(path.name[1:].removesuffix(ICLOUD))}: is in iCloud; download it in the Finder")
+        raise InputError(
+            f"{path.with_name(path.name[1:].removesuffix(ICLOUD))}: is in iCloud; download it in the Finder"
+        )
     try:
         return open_if_regular(path)
     except OSError as error:

@@ -79,7 +79,10 @@ class ResumptionLogs:
         return self._open[source]
 
     def _path(self, source: Source) -> Path:
-        return self._folder / f".transcribe.{hashlib.sha256(source.path.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.jsonl"
+        return (
+            self._folder
+            / f".transcribe.{hashlib.sha256(source.path.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.jsonl"
+        )
 
 
 def points(log: Log) -> Iterator[ResumePoint]:

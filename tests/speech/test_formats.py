@@ -45,7 +45,9 @@ def recorded(name: str) -> Transcription:
 @pytest.mark.parametrize(("name", "format", "options", "expected"), RECORDED["files"])
 def test_files_equal_those_of_openai_whisper(name: str, format: str, options: dict[str, Any], expected: str) -> None:
     if format in SUBTITLES:  # openai-whisper replaces arrows in segments, but leaves those in words
-        expected = re.sub(r"^(?![\d:.,]+ --> [\d:.,]+$).*$", lambda line: line[0].replace("-->", "->"), expected, flags=re.M)
+        expected = re.sub(
+            r"^(?![\d:.,]+ --> [\d:.,]+$).*$", lambda line: line[0].replace("-->", "->"), expected, flags=re.M
+        )
     assert write(format, recorded(name), SubtitleOptions(**options)) == expected
 
 

@@ -52,7 +52,9 @@ def test_a_pipe_yields_bytes_as_they_arrive_and_nothing_while_it_waits(ends: End
 def test_a_wav_file_in_a_pipe_is_refused(pieces: Sequence[bytes], ends: Ends) -> None:
     reader, writer = ends
     chunks = pipe(reader.fileno())
-    with pytest.raises(InputError, match="is a WAV file, not PCM .*; decode it, for example with ffmpeg .*, or name the file"):
+    with pytest.raises(
+        InputError, match="is a WAV file, not PCM .*; decode it, for example with ffmpeg .*, or name the file"
+    ):
         for piece in pieces:
             writer.write(piece)
             next(chunks)
