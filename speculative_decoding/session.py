@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .speech.keywords import TranscriptionKeywords
     from .speech.live.update import LiveUpdate
     from .speech.scheduler import TranscriptionEvent
-    from .speech.transcription import Transcription
+    from .speech.transcription import ResumePoint, Transcription
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
@@ -539,10 +539,15 @@ class Session:
         return speech_api().transcribe_batch(self, recordings, slots=slots, **options)
 
     def transcribe_chunks(
-        self, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+        self,
+        audio: Audio,
+        *,
+        slots: int | None = None,
+        resume_from: ResumePoint | None = None,
+        **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[TranscriptionEvent]:
         """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
-        return speech_api().transcribe_chunks(self, audio, slots=slots, **options)
+        return speech_api().transcribe_chunks(self, audio, slots=slots, resume_from=resume_from, **options)
 
     def transcribe_live(
         self,

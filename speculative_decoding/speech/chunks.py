@@ -73,8 +73,8 @@ def chunk_events(
                 if start == last:
                     result = Transcription(text, segments, event.result.language, recording.seconds, stats)
             position = start / FRAMES_PER_SECOND + event.position
-            changed = {"position": position, "seconds": recording.seconds, "result": result, "resume_point": point}
-            yield event._replace(number=0, segments=new, **changed)
+            event = event._replace(number=0, segments=new, position=position, seconds=recording.seconds)
+            yield event._replace(result=result, resume_point=point)
 
     if resume_from is None:
         for event in decoded(starts[:1]):  # transcribed alone, to detect the language

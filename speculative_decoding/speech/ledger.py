@@ -77,7 +77,7 @@ class Ledger:
 
 def finished_outputs(path: Path) -> dict[str, str]:
     """Return the complete outputs in a ledger, and the path of each one's recording. Does not lock the ledger."""
-    finished = {}
+    finished: dict[str, str] = {}
     with suppress(OSError), path.open("rb") as file:
         for record in map(parse_record, file):
             if record is None:

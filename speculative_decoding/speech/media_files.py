@@ -122,21 +122,24 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
     relative = [Path(os.path.relpath(path, shared)) for path in paths]
     stems = [folded(path.stem) for path in relative]
     levels = dict.fromkeys(stems, 0)
-    while True:
-        names = [
-            finished.get(recording) or fitting(LEVELS[levels[stem]](path))
-            for recording, path, stem in zip(recordings, relative, stems, strict=True)
-        ]
-        counts = Counter(map(folded, names))
-        repeated = {
-            stem
-            for recording, stem, name in zip(recordings, stems, names, strict=True)
-            if counts[folded(name)] > 1 and levels[stem] < len(LEVELS) - 1 and recording not in finished
-        }
-        if not repeated:
-            return names
-        for stem in repeated:
-            levels[stem] += 1
+    names: list[str] = []
+    # First the names of a run without interruptions; then another name for what would replace a finished output
+    for kept in ({}, finished):
+        repeated = set(stems)
+        while repeated:
+            names = [
+                kept.get(recording) or fitting(LEVELS[levels[stem]](path))
+                for recording, path, stem in zip(recordings, relative, stems, strict=True)
+            ]
+            counts = Counter(map(folded, names))
+            repeated = {
+                stem
+                for recording, stem, name in zip(recordings, stems, names, strict=True)
+                if counts[folded(name)] > 1 and levels[stem] < len(LEVELS) - 1 and recording not in kept
+            }
+            for stem in repeated:
+                levels[stem] += 1
+    return names
 
 
 def fitting(name: str) -> str:

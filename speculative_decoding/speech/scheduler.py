@@ -190,7 +190,7 @@ class Scheduler:
         own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
         if "audio" not in own:
             raise InputError("is missing: this model transcribes speech", "audio", "name a file")
-        audio, resume_from = own.pop("audio"), own.pop("resume_from", None)
+        audio, resume_from = own.pop("audio"), cast("ResumePoint | None", own.pop("resume_from", None))
         options, decoding = self._options(own, self.decoding)
         recording = open_audio(audio, self.num_mel_bins, voice=options.voice, track=options.audio_track)
         return Task(recording, options, decoding, speech=recording.speech, resume_from=resume_from)
