@@ -239,8 +239,9 @@ def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
     resampler = FrameResampler(SAMPLE_RATE)
     setup = None
     try:
-        with open_media(file) as container:
-            stream = audio_track(container, name, track)
+        container, with_packets = open_media(file)
+        with container:
+            stream = audio_track(container, name, track, with_packets)
             announced = announced_seconds(file, container, stream)
             for frame in chain(decoded_frames(container, stream, announced, name), [None]):
                 before, setup = setup, frame and setup_of(frame)

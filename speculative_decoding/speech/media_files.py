@@ -143,7 +143,7 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
 
 
 def fitting(name: str) -> str:
-    """Shorten the last part of a path at the end if it is too long for a file name. A hash keeps it apart from others."""
+    """Shorten the last part of a path if it is too long for a file name. A hash keeps it apart from others."""
     folder, base = os.path.split(name)
     content = os.fsencode(base)
     if len(content) <= MAX_STEM_BYTES:

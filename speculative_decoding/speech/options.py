@@ -94,8 +94,8 @@ class TranscriptionOptions:
     audio_track: Annotated[
         int | None,
         OrNone(Int(1)),
-        "transcribe audio track N of a video, counted from 1 (default: FFmpeg's choice, which is the track with the most "
-        "channels unless one is marked as the default)",
+        "transcribe audio track N of a file, counted from 1 (default: FFmpeg's choice, the track with the most "
+        "channels, unless one is marked as the default)",
     ] = None
     vad: Annotated[bool, Bool(), "remove noise, hum, silence and other sound without speech before transcribing"] = (
         False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -23,21 +24,25 @@ FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts
 PROBED_BYTES = 1 << 16  # FFmpeg keeps the probed packets in memory; a tiny one takes 8 KB
 MORE_PROBED_BYTES = 5_000_000  # as FFmpeg's command line, if the first are not enough
 MORE_PROBED_PACKETS = 5000
+NO_STREAM = -1
 LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: another may begin after the first probe
 
 
-def open_media(file: BinaryIO) -> InputContainer:
+def open_media(file: BinaryIO) -> tuple[InputContainer, set[int]]:
     """Open a media file. The caller closes the container.
 
     Like FFmpeg, this reads up to 5 MB to find the streams, but only if 64 KiB are not enough, and not if its packets
     are so many that they would fill the memory.
+
+    Returns: the container, and the indices of streams with packets there, if several tracks are to be compared.
     """
     container = probed(file, PROBED_BYTES)
-    if may_lack_audio(container):
-        size = MORE_PROBED_BYTES if has_few_packets(container) else PROBED_BYTES
-        container.close()  # some of its packets have been read
-        container = probed(file, size)
-    return container
+    if not may_lack_audio(container):
+        return container, set()
+    counts = packets_of(container, file)
+    container.close()  # its first packets have been read
+    is_large = counts.total() > MORE_PROBED_PACKETS
+    return probed(file, PROBED_BYTES if is_large else MORE_PROBED_BYTES), {*counts}
 
 
 def probed(file: BinaryIO, size: int) -> InputContainer:
@@ -77,24 +82,25 @@ def can_decode_audio(name: str) -> bool:
 def may_lack_audio(container: InputContainer) -> bool:
     """Whether another track, or what decides between tracks, may follow what has been probed."""
     tracks = container.streams.audio
-    if not tracks or container.format.name in LATE_STREAMS:
-        return True
-    return not all(map(channels_of, tracks)) or (len(tracks) > 1 and any(each.start_time is None for each in tracks))
+    return len(tracks) != 1 or not channels_of(tracks[0]) or container.format.name in LATE_STREAMS
 
 
-def has_few_packets(container: InputContainer) -> bool:
-    """Whether the first 5 MB have so few packets that all of them may be kept. Reads packets of the container."""
+def packets_of(container: InputContainer, file: BinaryIO) -> Counter[int]:
+    """Read the first 5 MB of a file, and return the number of packets by stream, at most one too many."""
     import av
 
-    count = size = 0
-    try:
-        for packet in container.demux():
-            count, size = count + 1, size + packet.size
-            if size >= MORE_PROBED_BYTES or count > MORE_PROBED_PACKETS:
-                break
-    except av.FFmpegError:  # reported when the packets are decoded
-        pass
-    return count <= MORE_PROBED_PACKETS
+    counts = Counter[int]()
+    while True:
+        try:
+            for packet in container.demux():
+                counts[packet.stream_index if packet.size else NO_STREAM] += 1
+                if file.tell() >= MORE_PROBED_BYTES or counts.total() > MORE_PROBED_PACKETS:
+                    return counts
+            return counts
+        except IndexError:  # PyAV has not seen the stream of this packet before
+            counts[NO_STREAM] += 1
+        except (av.FFmpegError, OSError):  # reported when the packets are decoded
+            return counts
 
 
 def channels_of(track: AudioStream) -> int:
@@ -102,11 +108,14 @@ def channels_of(track: AudioStream) -> int:
     return 0 if track.codec_context is None else track.codec_context.layout.nb_channels
 
 
-def audio_track(container: InputContainer, name: str, number: int | None) -> AudioStream:
+def audio_track(
+    container: InputContainer, name: str, number: int | None, with_packets: Collection[int] = ()
+) -> AudioStream:
     """Return an audio track. A note says which one, if nobody has chosen one of several.
 
     number: counts from 1 (default: FFmpeg's choice, `map_auto_audio` in ffmpeg_mux_init.c: a track with packets, then
         a default track, then the most channels, then the first).
+    with_packets: The indices of streams that have packets.
 
     Raises:
         InputError: There is no such track, or PyAV cannot decode it.
@@ -121,7 +130,7 @@ def audio_track(container: InputContainer, name: str, number: int | None) -> Aud
             tracks,
             key=lambda each: (
                 each.codec_context is not None,
-                each.start_time is not None,
+                each.index in with_packets,
                 bool(each.disposition & Disposition.default),
                 channels_of(each),
             ),
@@ -141,7 +150,8 @@ def audio_track(container: InputContainer, name: str, number: int | None) -> Aud
 
 def described(track: AudioStream, number: int) -> str:
     """Return a track's number, title, language and channels, such as "2: Commentary, eng, mono"."""
-    layout = "" if track.codec_context is None else track.codec_context.layout.name
+    channels = channels_of(track)
+    layout = {0: "", 1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
     parts = (track.metadata.get("title"), track.language, layout)
     return f"{number}: {', '.join(each for each in parts if each and each != 'und')}"
 

@@ -199,9 +199,11 @@ class Transcriber:
     def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
         """Yield each attempt, and receive its output."""
         clips = self.options.clips(self.recording.num_frames)
-        for self._clip in range(self._clip, len(clips)):
-            start, end = clips[self._clip]
-            self.seek = start if self.resume_from is None or self._clip > self.resume_from.clip else self.seek
+        first_clip = self._clip
+        for number, (start, end) in enumerate(clips[first_clip:], first_clip):
+            self._clip = number
+            if self.resume_from is None or number > first_clip:
+                self.seek = start
             is_repeated = False
             while self.seek < end:
                 window = self._window(end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.cli import programs
-from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.session import Session
-from speculative_decoding.speech import resumption
 from speculative_decoding.speech.ledger import Source
 from speculative_decoding.speech.resumption import ResumptionLogs
 from speculative_decoding.speech.scheduler import Scheduler, TranscriptionEvent
