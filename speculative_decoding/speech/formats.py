@@ -17,7 +17,7 @@ from .subtitle_options import SubtitleOptions
 MAX_WIDTH = 1000  # characters of a line, by default
 MAX_WORDS = 1000  # of a cue, by default
 LONG_PAUSE = 3.0  # seconds between the starts of two words that never share a cue if cues may span segments
-ROW_END = re.compile(r"[\r\n]+")
+ROW_END = re.compile(r"\s*[\r\n]\s*")
 BLANK_LINE = re.compile(r"[\r\n]\s*[\r\n]|\r")
 NO_OPTIONS = SubtitleOptions()
 

@@ -120,6 +120,89 @@ def test_damaged_files_are_read_as_far_as_possible_with_one_note(
     assert len(caught) == 1
 
 
+def encoded_as(
+    format: str, codec: str, samples: NDArray[np.int16], rate: int, bit_rate: int = 0, **options: str
+) -> bytes:
+    """Return the content of a stream that cannot be sought, as in a pipe, so that no header has its length."""
+    import av
+
+    content = bytearray()
+
+    class Pipe(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            content.extend(data)
+            return len(data)
+
+    with av.open(Pipe(), "w", format=format, options=options) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.layout = "mono"
+        if bit_rate:
+            stream.bit_rate = bit_rate
+        for start in range(0, len(samples), 4096):
+            frame = av.AudioFrame.from_ndarray(samples[None, start : start + 4096], "s16", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = rate, start, Fraction(1, rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return bytes(content)
+
+
+def quiet_then_loud(rate: int) -> NDArray[np.int16]:
+    """Return 15 s, for which the bit rate of the beginning is much too low."""
+    loud = np.random.default_rng(0).normal(scale=8000, size=10 * rate).clip(-32768, 32767)
+    return np.concatenate([np.zeros(5 * rate), loud]).astype(np.int16)
+
+
+def two_rates(format: str, codec: str, rate: int, low: int, high: int, **options: str) -> bytes:
+    samples = np.zeros(5 * rate, np.int16)
+    return b"".join(encoded_as(format, codec, samples, rate, each, **options) for each in (low, high))
+
+
+def with_sizes(riff: int, data: int) -> bytes:
+    content = bytearray(JFK.read_bytes())
+    content[4:8], content[40:44] = (size.to_bytes(4, "little") for size in (riff, data))
+    return bytes(content)
+
+
+SIZE = JFK.stat().st_size
+BARE = {"write_xing": "0", "id3v2_version": "0"}
+WHOLE: dict[str, Callable[[], bytes]] = {  # complete files. No header, or a wrong one, has the length
+    "AAC": lambda: encoded_as("adts", "aac", quiet_then_loud(16000), 16000),
+    "MP3": lambda: two_rates("mp3", "libmp3lame", 44100, 32_000, 128_000, **BARE),
+    "MP2": lambda: two_rates("mp2", "mp2", 44100, 64_000, 192_000),
+    "AC-3": lambda: two_rates("ac3", "ac3", 48000, 64_000, 192_000),
+    "E-AC-3": lambda: two_rates("eac3", "eac3", 48000, 64_000, 192_000),
+    "LATM": lambda: encoded_as("latm", "aac", quiet_then_loud(16000), 16000),  # a guard
+    "FLAC": lambda: encoded_as("flac", "flac", quiet_then_loud(16000), 16000),  # a guard
+    "Ogg": lambda: encoded_as("ogg", "libopus", quiet_then_loud(48000), 48000),  # a guard
+    "Matroska": lambda: encoded_as("matroska", "aac", quiet_then_loud(16000), 16000),  # a guard
+    "AVI": lambda: encoded_as("avi", "libmp3lame", quiet_then_loud(44100), 44100),
+    "RealMedia": lambda: encoded_as("rm", "ac3", quiet_then_loud(44100), 44100),
+    "WAV, sizes 0": lambda: with_sizes(0, 0),  # a guard
+    "WAV, sizes -1": lambda: with_sizes(0xFFFFFFFF, 0xFFFFFFFF),  # a guard
+    "WAV, size with its header": lambda: with_sizes(SIZE, SIZE - 44),
+}
+
+
+@needs_av
+@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+def test_a_whole_file_is_not_reported_as_cut_off(make: Callable[[], bytes], recwarn: pytest.WarningsRecorder) -> None:
+    samples = np.concatenate([*AudioBytes(make(), "a").blocks()])
+    assert len(samples) > 9.5 * 16000 and not [str(each.message) for each in recwarn]
+
+
+@needs_av
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3"])
+def test_a_file_that_is_cut_off_is_reported(suffix: str, tmp_path: Path) -> None:
+    """A guard: also an MP3 whose tag has a large picture, before the frame that has the length."""
+    content = write_audio(tmp_path / f"a.{suffix}", sound(6)).read_bytes()
+    pictures = b"ID3\3\0\0\0\x10\0\0" + bytes(1 << 18) if suffix == "mp3" else b""
+    with pytest.warns(UserWarning, match="cut off|damaged"):
+        [*AudioBytes(pictures + content[: len(content) // 2], "a").blocks()]
+
+
 def pipe(path: Path) -> Path:
     os.mkfifo(path)
     return path
@@ -157,7 +240,9 @@ ANY_READER = {
     "channels": (lambda path: np.zeros((2, 999), np.float32), "samples of one .*shape .2, 999.*mix channels down"),
     "bool": (lambda path: np.zeros(999, bool), "must be samples of one channel"),
     "text mode": (lambda path: io.StringIO("RIFF"), "text mode; open it in binary mode"),
-    "empty bytes": (lambda path: b"", "^audio: "),
+    "empty bytes": (lambda path: b"", "^audio: is empty; name another file"),
+    "empty file": (written(b""), "a.wav: is empty; name another file"),
+    "in iCloud": (lambda path: path.with_name(".talk.m4a.icloud"), "/talk.m4a: is in iCloud; download it"),
     "unscaled": (lambda path: np.full(999, 20000.0), "from -1 to 1 .got 20000 at sample 0"),
     "NaN": (lambda path: np.array([0.0] * 700 + [np.nan] * 2), "from -1 to 1 .got nan at sample 700"),
     "infinity": (lambda path: np.array([0.0] * 700 + [-1e300]), "from -1 to 1 .got -inf at sample 700"),
@@ -182,6 +267,11 @@ def unknown_codec(path: Path) -> Path:
 PYAV = {
     "all damaged": (all_damaged, "not a readable audio file"),
     "unknown codec": (unknown_codec, "PyAV cannot decode its audio; convert it to WAV or FLAC"),
+    "text": (written(b"Hello.\n" * 99), "not a readable audio file"),
+    "one byte": (written(b"x"), "not a readable audio file"),
+    "zeros": (written(bytes(999)), "not a readable audio file"),
+    "header": (lambda path: written(encoded(path.with_suffix(".mp3"))[:60])(path), "not a readable audio file"),
+    "WAV header": (written(JFK.read_bytes()[:20]), "not a readable audio file"),
     "random": (written(np.random.default_rng(0).bytes(9999)), "not a readable audio file"),
     "video": (silent_video, "contains no audio; name a file with sound"),
 }

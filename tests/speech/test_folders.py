@@ -98,6 +98,53 @@ def test_a_folder_that_cannot_be_read_is_found_itself(tmp_path: Path, monkeypatc
     assert recordings_in([str(tmp_path)]) == [str(tmp_path)]
 
 
+def test_placeholders_of_icloud_and_folders_without_permission_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/a.wav", "in/.talk.m4a.icloud", "in/.notes.txt.icloud", "in/.icloud", "in/closed/b.wav"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("in/broken.mp3").symlink_to("nowhere")
+    stat = os.stat
+
+    def guarded(path: Any, **options: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    assert recordings_in(["in"]) == ["in/.talk.m4a.icloud", "in/a.wav", "in/broken.mp3", "in/closed"]
+
+
+LONG = {  # a stem, and the last bytes that are left of it; 232 bytes fit, with a temporary suffix and ".json"
+    "x" * 232: "x" * 232,
+    "x" * 251: "x" * 223 + ".",
+    "\u00e9" * 125: "\u00e9" * 111 + ".",
+    "\u65e5" * 83: "\u65e5" * 74 + ".",
+    "\U0001f600" * 62: "\U0001f600" * 55 + ".",
+}
+
+
+@pytest.mark.parametrize("stem", LONG, ids=lambda stem: f"{stem[0]!a} {len(stem)}")
+def test_a_long_name_is_shortened_between_characters(stem: str) -> None:
+    (name,) = output_names([f"/talks/{stem}.wav"])
+    assert name.startswith(LONG[stem]) and len(os.fsencode(f".{name}.json.partial-12345678")) <= 255
+    assert len(name) == len(LONG[stem]) + (8 if LONG[stem].endswith(".") else 0)
+    others = output_names([f"/talks/{stem}.wav", f"/talks/{stem}.mp3", f"/talks/{stem[:-1]}y.mp3", "/talks/x/y.mp3"])
+    assert len(set(map(folded, others))) == 4
+
+
+def test_finished_outputs_keep_their_names() -> None:
+    recordings = ["/t/a.mp3", "/t/a.wav", "/t/x/a.mp3", "/t/b.wav"]
+    usual = output_names(recordings)
+    for number, name in enumerate(usual):  # killed after one: the others have the names of an undisturbed run
+        assert output_names(recordings, {recordings[number]: name}) == usual
+    names = output_names(recordings, {"/t/a.mp3": "a"})  # transcribed before the others were there
+    assert names[0] == "a" and len(set(map(folded, names))) == 4
+    assert output_names(["/t/a.mp3", "/t/a.wav"], {"/t/a.mp3": "a.wav"})[0] == "a.wav"
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Ledger]:
     with Log.open(path, KIND) as log:
@@ -293,6 +340,36 @@ def test_bad_files_are_a_line_each_and_are_tried_again(talks: Path, transcribe: 
         assert (status, out, len(errors)) == (1, "", 3) and content("out") == expected, said
         assert all(any(name in line for line in errors) for name in ("broken.mp3", "silent.wav", "missing.wav"))
     assert expected_status == 0
+
+
+def test_a_long_name_stops_no_folder_and_the_last_line_names_what_failed(talks: Path, transcribe: Command) -> None:
+    Path("in", "y" * 251 + ".wav").write_bytes(wav(noise(4, 0.5)))
+    Path("in/.talk.m4a.icloud").touch()
+    Path("in/empty.mp3").touch()
+    for _ in range(2):
+        status, out, said = transcribe(f"in in/missing.wav {ALL}")
+        assert (status, out) == (1, "") and "Traceback" not in said
+        last = said.splitlines()[-1]
+        assert last == "4 of 7; failed: in/.talk.m4a.icloud, in/empty.mp3, in/missing.wav"
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 3 and "error: in/empty.mp3: is empty; name another file" in errors
+    assert len([name for name in content("out") if name.startswith("y" * 200)]) == len(FORMATS)
+    status, _, said = transcribe("in/a.wav in/empty.mp3")
+    assert status == 1 and said.splitlines()[-1] == "1 of 2; failed: in/empty.mp3"
+
+
+def test_a_second_recording_of_the_same_stem_changes_no_finished_output(talks: Path, transcribe: Command) -> None:
+    shutil.rmtree("in/x")
+    assert transcribe("in -o out -f txt,srt")[0] == 0
+    before = {name: Path("out", name).stat() for name in content("out")}
+    assert before.keys() == {"a.txt", "a.srt"}
+    Path("in/a.flac").write_bytes(wav(noise(9, 0.5)))
+    for _ in range(2):
+        status, _, said = transcribe("in -o out -f txt,srt")
+        assert status == 0 and "of 2 recordings are finished in out" in said
+        assert content("out").keys() == {"a.txt", "a.srt", "a.flac.txt", "a.flac.srt"}
+        assert {name: Path("out", name).stat() for name in before} == before
+    assert "2 of 2 recordings" in said
 
 
 REFUSED = {

@@ -121,6 +121,40 @@ def test_what_would_have_no_effect_is_refused(name: str, file: str, options: dic
     assert str(error.value).startswith(message)
 
 
+ARROWS = {  # the text of a segment, and of a cue or line
+    "a --> b": {"srt": "a -> b", "vtt": "a -> b", "txt": "a --> b", "tsv": "a --> b"},
+    "a\tb": {"srt": "a\tb", "vtt": "a\tb", "txt": "a\tb", "tsv": "a b"},
+    "a\n\nb": {"srt": "a\nb", "vtt": "a\nb", "txt": "a b", "tsv": "a b"},
+    "a\r\n \r\nb": {"srt": "a\nb", "vtt": "a\nb", "txt": "a b", "tsv": "a b"},
+    "a\nb": {"srt": "a\nb", "vtt": "a\nb", "txt": "a b", "tsv": "a b"},
+    "a\rb": {"srt": "a\nb", "vtt": "a\nb", "txt": "a b", "tsv": "a b"},
+}
+
+
+@pytest.mark.parametrize("text", ARROWS, ids=repr)
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize("new", [segment, spoken], ids=["segments", "words"])
+def test_text_has_no_delimiter_of_its_format(text: str, format: str, new: Any) -> None:
+    """A line with an arrow begins a cue, and a blank line ends it (SubRip, WebVTT); a line and a tab end a value."""
+    expected = ARROWS[text][format]
+    cue = f"00:00.000 --> 00:01.000\n{expected}\n\n"
+    files = {
+        "srt": f"1\n00:{cue}".replace(".000", ",000").replace("> 00", "> 00:00"),
+        "vtt": f"WEBVTT\n\n{cue}",
+        "txt": f"{expected}\n",
+        "tsv": f"start\tend\ttext\n0\t1000\t{expected}\n",
+    }
+    assert write(format, transcript([new(0, text)])) == files[format]
+
+
+def test_arrows_are_replaced_where_words_meet_and_where_one_is_underlined() -> None:
+    words = [Word(" a --", 0, 1, 0.5), Word("> b -->", 1, 2, 0.5)]
+    for options in (SubtitleOptions(), SubtitleOptions(highlight_words=True)):
+        lines = "".join(srt([segment(0, "", words)], options)).splitlines()
+        assert len(lines) == 4 * (1 + options.highlight_words)
+        assert not [line for line in lines[2::4] if "-->" in line]
+
+
 def test_timestamps_round_to_milliseconds() -> None:
     assert [timestamp(each) for each in (0, 59.9996, 3599.9994, 360000)] == [
         "00:00:00.000",

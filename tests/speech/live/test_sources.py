@@ -18,6 +18,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.speech.audio_file import SAMPLE_RATE, AudioFile
 from speculative_decoding.speech.live import sources
 from speculative_decoding.speech.live.arriving import samples_of
+from speculative_decoding.speech.live.headers import format_of
 from speculative_decoding.speech.live.sources import device_samples, microphone, open_live, pipe, played, recorded
 from tests.support.paths import ROOT
 
@@ -58,6 +59,54 @@ def test_a_wav_file_in_a_pipe_is_refused(pieces: Sequence[bytes], ends: Ends) ->
         for piece in pieces:
             writer.write(piece)
             next(chunks)
+
+
+COMPRESSED = {  # a beginning, and what it is
+    "a WAV file": b"RF64\xff\xff\xff\xffWAVEds64",
+    "Ogg": b"OggS\0\2" + bytes(20),
+    "Matroska or WebM": b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81",
+    "MP4": b"\0\0\0\x1cftypM4A \0\0\2\0",
+    "MP3 or AAC": b"ID3\4\0\0\0\0\0\x23TSSE",
+    "MP3": (b"\xff\xfb\x90\0" + bytes(413)) * 3,  # 128 kbit/s, 44.1 kHz
+    "MP3 ": (b"\xff\xf3\x48\xc4" + bytes(140)) * 3,  # MPEG 2, 32 kbit/s, 16 kHz
+    "AAC": (b"\xff\xf1\x60\x40\x0b\x9f\xfc" + bytes(85)) * 3,
+    "an MPEG transport stream": (b"G\x40\0\x10" + bytes(184)) * 3,
+    "FLAC": b"fLaC\0\0\0\x22" + bytes(20),
+    "AIFF": b"FORM\0\0\0\x20AIFF",
+    "AU": b".snd\0\0\0\x18" + bytes(20),
+    "AMR": b"#!AMR\n" + bytes(20),
+    "CAF": b"caff\0\1\0\0desc",
+    "WMA": b"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9",
+    "FLV": b"FLV\1\5\0\0\0\x09\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_sound_in_a_pipe_is_refused_before_it_is_played(name: str, ends: Ends) -> None:
+    reader, writer = ends
+    chunks = pipe(reader.fileno())
+    with pytest.raises(InputError, match=f"standard input is {name.strip()}, not PCM .*; decode it"):
+        for part in (COMPRESSED[name][:3], COMPRESSED[name][3:]):
+            writer.write(part)
+            assert next(chunks) == b""
+
+
+def test_samples_are_no_format() -> None:
+    """A guard: noise, silence, constants, and samples that look like a single header."""
+    random = np.random.default_rng(0)
+    sounds = [random.normal(scale=scale, size=4000).clip(-32768, 32767) for scale in (1, 300, 9000) for _ in range(50)]
+    constants = [np.full(4000, value) for value in (0, -1, -1025, 0x4747)]
+    for samples in [*sounds, *constants]:
+        assert format_of(samples.astype("<i2").tobytes()) == ""
+    for mark in (b"\xff\xfb\x90\0", b"\xff\xf1\x60\x40\x0b\x9f\xfc", b"G\x40\0\x10"):
+        assert format_of(mark + b"\1" * 4000) == ""
+
+
+def test_a_pipe_that_ends_early_keeps_its_sound(ends: Ends) -> None:
+    reader, writer = ends
+    writer.write(b"\1\2\3\4")
+    writer.close()
+    assert b"".join(pipe(reader.fileno())) == b"\1\2\3\4"
 
 
 def test_a_pipe_without_sound_and_a_terminal_are_refused(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
