@@ -135,3 +135,34 @@ def test_times_of_words_equal_those_of_openai_whisper() -> None:
         ]
         likely = [each[4] for each in case["words"]]
         assert [each.probability for each in found] == pytest.approx(likely, rel=1e-5)
+
+
+LOOPS = {  # an output that would be decoded again and again, with openai-whisper forever
+    "two timestamps": [ZERO, ZERO],
+    "text between": [ZERO, 1, ZERO, ZERO],
+    "text after": [ZERO, ZERO, 1, 2],
+    "descending": [ZERO + 9, 1, ZERO, ZERO],
+    "text first": [1, 2, ZERO, ZERO],
+}
+
+
+@pytest.mark.parametrize("tokens", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("without_timestamps", [True, False])
+def test_no_output_can_loop(tokens: list[int], without_timestamps: bool) -> None:
+    """Three windows: with timestamps, whose rules a real model cannot break so, each is decoded twice."""
+    options = TranscriptionOptions(without_timestamps=without_timestamps, temperature=0.0)
+    found = Transcriber(Numbers(7500), TEXT, "en", options, lambda window, tokens: [])
+    attempts = found.attempts()
+    seeks = [next(attempts).window.seek]
+    output = DecodedWindow(tokens, TEXT.decode([each for each in tokens if each < END]), 0.0, -0.1, 0.0)
+    while len(seeks) < 20:
+        try:
+            seeks.append(attempts.send(output).window.seek)
+        except StopIteration:
+            break
+    assert seeks == ([0, 3000, 6000] if without_timestamps else [0, 0, 3000, 3000, 6000, 6000])
+    if without_timestamps:  # nothing is written twice, and no time is before the window
+        texts = [TEXT.decode([each for each in tokens if each < END])] * 3
+        assert [(each.text, each.start, each.end) for each in found.segments] == [
+            (text, start, end) for text, start, end in zip(texts, (0, 30, 60), (30, 60, 75), strict=True)
+        ]
