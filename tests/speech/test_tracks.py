@@ -20,6 +20,7 @@ from tests.support.audio import sound, write_audio
 av = pytest.importorskip("av")
 RATE = 48000
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
+BIT_RATES = {1: 192_000, 2: 128_000, 6: 160_000}  # av_find_best_stream prefers the highest
 Track = tuple[int, bool]  # channels, and whether it is marked as the default
 
 
@@ -54,7 +55,7 @@ def media(
             stream = container.add_stream(
                 {"flv": "libmp3lame", "mp4": "aac"}.get(format, "ac3"), rate=RATE if format != "flv" else 44100
             )
-            stream.layout = LAYOUTS[channels]
+            stream.layout, stream.bit_rate = LAYOUTS[channels], BIT_RATES[channels]
             stream.disposition = Disposition.default if is_default else Disposition(0)
             if number in silent:
                 continue
@@ -92,7 +93,7 @@ CHOICES: dict[str, tuple[str, list[Track], list[int], int]] = {
     "MKV: channels among defaults": ("matroska", [(1, True), (2, True)], [], 2),
     "MKV: channels without default": ("matroska", [(1, False), (6, False)], [], 2),
     "MKV: first of equals": ("matroska", [(2, False), (2, False)], [], 1),  # a guard
-    "MKV: packets before channels": ("matroska", [(6, False), (1, False)], [0], 2),
+    "MKV: packets before channels": ("matroska", [(6, False), (1, False)], [0], 2),  # a guard
     "MKV: packets before default": ("matroska", [(2, True), (1, False)], [0], 2),
     "MP4: default before channels": ("mp4", [(1, True), (2, False)], [], 1),  # a guard
     "AVI: most channels": ("avi", [(1, False), (2, False)], [], 2),
