@@ -174,7 +174,7 @@ def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
     require_live_flags(given)
     check_files(given, [((Name("live"),), name)])
     options = transcription_options(given)
-    source = open_live(name, speed)
+    source = open_live(name, speed, options.pop("audio_track", None))
     config, pair, language = open_models(given, {**options, "temperature": 0.0})
     shows_language, stats = language is None, given.get("stats_json")
     return transcribe_live(source, config, pair, options, shows_language=shows_language, stats_json=stats)

@@ -52,7 +52,7 @@ def require_live_flags(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for flags without effect on live speech."""
     kinds = (LiveFlags, ModelFlags, DraftFlags)
     suitable = {each.name for kind in kinds for each in fields(kind)} | DECODING.keys() - {"num_beams"}
-    suitable |= {*OPTIONS, "baseline", "stats_json"}
+    suitable |= {*OPTIONS, "audio_track", "baseline", "stats_json"}
     for name, value in given.items():
         if name not in suitable and value != []:  # [] are the files of a command without any
             raise InputError(("has no effect with ", Name("live")), name, "leave it out")

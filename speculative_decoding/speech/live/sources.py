@@ -41,24 +41,27 @@ class LiveSource(NamedTuple):
     can_wait: bool = True
 
 
-def open_live(source: str, speed: float | None = None) -> LiveSource:
+def open_live(source: str, speed: float | None = None, track: int | None = None) -> LiveSource:
     """Open standard input (-), a microphone (microphone or microphone:DEVICE), or an audio file.
 
     speed: How fast a file plays, as a multiple of real time (default: 1).
+    track: See `audio_track`.
 
     Raises:
-        InputError: The source cannot be opened, or has no speed.
+        InputError: The source cannot be opened, or has no speed or track.
     """
     kind, _, device = source.partition(":")
-    if speed is not None and (source == STANDARD_INPUT or kind == MICROPHONE):
-        raise InputError(("has no effect with ", Name("live"), f" {source}"), "live_speed", "leave it out")
+    if source == STANDARD_INPUT or kind == MICROPHONE:
+        for option, value in (("live_speed", speed), ("audio_track", track)):
+            if value is not None:
+                raise InputError(("has no effect with ", Name("live"), f" {source}"), option, "leave it out")
     if source == STANDARD_INPUT:
         return LiveSource("standard input", standard_input())
     if kind == MICROPHONE:
         return LiveSource(source, microphone(device), can_wait=False)
     if not os.path.exists(source):
         raise InputError(f"{source}: no such file", "live", f"name an audio file, {MICROPHONE} or {STANDARD_INPUT}")
-    file = BegunSource(open_source(source))
+    file = BegunSource(open_source(source, track))
     return LiveSource(source, played(file.blocks(), speed or 1.0))
 
 

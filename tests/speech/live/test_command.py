@@ -89,7 +89,9 @@ def test_a_file_and_a_pipe_have_the_text_that_python_returns(
 
 
 def with_source(chunks: Iterator[Chunk], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(transcribe, "open_live", lambda name, speed: LiveSource("microphone", chunks, can_wait=False))
+    monkeypatch.setattr(
+        transcribe, "open_live", lambda name, speed, track: LiveSource("microphone", chunks, can_wait=False)
+    )
     return run(["--live", "microphone", *OPTIONS])
 
 

@@ -155,10 +155,11 @@ def test_a_played_file_has_its_own_samples() -> None:
 
 
 @pytest.mark.parametrize("name", ["-", "microphone", "microphone:hw:1"])
-def test_only_a_file_has_a_speed(name: str) -> None:
-    with pytest.raises(InputError) as error:
-        open_live(name, 2.0)
-    assert error.value.message(flag) == f"--live-speed: has no effect with --live {name}; leave it out"
+def test_only_a_file_has_a_speed_and_tracks(name: str) -> None:
+    for values, option in (((2.0, None), "--live-speed"), ((None, 2), "--audio-track")):
+        with pytest.raises(InputError) as error:
+            open_live(name, *values)
+        assert error.value.message(flag) == f"{option}: has no effect with --live {name}; leave it out"
 
 
 @needs_av
