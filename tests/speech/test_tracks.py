@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +18,7 @@ from speculative_decoding.speech import tracks
 from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, open_source
 from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import sound, write_audio
+from tests.support.paths import ROOT
 
 av = pytest.importorskip("av")
 RATE = 48000
@@ -146,6 +149,26 @@ def test_a_second_track_after_a_megabyte_of_pictures_is_compared() -> None:
 def flv_of_tiny_packets(size: int) -> bytes:
     tag = b"\x09\0\0\2\0\0\0\0\0\0\0\x22\0" + (13).to_bytes(4, "big")
     return b"FLV\1\5\0\0\0\x09\0\0\0\0" + tag * (size // len(tag))
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from speculative_decoding.speech.audio_file import AudioFile
+try:
+    next(AudioFile(Path(sys.argv[1])).blocks())
+except ValueError:
+    print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_of_tiny_packets_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.flv").write_bytes(flv_of_tiny_packets(25_000_000))
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "a.flv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert 30e6 < int(done.stdout) < 150e6
 
 
 def test_more_is_probed_only_if_it_has_few_packets(monkeypatch: pytest.MonkeyPatch) -> None:
