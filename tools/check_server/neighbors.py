@@ -165,6 +165,7 @@ def run(seconds: float, only: str) -> Iterator[str]:
         ):
             requests: dict[str, Request] = {"health": partial(timed, client, "/health")}
             if program is text:
+                timed(client, "/translate", q=(CLAUSE * 20 + "\n") * 8, source="en", target="de")  # fills all caches
                 requests |= {
                     "completion": partial(timed, client, "/v1/completions", prompt=GRAMMAR, max_tokens=20),
                     "sentence": partial(timed, client, "/translate", q="Open the page.", source="en", target="de"),
