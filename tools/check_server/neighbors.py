@@ -180,6 +180,12 @@ def run(seconds: float, only: str) -> Iterator[str]:
     assert not problems, problems
 
 
+def growth(server: ServerProcess, threads: int, megabytes: float) -> list[str]:
+    """Return what has not returned to where it was."""
+    found = {"threads": server.threads() > threads, "memory": server.megabytes() > megabytes + GROWTH}
+    return [name for name, has_grown in found.items() if has_grown]
+
+
 def disturbed(
     server: ServerProcess, requests: Mapping[str, Request], count: int, attack: Attack, seconds: float
 ) -> tuple[list[str], str]:
@@ -204,11 +210,9 @@ def disturbed(
     process.join(2.0)
     process.kill()
     ended = time.monotonic()
-    while server.threads() > threads and time.monotonic() < ended + SECONDS:
+    while (grown := growth(server, threads, megabytes)) and time.monotonic() < ended + SECONDS:
         time.sleep(0.1)
-    problems = [name for name in requests if slowest[name] > 2 * before[name] + 1]
-    problems += ["threads"] if server.threads() > threads else []
-    problems += ["memory"] if server.megabytes() > megabytes + GROWTH else []
+    problems = [name for name in requests if slowest[name] > 2 * before[name] + 1] + grown
     times = ", ".join(f"{name} {before[name]:.3f} to {slowest[name]:.2f} s" for name in requests)
     memory = f"{megabytes:.0f} to {server.megabytes():.0f} MB"
     return problems, f"{times}; {threads} to {most} to {server.threads()} threads, {memory}"
