@@ -50,6 +50,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._writable_at = self.loop.time()
         self._control_frames = 0  # since the last check
+        self._is_half_closed = False
         self._read = bytearray(READ_BYTES)
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
@@ -72,6 +73,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """Let the application send the rest. Returns whether the connection stays open."""
         if self.conn.state is not State.OPEN or not self.handshake_complete or self.transport.is_closing():
             return False
+        self._is_half_closed = True
         self.stop_keepalive()  # no answer can arrive
         self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006, "reason": HALF_CLOSED})
         return True
@@ -126,6 +128,8 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         await super().send(message)
         if self.close_sent:
             self.handshake_complete = True  # otherwise uvicorn logs an error after each refusal
+            if self._is_half_closed:
+                self.transport.close()  # the client cannot answer the close frame
 
     def shutdown(self) -> None:
         if not self.transport.is_closing():  # uvicorn cannot send the close code twice

@@ -180,6 +180,11 @@ async def test_a_client_that_sends_no_more_can_read_until_the_application_ends(n
     client.finish_sending()
     await net.loop.advance()
     assert client.received.endswith(b"\x81\x03aaa\x81\x01b") and client.is_lost
+    other = await opened(net)
+    other.receive(frame(b"close"))
+    other.finish_sending()
+    await net.loop.advance()
+    assert other.close_code == 1000 and other.is_lost  # without waiting for an answer
     await require_released(net)
 
 

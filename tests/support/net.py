@@ -182,11 +182,14 @@ class Net:
 
 
 async def echo(socket: WebSocket) -> None:
-    """Echo each message; "fail" raises an error, and "send N" sends N bytes."""
+    """Echo each message; "fail" raises an error, "send N" sends N bytes, and "close" closes after the next event."""
     await socket.accept("realtime" if "realtime" in socket.scope["subprotocols"] else None)
     while True:
         text = await socket.receive_text()
         assert text != "fail"
+        if text == "close":
+            await socket.receive()
+            return await socket.close()
         await socket.send_text("a" * int(text[5:]) if text.startswith("send ") else text)
 
 
