@@ -35,7 +35,7 @@ ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  
 MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # what must survive has no two such words, apart from code, tags and placeholders
 OPAQUE = re.compile("[!-~]{100,}")  # no word is as long in a script with spaces
 JUDGED = 20  # characters; a shorter text is taken for language
-CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|\d[a-z]|[a-z]\d", re.IGNORECASE)
+CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|[a-z]\d+[a-z]|\d[a-z]+\d", re.IGNORECASE)
 AROUND_WORD = ".,;:!?\"'()[]*_-\u2013\u2014/\u2026\u00ab\u00bb\u201c\u201d\u201e\u2018\u2019\u00bf\u00a1"
 FORMULA = re.compile(r"[=\u2248\u2260\u2264\u2265\u2211\u222b\u221a\u00b1]")
 VARIABLE = re.compile("[A-Za-z]{1,2}|[^\\W\\d_\u0590-\U0010ffff]")
