@@ -266,20 +266,26 @@ class Run:
     def decode(self, decoder: DocumentDecoder, add_pair: AddPair | None, size: int | None) -> None:
         """Decode and write all documents. size: their bytes, if they are known."""
         started = time.perf_counter()
+        scheduler = decoder.scheduler
         done = 0
         decoded = decoder.decode(self.parts())
         replaces = self.journal is not None and self.journal.force
         may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
         with progress(may_be_bar=may_be_bar) as show:
+
+            def show_rate() -> None:
+                self.seconds = time.perf_counter() - started
+                rate = scheduler.stats.generated_tokens / self.seconds
+                show(done, size, f"{self.pieces} pieces, {scheduler.num_prompts} prompts, {rate:.1f} tokens/s")
+
+            scheduler.on_output = show_rate
             for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, replaces=replaces):
                 done += len(document.file.encode(part.raw))
                 if piece is not None:
                     self.pieces += 1
                     if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
                         add_pair(piece.source, piece.text)
-                    self.seconds = time.perf_counter() - started
-                    rate = decoder.scheduler.stats.generated_tokens / self.seconds
-                    show(done, size, f"{self.pieces} pieces, {rate:.1f} tokens/s")
+                    show_rate()
 
 
 def finish(

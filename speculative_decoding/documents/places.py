@@ -172,13 +172,16 @@ def divides_word(text: str, position: int) -> bool:
     """Whether a position is between the characters of a word, such as "can't" or "1,5", or within one character."""
     if not 0 < position < len(text):
         return False
-    before = [each for each in text[max(position - MARKS_TRIED, 0) : position] if unicodedata.category(each)[0] != "M"]
-    return (
-        is_attached(text, position)
-        or DIVIDED.search("".join(before) + "\n" + text[position : position + 2]) is not None
-    )
+    border = before(text, position) + "\n" + text[position : position + 2]
+    return is_attached(text, position) or DIVIDED.search(border) is not None
 
 
 def surroundings(text: str, position: int) -> tuple[bool, bool]:
     """Return whether there is a letter or digit before a position, and whether there is one after it."""
-    return text[max(position - 1, 0) : position].isalnum(), text[position : position + 1].isalnum()
+    return before(text, position)[-1:].isalnum(), text[position : position + 1].isalnum()
+
+
+def before(text: str, position: int) -> str:
+    """Return a few characters before a position, without combining marks."""
+    near = text[max(position - MARKS_TRIED, 0) : position]
+    return "".join(each for each in near if unicodedata.category(each)[0] != "M")

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 from ..errors import Name, note
 from ..loading.language_map import language_of, languages_named
 from .options import DocumentOptions
-from .survival import must_survive
+from .survival import Required, must_survive
 
 Span = tuple[int, int]
 
@@ -38,7 +38,12 @@ JUDGED = 20  # characters; a shorter text is taken for language
 CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|[a-z]\d+[a-z]|\d[a-z]+\d", re.IGNORECASE)
 AROUND_WORD = ".,;:!?\"'()[]*_-\u2013\u2014/\u2026\u00ab\u00bb\u201c\u201d\u201e\u2018\u2019\u00bf\u00a1"
 FORMULA = re.compile(r"[=\u2248\u2260\u2264\u2265\u2211\u222b\u221a\u00b1]")
-VARIABLE = re.compile("[A-Za-z]{1,2}|[^\\W\\d_\u0590-\U0010ffff]")
+# Three letters in a row, or one of a script that formulas do not use
+SPOKEN = re.compile(
+    r"[^\W\d_\u00aa-\u00be\u0590-\U0010ffff]{3}|[\u0590-\u1cff\u1e00-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]"
+)
+STATEMENT = re.compile(r"[\w)\]];(?! )|\w[=<][\w\"'\[(!]|\)\{|=>|&&|\|\|")  # in minified code
+STATEMENT_SPACING = 20  # characters for each of them at most, in code
 LANGUAGE = 0.3  # the share of characters in words, from which a text is language
 
 
@@ -128,16 +133,25 @@ def needs_decoding(text: str) -> bool:
 
 def is_language(text: str) -> bool:
     """Return whether a text reads as words of a language, apart from what must survive, not as base64 or code."""
-    is_formula = FORMULA.search(text) is not None
-    if not is_formula and (len(text) < JUDGED or not (CODE.search(text) or OPAQUE.search(text))):
-        return True
-    spans = [(span.start, span.end) for span in must_survive(text, ())]
-    runs = " ".join(text[start:end] for start, end in gaps(spans, len(text))).split()
-    words = [run for run in runs if is_word(run)]
-    if is_formula and all(map(VARIABLE.fullmatch, (word.strip(AROUND_WORD) for word in words))):
+    if FORMULA.search(text) and not SPOKEN.search(text):
         return False
+    if len(text) < JUDGED or not (CODE.search(text) or OPAQUE.search(text)):
+        return True
+    if OPAQUE.fullmatch(text):
+        return is_word(text)
+    spans = must_survive(text, ())
+    if len(text) < STATEMENT_SPACING * len(
+        STATEMENT.findall(without(text, (each for each in spans if each.text[0] != "{")))
+    ):
+        return False
+    runs = without(text, spans).split()
     size = sum(map(len, runs))
-    return size < JUDGED or sum(map(len, words)) >= LANGUAGE * size
+    return size < JUDGED or sum(len(run) for run in runs if is_word(run)) >= LANGUAGE * size
+
+
+def without(text: str, spans: Iterable[Required]) -> str:
+    """Return a text with a space in place of each span."""
+    return " ".join(text[start:end] for start, end in gaps(((each.start, each.end) for each in spans), len(text)))
 
 
 def is_word(run: str) -> bool:

@@ -114,6 +114,7 @@ class PartScheduler:
         stats: The sum over all prompts.
         num_prompts: How many prompts were submitted.
         num_parts: How many parts are finished.
+        on_output: Called after each prompt, also within a long part.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class PartScheduler:
     ) -> None:
         self.stats = GenerationStats()
         self.num_prompts = self.num_parts = 0
+        self.on_output: Callable[[], None] = lambda: None
         self.prompts = prompts
         self._raises_errors = raises_errors
         self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # by number of a prompt: its task, its index there
@@ -165,6 +167,7 @@ class PartScheduler:
         else:
             self.stats.add(progress.result.stats)
             task.outputs[index] = Output(progress.result.text, progress.result.finish_reason)
+        self.on_output()
         outputs = [output for output in task.outputs if output is not None]
         if len(outputs) == len(task.outputs):
             yield from self._advance(progress.number[0], task, outputs)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from speculative_decoding.documents import survival
 from speculative_decoding.documents.decoding import Rules
+from speculative_decoding.documents.findings import Finding
 from speculative_decoding.documents.pieces import Piece, divide, pieces_of
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
 from tests.documents.decoders import decode_with, written_with
@@ -280,3 +281,97 @@ def test_references_are_written_again_in_their_order() -> None:
     parts = [*pieces_of(block, "sentence", "en")]
     assert written_with(parts, lambda _: "Cé dé") == "C&eacute; dé"
     assert written_with(parts, lambda _: "é é é") == "&eacute; &eacute; &eacute;"
+
+
+# "|" is a point. The places are what the rule says: never within a word, and after the nearest one
+POINTS = [
+    (
+        "Note:| the value of the property",
+        "Beachten Sie den Wert der Eigenschaft",
+        "Beachten| Sie den Wert der Eigenschaft",
+    ),
+    ("First,| the element of the array", "Zuerst das Element des Arrays", "Zuerst| das Element des Arrays"),
+    ("Save,| close", "Speichern schliessen", "Speichern| schliessen"),
+    ("He said| it", "Er hat's gesagt", "Er hat's| gesagt"),
+    ("It is 1| of 10", "Das ist 1,5 von", "Das ist| 1,5 von"),
+    ("A| e\u0301te", "e\u0301te\u0301 a", "e\u0301te\u0301| a"),
+    ("|Open it", "Es wird offnen", "|Es wird offnen"),
+    ("Open it|", "Es wird", "Es wird|"),
+    ("One| two.", "Eins zwei.", "Eins| zwei."),  # a guard
+    ("word", "wort", "wort"),  # a guard
+]
+
+
+@pytest.mark.parametrize(("source", "output", "expected"), POINTS)
+def test_a_point_is_never_put_into_a_word(source: str, output: str, expected: str) -> None:
+    tokens = [Point("|") if each == "|" else Text(each, each) for each in re.split(r"(\|)", source) if each]
+    (piece,) = [each for each in pieces_of(Block(tokens, 1), "paragraph", "en") if isinstance(each, Piece)]
+    written = written_with(pieces_of(Block(tokens, 1), "paragraph", "en"), {piece.text: output}.__getitem__)
+    assert written == expected
+
+
+BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAUAAAAFCAYAAACNbyblAAAAHElEQVQI12P4" * 4
+MINIFIED = "!function(e,t){for(var n=0;n<t.length;n++){var r=t[n];e[r.key]=r}}(a,b);" * 3
+NO_LANGUAGE = [
+    (BASE64, []),
+    (f"Here is a font: {BASE64} and so on.", ["Here is a font:", "and so on."]),
+    (MINIFIED, []),
+    ("a = b + c", []),
+    ("E = mc\u00b2", []),
+    ("\u2211 x\u1d62 \u2248 \u221an", []),
+    ("Ab1Cd2Ef3Gh4Ij5Kl6 Mn7Op8Qr9St0Uv1", []),
+    # Guards: all of these read as language
+    ("Donaudampfschifffahrtsgesellschaftskapitaensmuetze", ["Donaudampfschifffahrtsgesellschaftskapitaensmuetze"]),
+    (
+        "See https://example.org/a/very/long/address for more.",
+        ["See https://example.org/a/very/long/address for more."],
+    ),
+    ("The value = 5 here", ["The value = 5 here"]),
+    ("MP3, H264 and x86 in Windows95", ["MP3, H264 and x86 in Windows95"]),
+    ("\u5024\u306f = 5", ["\u5024\u306f = 5"]),
+    ("I", ["I"]),
+    ("word1 word2 word3 word4 word5", ["word1 word2 word3 word4 word5"]),
+    ("(file(s), and/or) [x] -- {name}: {count}", ["(file(s), and/or) [x] -- {name}: {count}"]),
+]
+
+
+@pytest.mark.parametrize(("text", "decoded"), NO_LANGUAGE)
+def test_what_is_no_language_is_copied_and_listed(text: str, decoded: list[str]) -> None:
+    parts = [*pieces_of(block_of(text), "sentence", "en")]
+    assert [part.text for part in parts if isinstance(part, Piece)] == decoded
+    found = [part.finding for part in parts if isinstance(part, Literal) and part.finding is not None]
+    assert [(each.line, each.kind) for each in found] == [(1, "copied")] * (decoded != [text])
+    assert raw_of(parts) == text
+
+
+# The references and escapes of a document, whether the sentence is decoded around them, and what is listed as lost
+REFERENCES = [
+    ("\u00a9", "&copy;", True),
+    ("<", "&lt;", True),
+    (">", "&gt;", True),
+    ("\u00ae", "&reg;", True),
+    ("\u00bd", "&frac12;", True),
+    ("\u20ac", "&euro;", True),
+    ("\u2192", "&rarr;", True),
+    ("[", r"\[", True),
+    ("*", r"\*", True),
+    ("\u00a0", "&nbsp;", False),
+    ("\u200e", "&lrm;", False),
+    ("\u2009", "&thinsp;", False),
+]
+
+
+@pytest.mark.parametrize(("text", "raw", "survives"), REFERENCES)
+def test_references_survive_or_are_listed(text: str, raw: str, survives: bool) -> None:
+    (piece,) = pieces_of(block_of("Write this ", Text(text, raw), " sign here."), "sentence", "en")
+    assert isinstance(piece, Piece)
+    decoded = decode_with(piece, lambda prompt: prompt.replace(text, "").upper())
+    kinds = [(each.kind, each.what) for each in decoded.findings]
+    assert kinds == ([("parts", piece.text)] if survives else [("lost", raw)])
+    assert (raw in written_with([piece], lambda prompt: prompt.replace(text, "").upper())) == survives
+
+
+def test_a_lost_number_is_listed_with_its_line() -> None:
+    (piece,) = pieces_of(Block([Text("In 1984 there were 3.", "In 1984 there were 3.")], 7), "sentence", "en")
+    assert isinstance(piece, Piece)
+    assert decode_with(piece, lambda prompt: "1984").findings[-1] == Finding(7, "lost", "3")
