@@ -617,6 +617,33 @@ documents/markdown_blocks.py: what is indented below an admonition is not in it 
 documents/survival.py: a term within a longer one is found, too | documents/test_survival.py
 - while found and found[-1].start >= end - size:
 + while False:
+documents/marks.py: braces with spaces or formats are words | documents/test_survival.py
+-             rf"(?:[$#@]|(?<!%)%)?\{{(?!{PROSE})[^{{}}\n]{{0,100}}\}}",  # {0}, ${name}, { $name }, {name:>10}
++             rf"(?:[$#@]|(?<!%)%)?\{{[\w.]{{0,100}}\}}",
+documents/marks.py: an escape before a word is no mark | documents/test_survival.py
+-             rf"\\{ESCAPE}",  # all that stays of "one\ntwo"
++             rf"\\{ESCAPE}(?!\w)",
+documents/messages.py: a quotation ends a branch | documents/test_messages.py
+-         self.position = len(text) if end < 0 else end + 1
++         self.position = start + 1
+documents/messages.py: a decoded apostrophe may begin a quotation | documents/test_messages.py
+-     doubled = match[0].replace("'", "''")
++     doubled = match[0]
+documents/places.py: a point may be within a word | documents/test_pieces.py
+-             if 0 <= position <= len(text) and not divides_word(text, position):
++             if 0 <= position <= len(text):
+documents/pieces.py: code is decoded | documents/test_pieces.py
+-     if not is_language(text):
++     if False:
+documents/fragile.py: a reference to a sign may be lost | documents/test_pieces.py
+-     spans += [mark for mark in spelled_marks(piece) if not overlaps(mark, kept) and not overlaps(mark, taken)]
++     spans += []
+documents/decoding.py: a lost number is not listed | documents/test_pieces.py
+-     if missing := [*lost_numbers(piece.text, decoded.text), *lost_references(piece, decoded.text)]:
++     if missing := [*lost_references(piece, decoded.text)]:
+documents/decoding.py: a sentence that was put together is not listed | documents/test_pieces.py
+-         if decoded.spans:
++         if False:
 documents/journal.py: a record is used for another piece | documents/test_journal.py
 - (found := self._ahead.get(number)) is None or found[0] != wanted
 + (found := self._ahead.get(number)) is None

@@ -27,6 +27,7 @@ ESCAPE = r"(?:[nrt]|u[\da-fA-F]{4}|u\{[\da-fA-F]{1,6}\}|x[\da-fA-F]{2})"  # afte
 NAME = r"[A-Za-z_][\w.-]{0,60}"
 AROUND = r"\s\"'()\[\],;\u00ab\u00bb\u2018-\u201f\u2039\u203a"  # around a run of code
 RUN_START, RUN_END = rf"(?<![^{AROUND}])", rf"[^{AROUND}]{{1,300}}+(?![^{AROUND}])"
+PLAIN = rf"[^{AROUND}\\{{}}%<>]"
 SYMBOL = (
     "[\u00a6\u00a9\u00ac\u00ae\u00b1\u00d7\u00f7\u2100-\u2bff\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]*"
@@ -101,7 +102,7 @@ MARKS: dict[str, tuple[str, list[str]]] = {
     "mixed": (
         "$#@^~|=",
         [
-            rf"{RUN_START}(?=[^{AROUND}]{{0,60}}?\w(?:\$(?!\d)|[#@^~])\w){RUN_END}",  # x^2, a$b
+            rf"{RUN_START}(?={PLAIN}{{0,60}}?\w(?:\$(?!\d)|[#@^~])\w){PLAIN}{{1,200}}+(?!{PLAIN})",  # x^2, a$b
             r"(?<=\w)[=|](?=[\w%$])",  # size=large
         ],
     ),
