@@ -43,9 +43,8 @@ TIMING = re.compile(rf".*?-->|{TIMES.pattern}|{FIELD}:{FIELD}:{FIELD}[.,]\d", re
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
 LINE_END = re.compile(r"\r\n?|\n")
-BREAK = re.compile(
-    rf"({LINE_END.pattern}|(?<!\b[A-Za-z]:)\\[Nn])"
-)  # "\N" ends a line in ASS, and is left in converted files
+# "\N" ends a line in ASS, and is left in converted files
+BREAK = re.compile(rf"({LINE_END.pattern}|(?<!\b[A-Za-z]:)\\[Nn])")
 SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
 QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
 

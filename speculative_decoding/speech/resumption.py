@@ -8,6 +8,7 @@ removed when the transcript is in place.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, fields
@@ -72,17 +73,13 @@ class ResumptionLogs:
             settings = {"recording": [*source], "settings": self._settings}
             with ExitStack() as stack:
                 log = stack.enter_context(Log.open(self._path(source), KIND, settings, force=True))
-                point = None
-                for point in points(log):  # noqa: B007
-                    pass
-                self._open[source] = stack.pop_all(), log, point
+                last = deque(points(log), maxlen=1)
+                self._open[source] = stack.pop_all(), log, last[0] if last else None
         return self._open[source]
 
     def _path(self, source: Source) -> Path:
-        return (
-            self._folder
-            / f".transcribe.{hashlib.sha256(source.path.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.jsonl"
-        )
+        digest = hashlib.sha256(source.path.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._folder / f".transcribe.{digest[:16]}.jsonl"
 
 
 def points(log: Log) -> Iterator[ResumePoint]:
