@@ -26,8 +26,8 @@ Span = tuple[int, int]  # of the document: start and end
 MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!&*<[\\]_`~"
 # At the start of a block: a task's box, a footnote's name, the title of a GitHub alert. At the start of a line: the
-# mark of a definition, and lines that begin or end a container, such as ":::: note"
-CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+)"
+# mark of a definition or an abbreviation ("*[HTML]: "), and lines that begin or end a container, such as ":::: note"
+CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+)"
 MARKER = re.compile(rf"\n{CONTAINER}")
 FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{{1,100}}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
 FORMULA = KINDS["formula"][1]
@@ -149,7 +149,7 @@ def as_one(rule: Any, name: str) -> Any:
 
 def marker(state: StateInline, silent: bool) -> bool:
     pattern = FIRST_MARKER if state.pos == 0 else MARKER
-    if state.src[state.pos] not in "[:\n" or state.level or not (found := pattern.match(state.src, state.pos)):
+    if state.src[state.pos] not in "[:*\n" or state.level or not (found := pattern.match(state.src, state.pos)):
         return False
     state.pos = found.end()
     return True
