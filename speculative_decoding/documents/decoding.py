@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from ..rows.parts import Output
 from .findings import CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SHOWN, SPLIT, Finding
-from .fragile import fragile_parts, lost_parts, lost_references, spans_around
+from .fragile import fragile_parts, lost_characters, lost_parts, spans_around
 from .loops import loop_in
 from .outputs import DecodedPiece, DecodedText
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
 from .splitting import Span, fitting_spans
-from .survival import lost_numbers
+from .survival import lost_numbers, lost_signs
 
 LINE_ENDS = re.compile(r"[\r\n]+")
 
@@ -58,8 +58,9 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
             decoded = yield from _decode_parts(piece, spans_around(piece, fragile, fragile, rules.fits), rules)
         if decoded.spans:
             findings.append(Finding(piece.line, PARTS, piece.text[:SHOWN]))
-    if missing := [*lost_numbers(piece.text, decoded.text), *lost_references(piece, decoded.text)]:
-        findings.append(Finding(piece.line, LOST, ", ".join(missing)))
+    numbers = [*lost_numbers(piece.text, decoded.text), *lost_signs(piece.text, decoded.text)]
+    if missing := [*numbers, *lost_characters(piece, decoded.text)]:
+        findings.append(Finding(piece.line, LOST, ", ".join(dict.fromkeys(missing))))
     return replace(decoded, findings=[*findings, *decoded.findings])
 
 

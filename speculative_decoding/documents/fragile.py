@@ -19,6 +19,10 @@ from .tokens import Text, Token
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # from the first to the last letter or digit
 SYMBOLS = ("So", "Sm", "Sc", "Sk", "No")  # Unicode categories
 INVISIBLE = ("Zs", "Cf")
+SCRIPT = re.compile(
+    "(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff]+)|(?P<greek>[\u0370-\u03ff\u1f00-\u1fff]+)"
+    r"|(?P<cyrillic>[\u0400-\u052f]+)|(?P<other>[^\W\d_A-Za-z\u0080-\u036f\u2070-\u209f]+)"
+)
 MARKS = frozenset("<>[]{}|~^\\`*_#$@=")
 
 
@@ -53,12 +57,44 @@ def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
         position += len(token.text)
 
 
-def lost_references(piece: Piece, output: str) -> list[str]:
-    """Return the references to spaces and invisible characters that an output lacks, such as "&nbsp;"."""
-    found = [token for token in piece.tokens if is_reference(token) and has_category(token.text, INVISIBLE)]
-    left = Counter(output) if found else Counter()
-    left.subtract(token.text for token in found)
-    return [token.raw for token in found if left[token.text] < 0]
+def lost_characters(piece: Piece, output: str) -> list[str]:
+    """Return symbols, references to spaces, and words of another script than most, if the output lacks them."""
+    if piece.text.isascii():
+        return []
+    left = Counter(output)
+    left["\u2026"] += output.count("...")
+    found: list[str] = []
+    position = 0
+    for token in piece.tokens:
+        for each in token.text:
+            if is_special(piece.text, position) or (is_reference(token) and has_category(each, INVISIBLE)):
+                left[each] -= 1
+                if left[each] < 0:
+                    found.append(
+                        token.raw if is_reference(token) else each if each.isprintable() else f"U+{ord(each):04X}"
+                    )
+            position += 1
+    words = [(match.lastgroup, match[0]) for match in SCRIPT.finditer(piece.text)]
+    sizes = Counter[str | None]()
+    for script, word in words:
+        sizes[script] += len(word)
+    main = max(sizes, key=sizes.__getitem__, default=None)
+    return [*found, *(word for script, word in words if script != main and word not in output)]
+
+
+def is_special(text: str, position: int) -> bool:
+    """Whether a character is a symbol, or a space or mark that a reader would miss."""
+    character = text[position]
+    if character.isascii():
+        return False
+    around = text[max(position - 1, 0) : position] + text[position + 1 : position + 2]
+    match unicodedata.category(character):
+        case "Zs":  # between a number and its unit, but not before punctuation
+            return len(around) == 2 and around.isalnum()
+        case "Cf":  # of the direction, but not within a word
+            return not (len(around) == 2 and around.isalpha())
+        case category:
+            return category in SYMBOLS or character in "\u2026\u2032\u2033"
 
 
 def is_reference(token: Token) -> bool:

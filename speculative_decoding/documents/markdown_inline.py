@@ -27,9 +27,9 @@ MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py 
 MARKS = "\n!&*<[\\]_`~"
 # At the start of a block: a task's box, a footnote's name, the title of a GitHub alert. At the start of a line: the
 # mark of a definition or an abbreviation ("*[HTML]: "), and lines that begin or end a container, such as ":::: note"
-CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+)"
+CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+|\[\^[^\]\s]{1,100}\]:[ \t]*)"
 MARKER = re.compile(rf"\n{CONTAINER}")
-FIRST_MARKER = re.compile(rf"\[[ xX]\][ \t]+|\[\^[^\]\s]{{1,100}}\]:[ \t]*|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
+FIRST_MARKER = re.compile(rf"\[[^\[\]^]\][ \t]+|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
 FORMULA = KINDS["formula"][1]
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
 TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")

@@ -24,12 +24,16 @@ ENDS_AS_FILE = "|".join(rf"(?<=\.{suffix})" for suffix in FILES.split())
 PROSE = r"[^{}\n]*?[^\W\d_]{2} +[^\W\d_]{2}"  # two words with a space between them
 STYLE = r"(?:number|date|time|spellout|ordinal|duration|list|choice)\b[^{}\n]{0,60}"
 ESCAPE = r"(?:[nrt]|u[\da-fA-F]{4}|u\{[\da-fA-F]{1,6}\}|x[\da-fA-F]{2})"  # after a backslash
+COMMAND = (  # of TeX, which begin as an escape
+    "(?:nabla|neq|newline|newpage|nocite|noindent|tableofcontents|tan|tau|text[a-z]{2,10}|theta|times|title|today"
+    "|rangle|ref|rho|right[a-z]{0,12}|underline|uparrow|usepackage)"
+)
 NAME = r"[A-Za-z_][\w.-]{0,60}"
 AROUND = r"\s\"'()\[\],;\u00ab\u00bb\u2018-\u201f\u2039\u203a"  # around a run of code
 RUN_START, RUN_END = rf"(?<![^{AROUND}])", rf"[^{AROUND}]{{1,300}}+(?![^{AROUND}])"
 PLAIN = rf"[^{AROUND}\\{{}}%<>]"
 SYMBOL = (
-    "[\u00a6\u00a9\u00ac\u00ae\u00b1\u00d7\u00f7\u2100-\u2bff\U0001f000-\U0001faff]"
+    "[\u00a6\u00a7\u00a9\u00ac\u00ae\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2100-\u2bff\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]*"
 )
 
@@ -46,9 +50,10 @@ MARKS: dict[str, tuple[str, list[str]]] = {
     "variable": (
         "%$@!:",
         [
+            r"\$t\([^()\n]{1,100}\)|@\([\w.]{1,60}\)|%<\w{1,60}>[\d.]{0,4}[a-z]|@:[\w.]{1,60}",  # $t(key), @(name)
             rf"(?<!%)%{NAME}%{END}|%%{NAME}%%|(?<![\w%])%[a-z][a-z_]{{1,60}}+{END}",  # %PATH%, %%NAME%%, %name
             rf"(?<![\w$])\$[A-Za-z_]\w{{0,60}}+{END}",  # $HOME
-            r"(?<![\w@./])@[A-Za-z][\w-]{0,60}+|(?<![\w!])![a-z_]\w{1,60}+",  # @name
+            r"(?<![\w@./])@[A-Za-z][\w-]{0,60}+(?::\w{1,60})?|(?<![\w!])![a-z_]\w{1,60}+",  # @name
             rf"{RUN_START}:[a-z_]\w{{1,60}}+(?!:)",  # :name
         ],
     ),
@@ -72,11 +77,11 @@ MARKS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "brackets": (
-        "[",
+        "[]",
         [
             r"\[\[[^\[\]\n]{1,200}\]\]",  # [[page]]
             r"\[/[a-zA-Z]{1,20}\]|\[[a-zA-Z]{1,20}=[^\]\n]{1,200}\]",  # [/b], [color=red]
-            r"\[(?P<name>[a-zA-Z]{1,20})\](?=[^\n]{0,300}\[/(?P=name)\])",
+            r"\[(?P<name>[a-zA-Z]{1,20})\](?=[^\n]{0,300}\[/(?P=name)\])|[\[\]]",
         ],
     ),
     "entity": ("&", [r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});"]),  # &amp;
@@ -103,9 +108,10 @@ MARKS: dict[str, tuple[str, list[str]]] = {
         "$#@^~|=",
         [
             rf"{RUN_START}(?={PLAIN}{{0,60}}?\w(?:\$(?!\d)|[#@^~])\w){PLAIN}{{1,200}}+(?!{PLAIN})",  # x^2, a$b
-            r"(?<=\w)[=|](?=[\w%$])",  # size=large
+            r"(?<=\w)=(?=[\w%$])|\||(?<!=)==(?!=)|(?<!\S)\^[\w-]{1,60}",  # size=large, ==marked==, ^id
         ],
     ),
+    "dotted": (".", [rf"(?<![\w./@-])[a-z]\w{{1,60}}+(?:\.[a-z]\w{{1,60}}+)++{END}"]),  # page.title, example.org
     "file": (".", [rf"(?<![\w./-])(?:[.~]{{0,2}}/)?[\w-]++(?:[./]++[\w-]++)*+(?:{ENDS_AS_FILE})"]),  # docs/index.html
     "wildcard": ("*", [r"(?<![\w*])\*\.\w{1,10}(?!\w)"]),  # *.txt
     "path": ("/", [r"(?<![\w./~-])[.~]{0,2}/\.?[\w-]++(?:[./]\.?[\w-]++)++/?"]),  # /usr/bin
@@ -116,7 +122,10 @@ MARKS: dict[str, tuple[str, list[str]]] = {
             rf"(?<![\w.])[a-z][a-z\d.-]{{0,60}}:\d{{2,5}}(?!\w)(?:/[^{AROUND}<>]{{0,100}})?",  # localhost:8080
         ],
     ),
-    "emoji": (":", [r":(?<![\w:]:)(?=[\d_+-]*[a-z])[a-z\d_+-]{2,50}+:(?![\w:])"]),  # :warning:
+    "emoji": (
+        ":",
+        [r":{1,3}[a-z][\w-]{0,40}(?=[{\[`])|:(?<![\w:]:)(?=[\d_+-]*[a-z])[a-z\d_+-]{2,50}+:(?![\w:])"],
+    ),  # :warning:
     "formula": (
         "$\\",
         [
@@ -128,8 +137,9 @@ MARKS: dict[str, tuple[str, list[str]]] = {
     "backslash": (
         "\\",
         [
-            rf"{RUN_START}(?=[A-Za-z]:\\|\\\\\w|(?<!\S)(?:\.{{1,2}}|~|%\w{{1,60}}%)\\\w){RUN_END}",  # C:\a
+            rf"{RUN_START}(?=[A-Za-z]:\\|\\\\\w|(?<!\S)(?:\.{{1,2}}|~|%\w{{1,60}}%)\\\w){RUN_END}",
             rf"{RUN_START}(?=[^\s\\]{{0,100}}\\(?!{ESCAPE})[A-Za-z\d]){RUN_END}",  # \d+, a\b
+            rf"\\(?:[A-Za-z]{{1,20}}(?=[{{\[])|{COMMAND}(?![A-Za-z])|\([\w.]{{1,60}}\))",  # \newpage, \(name)
             rf"\\{ESCAPE}",  # all that stays of "one\ntwo"
         ],
     ),
@@ -138,7 +148,7 @@ MARKS: dict[str, tuple[str, list[str]]] = {
         [
             r"(?<![\w.])v?\d{1,5}(?:\.\d{1,5}){2,4}(?<!\.\d{4})(?![\w.])",  # version, not date
             rf"(?<![\w.])[\da-fA-F]{{8}}(?:-[\da-fA-F]{{4}}){{3}}-[\da-fA-F]{{12}}{END}",
-            rf"(?<![\w.])(?=[a-f]*+\d)(?=\d*+[a-f])[\da-f]{{7,128}}+{END}|(?<![\w.])0x[\da-fA-F]{{1,16}}{END}",
+            rf"(?<![\w.%])(?=[a-f]*+\d)(?=\d*+[a-f])[\da-f]{{7,128}}+{END}|(?<![\w.])0x[\da-fA-F]{{1,16}}{END}",
             r"(?<![\w&#])#(?:(?:[\da-fA-F]{3}){1,2}(?!\w)|\d{1,9}(?!\w))",  # a color, the number of an issue
             r"(?<![\w.])[A-Z](?:\+\+|#)(?!\w)",  # C++
         ],
@@ -165,8 +175,8 @@ KINDS = {kind: (frozenset(needed), re.compile("|".join(patterns))) for kind, (ne
 UNITS = (
     "°C °F EUR USD GBP CHF JPY B kB KB MB GB TB PB KiB MiB GiB TiB kbit Mbit Gbit kbps Mbps Gbps KB/s MB/s GB/s"
     " Hz kHz MHz GHz THz nm µm μm mm cm dm km m mm² cm² m² km² m³ cm³ µg mg g kg t ml mL cl l L ns µs μs ms min h"
-    " px pt em rem vh vw dpi ppi fps rpm V mV kV mA W mW kW MW Wh kWh Ω Pa hPa kPa bar J kJ cal kcal dB K km/h m/s"
-    " mph lb oz ft"
+    " px pt em rem vh vw dpi ppi fps rpm V mV kV mA W mW kW MW Wh kWh Ω kΩ MΩ Pa hPa kPa bar J kJ cal kcal dB K"
+    " km/h m/s mph lb oz ft"
 )
 UNIT = "|".join(map(re.escape, sorted(UNITS.split(), key=len, reverse=True)))
 SPACE = r"[ \u00a0\u202f\u2009]"
@@ -177,4 +187,4 @@ SYMBOL_OF_UNIT = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[%‰°$
 ANY_NUMBER = re.compile(NUMBER)
 QUANTITY = re.compile(rf"{MONEY}|{MEASURE}{SYMBOL_OF_UNIT}")
 # A unit may become a word in an output: "24 h", "24 Stunden"
-IN_OUTPUT = re.compile(rf"{MONEY}|{MEASURE}(?:{SYMBOL_OF_UNIT}|(?=[^\W\d_]))")
+IN_OUTPUT = re.compile(rf"{MONEY}|{MEASURE}(?:{SYMBOL_OF_UNIT}|(?=[^\W\d_]{{2}}|[^\W\d_A-Za-z]))")

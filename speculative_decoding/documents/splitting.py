@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise
 
@@ -30,7 +31,9 @@ SYMBOLS = (
     "[|\u00a6\u00ab\u00b6\u00b7\u00bb\u2022\u2039\u203a\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff"
     "\U0001f300-\U0001faff\ufe0f\u200d]+"
 )
-SYMBOLS_FIRST = re.compile(rf"(?:{SYMBOLS}\s+)*+")
+# Signs without letters before the words of a text, and after them, but not punctuation or the start of a placeholder
+SIGNS_FIRST = re.compile(rf"(?:(?:{SYMBOLS}|[^\w\s\"'()\[\]{{}}<$%\u00a1-\u00bf\u2018-\u203a\u20a0-\u20cf]+)\s+)*+")
+SIGNS_LAST = re.compile(rf"(?:(?:{SYMBOLS}|[-*+=#~_/|<>@^\u2013\u2014]+)\s+)*+")  # of a reversed text
 ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
 MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # what must survive has no two such words, apart from code, tags and placeholders
 OPAQUE = re.compile("[!-~]{100,}")  # no word is as long in a script with spaces
@@ -62,9 +65,21 @@ def effective_unit(options: DocumentOptions) -> str:
 
 
 def sentence_spans(text: str, language: str) -> list[Span]:
-    """Return the sentences of a text. language: an ISO code; sentencex treats unknown ones as English."""
-    starts = sentence_starts(re.sub(r"\s", " ", text), language)  # the offsets of sentencex are wrong at line breaks
+    """Return the sentences of a text, none of which ends within what must survive.
+
+    language: an ISO code; sentencex treats unknown ones as English.
+    """
+    starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # its offsets are wrong at line breaks
+    if starts and CODE.search(text):
+        kept = [(span.start, span.end) for span in must_survive(text, ())]
+        starts = [each for each in starts if not is_inside(each, kept)]
     return list(trimmed(text, pairwise([0, *starts, len(text)])))
+
+
+def is_inside(position: int, spans: Sequence[Span]) -> bool:
+    """Whether a position is within one of some spans, which are in order and apart."""
+    before = bisect_left(spans, (position,)) - 1
+    return before >= 0 and spans[before][1] > position
 
 
 def sentence_starts(text: str, language: str) -> Iterator[int]:
@@ -85,12 +100,12 @@ def sentence_starts(text: str, language: str) -> Iterator[int]:
 
 
 def without_symbols(text: str, span: Span) -> Span:
-    """Return a span without symbols before and after its words, such as a bullet, an arrow, or the "»" of a link."""
+    """Return a span without signs before and after its words, such as a bullet, an arrow, or the "»" of a link."""
     start, end = span
     part = text[start:end]
     if "\u00ab" in part and "\u00bb" in part:  # quotation marks
         return span
-    before, after = (len(SYMBOLS_FIRST.match(each)[0]) for each in (part, part[::-1]))  # type: ignore[index]
+    before, after = len(SIGNS_FIRST.match(part)[0]), len(SIGNS_LAST.match(part[::-1])[0])  # type: ignore[index]
     return (start + before, end - after) if before + after < end - start else span
 
 
@@ -155,9 +170,14 @@ def without(text: str, spans: Iterable[Required]) -> str:
 
 
 def is_word(run: str) -> bool:
-    """Return whether a text without white space may be a word, or several without spaces between them."""
+    """Return whether a text without white space may be a word of two letters, or several words in another script."""
     word = run.strip(AROUND_WORD)
-    return any(map(str.isalpha, word)) and not CODE.search(word) and not OPAQUE.fullmatch(word)
+    return (
+        len(word) > word.isascii()
+        and any(map(str.isalpha, word))
+        and not CODE.search(word)
+        and not OPAQUE.fullmatch(word)
+    )
 
 
 def around_opaque(text: str, spans: Iterable[Span]) -> Iterator[Span]:

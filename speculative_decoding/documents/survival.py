@@ -15,6 +15,7 @@ from .marks import ACCESS_KEY, ANY_NUMBER, ENDS_ANYHOW, ESCAPE, IN_OUTPUT, KINDS
 
 TOKEN = re.compile(rf"\\{ESCAPE}|{ACCESS_KEY}|{LETTER}+|\S")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
+SIGN = re.compile(r"[^\w\s\u00b5\u03bc/]|\u03a9")
 OPENING = {")": "(", "]": "[", "}": "{"}
 
 Key = str | tuple[str, str | None]  # a text, or a number and its unit
@@ -131,14 +132,24 @@ def exact_span(kind: str, text: str, start: int, end: int) -> Required:
 
 
 def lost(spans: Sequence[Required], output: str) -> list[Required]:
-    """Return the spans that an output lacks, in order. Two in the source need two in the output.
+    """Return the spans that an output lacks or has too often, in order. Two in the source need two in the output.
 
     A quantity needs its number, with any separators of digits, and its unit or a word in place of it.
     """
-    exact = Terms(span.text for span in spans if not span.is_quantity)
-    left: Counter[Key] = Counter(span.text for span in exact.find(output))
+    if not spans:
+        return []
+    terms = Terms(span.text for span in spans if not span.is_quantity)
+    marked = texts_of(must_survive(output, ()))
+    left: Counter[Key] = Counter(span.text for span in terms.find(output))
+    left |= marked
     left.update(quantity(match) for match in IN_OUTPUT.finditer(output))
-    return [span for span in spans if not take(span, left)]
+    missing = {span for span in spans if not take(span, left)}
+    too_many = marked - texts_of(spans)
+    return [span for span in spans if span in missing or (span.text in too_many and len(span.text) > 1)]
+
+
+def texts_of(spans: Iterable[Required]) -> Counter[Key]:
+    return Counter(span.text for span in spans if not span.is_quantity)
 
 
 def take(span: Required, left: Counter[Key]) -> bool:
@@ -192,3 +203,15 @@ def lost_numbers(source: str, output: str) -> list[str]:
 
 def digit_groups(number: str) -> list[int]:
     return [int(group) for group in re.findall(r"\d+", number)]
+
+
+def lost_signs(source: str, output: str) -> list[str]:
+    """Return the signs of units, such as "€", "%" or "°", that an output lacks. A word may stand in their place."""
+    left = Counter(output)
+    found = []
+    for match in QUANTITY.finditer(source):
+        for sign in SIGN.findall(match["after"] or match["before"]):
+            left[sign] -= 1
+            if left[sign] < 0:
+                found.append(sign)
+    return found

@@ -39,7 +39,7 @@ TITLES = {
     "Obsidian: folded": "> [!faq]- «Are they folded?»\n> «Yes.»\n>\n> > [!tip]+ «In it»\n> > «Deep.»\n",
     "Obsidian: only a title": "> [!todo] «Do it»\n",
     "guard: GitHub": "> [!NOTE]\n> «Useful information.»\n",
-    "guard: emphasis": "«!!! Look here»\n\n«??? is a question»\n\n«=== is one»\n\n«/// is a comment | of it.»\n",
+    "guard: emphasis": "!!! «Look here»\n\n??? «is a question»\n\n=== «is one»\n\n/// «is a comment | of it.»\n",
     "guard: code": '    !!! note "x"\n        code\n',
     "guard: a quote without a callout": "> [x] «is a box»\n",
 }
