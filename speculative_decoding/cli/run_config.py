@@ -16,7 +16,7 @@ from typing import Annotated as A
 
 import mlx.core as mx
 
-from ..decoding.prompt import check_languages, check_token_ids
+from ..decoding.prompt import check_languages, check_token_ids, has_language_prefixes
 from ..drafters import with_default_drafter
 from ..errors import InputError, Name
 from ..loading.load import BUNDLED, DTYPES, ModelHandle, Shard, local_folder, locate
@@ -350,7 +350,8 @@ class RunConfig:
         try:
             told = check_languages(target.model, target.tokenizer, options, prefix)
         except InputError:
-            if not used or target.tokenizer.languages:
+            needs_them = not prefix and has_language_prefixes(target.model, target.tokenizer)
+            if not used or target.tokenizer.languages or needs_them:
                 raise
             options = options.with_values(**dict.fromkeys(used))
             told = check_languages(target.model, target.tokenizer, options, prefix)

@@ -49,5 +49,5 @@ def report(findings: Iterable[Finding], name: str) -> list[str]:
     lines = []
     for kind, of_kind in shown.items():
         lines += [one_line(f"{name}:{line}: {kind}: {'; '.join(dict.fromkeys(whats))}") for line, whats in of_kind]
-        lines += [f"{name}: {kind}: {more[kind]} more"] if more[kind] else []
+        lines += [f"{name}: {kind}: {more[kind]} more, which --stats-json has"] if more[kind] else []
     return lines

@@ -91,7 +91,6 @@ def format_of(name: str, field: str = "files") -> str:
     if suffix in BY_SUFFIX:
         return BY_SUFFIX[suffix]
     if suffix in CONVERSION_OF:
-        way_out = (CONVERSION_OF[suffix], ", or name a ", Name("format"))
-        raise InputError(f"{name}: {suffix} is not supported", field, way_out)
+        raise InputError(f"{name}: {suffix} is not supported", field, CONVERSION_OF[suffix])
     format = "markdown" if suffix in MARKDOWN_DIALECTS else "text"
     raise InputError(f"{name}: the suffix {suffix} is unknown", field, ("read it with ", Name("format"), f" {format}"))

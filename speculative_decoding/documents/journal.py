@@ -40,7 +40,7 @@ class Journal:
         wanted = digest(piece)
         while (found := self._ahead.get(number)) is None or found[0] != wanted:
             if found is not None and not self.force:
-                problem = f"{name} has changed since the interrupted run (line {piece.line})"
+                problem = f"{name} (line {piece.line}) or a document before it has changed since the interrupted run"
                 raise KIND.refusal(problem, option="files")
             record = next(self._records, None)
             if record is None:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .marks import KINDS
+
 COMPLEX = re.compile(r"\{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,", re.IGNORECASE)
 HEAD = re.compile(r"\{\s*[\w.-]+\s*(?:,\s*(\w+)\s*(,)?)?\s*")  # "{name", "{name, number", "{name, plural,"
 OFFSET = re.compile(r"\s*offset\s*:\s*-?[\d.]+\s*")
@@ -41,9 +43,22 @@ def message_parts(text: str) -> list[Part]:
     if not COMPLEX.search(text):
         return []
     try:
-        return [part for part in Reader(text).message() if part.start < part.end]
+        return with_whole_tags(text, [part for part in Reader(text).message() if part.start < part.end])
     except NoMessage:
         return []
+
+
+def with_whole_tags(text: str, parts: list[Part]) -> list[Part]:
+    """Return the parts with an argument in place of each tag that contains one, such as "<a href='{url}'>"."""
+    for tag in KINDS["tag"][1].finditer(text):
+        start, end = tag.span()
+        inside = [part for part in parts if part.start < end and start < part.end]
+        if any(part.kind == ARGUMENT for part in inside) and all(part.kind != SYNTAX for part in inside):
+            first, last = inside[0], inside[-1]
+            at = parts.index(first)
+            around = first._replace(end=start), Part(ARGUMENT, start, end), last._replace(start=end)
+            parts[at : at + len(inside)] = [part for part in around if part.start < part.end]
+    return parts
 
 
 class Reader:

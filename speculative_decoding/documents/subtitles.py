@@ -100,7 +100,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
     before: list[str] = []
     text: list[str] = []
     cue, is_open = Cue(""), False
-    for line_number, (line, following) in enumerate(pairwise(chain(lines, [""])), 1):
+    for line_number, (line, following) in enumerate(with_next(lines), 1):
         if is_open and is_text(line, following, is_vtt):
             cue = cue if text else cue._replace(line=line_number)
             text.append(line)
@@ -121,15 +121,31 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
         elif is_vtt:
             is_open = False
     found, rest = between_spaces(cue, "".join(before), "".join(text))
+    if cue.number == 0 and WORD.search(found.before):
+        found = found._replace(finding=Finding(1, COPIED, "no line with times, so nothing was decoded"))
     yield found
     yield Cue(rest)
 
 
+def with_next(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each line with the next one that is not blank."""
+    waiting: list[str] = []
+    for line in lines:
+        if line.strip():
+            yield from ((each, line) for each in waiting)
+            waiting = []
+        waiting.append(line)
+    yield from ((each, "") for each in waiting)
+
+
 def is_text(line: str, following: str, is_vtt: bool) -> bool:
-    """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them."""
+    """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them.
+
+    following: the next line that is not blank.
+    """
     if is_vtt:
         return bool(line.strip("\r\n")) and not TIMING.match(line)
-    is_number = NUMBER.fullmatch(line) and TIMING.match(following)
+    is_number = NUMBER.fullmatch(line) and TIMING.match(following)  # a blank line may lie between them
     return bool(line.strip()) and not is_number and not TIMING.match(line)
 
 

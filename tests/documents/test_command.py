@@ -153,7 +153,7 @@ REFUSED = {
     ("missing.txt",): "missing.txt: not readable",
     ("a.docx",): "FILE: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc",
     ("a.txt", "app.po", "-o", "out"): "FILE: app.po: .po is not supported; convert it to text with po2txt of the "
-    "Translate Toolkit, or name a --format",
+    "Translate Toolkit",
     ("notes.de",): "FILE: notes.de: the suffix .de is unknown; read it with --format text",
     ("a.txt", "-o", "a.txt"): "--output: a.txt is already used by FILE",
     ("a.txt", "-o", "link"): "--output: link is already used by FILE",

@@ -70,7 +70,7 @@ def test_another_known_format_is_refused_with_the_tool_that_converts_it(name: st
         DocumentFile(io.BytesIO(), DocumentOptions(), name)
     message = refused.value.message(lambda option: f"--{option}")
     assert message.startswith(f"--files: {name}: {suffix} is not supported; ") and "\n" not in message
-    assert tool in message and message.endswith(", or name a --format")
+    assert tool in message and "--format" not in message
     assert DocumentFile(io.BytesIO(), DocumentOptions(format="text"), name).format == "text"
 
 

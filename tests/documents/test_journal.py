@@ -85,7 +85,7 @@ def test_a_changed_source_is_refused_with_its_line_and_decoded_again_if_forced(t
     for changed in (Piece([Text("Zwei", "Zwei")], 2), Piece(PIECES[1].tokens, 3)):
         pieces = [PIECES[0], changed, *PIECES[2:]]
         path.write_bytes(before)
-        with pytest.raises(InputError, match=r"a.txt has changed since the interrupted run \(line [23]\); restore it"):
+        with pytest.raises(InputError, match=r"a.txt \(line [23]\) or a document before it has changed"):
             run(path, pieces)
         assert path.read_bytes() == before
         outputs, count = run(path, pieces, force=True)
