@@ -173,7 +173,8 @@ class DecodingThread:
 def new_lane(session: Session, limits: Limits) -> Lane:
     """Return a lane with new engines, for prompts and texts, or for recordings and live speech."""
     if session.model.audio is None:
-        return Lane(text_scheduler(session, limits))
+        texts = text_scheduler(session, limits)
+        return Lane(texts, held_clients=texts.held_clients)
     from .recordings import speech_scheduler
 
     return Lane(speech_scheduler(session, limits), EXTRA_SLOTS)

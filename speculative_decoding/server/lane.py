@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ class TurnScheduler(Scheduler[Any, Any], Protocol):
     """A scheduler whose items need a slot again and again: for each window of a recording, or prompt of a text.
 
     paused: The numbers of the items that can use a slot now.
-    room: How many slots are free.
+    room: How many of them can have a turn before the next round.
     """
 
     @property
@@ -49,6 +49,7 @@ class Lane:
     Args:
         scheduler: Decodes the items.
         extra_turns: How many of the scheduler's turns are reserved for items that have not had a turn.
+        held_clients: Returns the clients whose items may not have the next turn.
 
     Attributes:
         calls: Callbacks that notify clients, in order. The caller runs them after `submit` and `step`, even if one of
@@ -56,9 +57,12 @@ class Lane:
         finished: How many items have ended without an error, and updates of endless ones.
     """
 
-    def __init__(self, scheduler: TurnScheduler, extra_turns: int = 0) -> None:
+    def __init__(
+        self, scheduler: TurnScheduler, extra_turns: int = 0, held_clients: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self._scheduler = scheduler
         self._extra = extra_turns
+        self._held_clients = held_clients
         self._turns = Turns[int](credit=1.0)
         self._next_number = count()
         self._items: dict[int, ClientItem] = {}  # that are not finished
@@ -131,6 +135,8 @@ class Lane:
         if room <= 0:
             return None
         held = [number for number, firsts in self._held.items() if firsts & self._first]
+        if clients := self._held_clients():
+            held += [number for number in self._turns.items if self._items[number].address in clients]
         return self._turns.take(newcomers_only=room <= self._extra, without=held)
 
     def _give_turn(self, number: int) -> None:

@@ -61,6 +61,7 @@ class ClientPrompt(ClientItem):
             if progress.error is not None:
                 raise progress.error
         scheduler.check(number, "prompt")
+        scheduler.make_room()
         return ()
 
     def news(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..documents.tokens import Literal
     from .documents import Document
 
-TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
+ENCODED = 512  # tokens of texts that are encoded before a round, and perhaps those of one more prompt
 MAX_COPIED = 64  # parts without prompts that are copied in a turn
 
 
@@ -34,7 +35,7 @@ class ClientText(ClientItem):
     Attributes:
         window: The parts that were read and are not written yet.
         waiting: The prompts that wait for a turn, by number.
-        in_engine: The numbers of the prompts in the engine.
+        in_engine: The prompts in the engine, by number.
         is_read: Whether all parts were read.
         has_begun: Whether its client knows of the first output.
     """
@@ -49,7 +50,7 @@ class ClientText(ClientItem):
         self.window: Window[tuple[Document, Literal | Piece]] = Window()
         self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
         self.waiting: dict[Any, Mapping[str, Any]] = {}
-        self.in_engine: set[Any] = set()
+        self.in_engine: dict[Any, Mapping[str, Any]] = {}
         self.is_read = self.has_begun = False
         self.total = GenerationStats()
 
@@ -76,7 +77,10 @@ class ClientText(ClientItem):
 class TextScheduler(PartScheduler):
     """Decodes clients' prompts, which have a number, and the prompts of their texts, which have ((text, part), prompt).
 
-    A prompt of a text waits for a turn, and a text has at most `max_prompts` of them in the engine. See `Lane`.
+    A prompt of a text waits for a turn, until a slot is free, and a text has at most `max_prompts` of them in the engine.
+    See `Lane`. Two others do not wait while a client has several slots with prompts of texts: a client's prompt, up to a
+    quarter of the slots, and a prompt of a text whose client has none in the engine. The prompt with the fewest tokens
+    so far is withdrawn for it, and decoded again later.
 
     Args:
         prompts: Decodes prompts whose options are complete.
@@ -92,6 +96,7 @@ class TextScheduler(PartScheduler):
         super().__init__(prompts, raises_errors=True)
         self.texts: dict[int, ClientText] = {}
         self._limits = limits
+        self._to_encode = 0  # tokens of texts, in the next round
 
     @property
     def paused(self) -> list[int]:
@@ -100,7 +105,22 @@ class TextScheduler(PartScheduler):
 
     @property
     def room(self) -> int:
-        return TURNS_PER_SLOT * self._limits.slots - sum(len(text.in_engine) for text in self.texts.values())
+        return self._free_slots + 1 if self._to_encode < ENCODED else 0
+
+    def held_clients(self) -> Collection[str]:
+        """Return the clients that wait for a free slot, because they have a prompt of a text in the engine."""
+        return () if self._free_slots > 0 else self._clients()
+
+    @property
+    def _free_slots(self) -> int:
+        """How many more prompts of texts can have a slot. Negative if there are too many."""
+        slots, of_texts = self._limits.slots, self._clients().total()
+        others = self.prompts.running + self.prompts.waiting - of_texts
+        return slots - of_texts - min(others, max(1, slots // 4))
+
+    def _clients(self) -> Counter[str]:
+        """Return how many prompts of texts each client has in the engine."""
+        return Counter(text.address for text in self.texts.values() for _ in text.in_engine)
 
     @property
     def is_idle(self) -> bool:
@@ -113,6 +133,24 @@ class TextScheduler(PartScheduler):
         self.texts[text].waiting[number] = prompt
         return ()
 
+    def make_room(self) -> None:
+        """Withdraw prompts of the client that has the most, if not all prompts have a slot."""
+        while self._free_slots < 0:
+            ((client, count),) = self._clients().most_common(1)
+            if count < 2:
+                return
+            texts = [text for text in self.texts.values() if text.address == client]
+            _, number, text = min(
+                (
+                    (self.prompts.requests(number)[0].stats.generated_tokens, number, text)
+                    for text in texts
+                    for number in text.in_engine
+                ),
+                key=lambda each: each[0],
+            )
+            self.prompts.cancel(number)
+            text.waiting = {number: text.in_engine.pop(number), **text.waiting}
+
     def check(self, number: Any, prompt_field: str) -> None:
         """Raise `ServerError` if a prompt in the engine has too many tokens. prompt_field: the API's name for it."""
         request = self.prompts.requests(number)[0]
@@ -124,6 +162,7 @@ class TextScheduler(PartScheduler):
         return self._guarded(number, self._take_turn)
 
     def step(self) -> Iterator[Any]:
+        self._to_encode = 0
         if self.prompts.is_idle:
             return
         for progress in self.prompts.step():
@@ -167,10 +206,12 @@ class TextScheduler(PartScheduler):
             self._read(number, text)
         if text.waiting:
             first = next(iter(text.waiting))
-            text.in_engine.add(first)
-            for progress in self.prompts.submit((first, text.waiting.pop(first))):
+            text.in_engine[first] = text.waiting.pop(first)
+            for progress in self.prompts.submit((first, text.in_engine[first])):
                 return self._receive(progress, number, text)
             self.check(first, "q")
+            self._to_encode += self.prompts.requests(first)[0].stats.prompt_tokens
+            self.make_room()
 
     def _read(self, number: int, text: ClientText) -> None:
         """Read the next part of a text."""
@@ -186,7 +227,7 @@ class TextScheduler(PartScheduler):
             self._write(text, self.submit((place, Task(steps, own.prompting.prompt))))
 
     def _receive(self, progress: PromptProgress, number: int, text: ClientText) -> None:
-        text.in_engine.remove(progress.number)
+        del text.in_engine[progress.number]
         if progress.result is not None:
             text.total.add(progress.result.stats)
         self._write(text, self.receive(progress))

@@ -17,9 +17,9 @@ from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.documents import Prompting
 from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.texts import MAX_COPIED, TURNS_PER_SLOT, ClientText, TextScheduler
+from speculative_decoding.server.texts import MAX_COPIED, ClientText, TextScheduler
 
-LIMITS = Limits(slots=3, queue=2, max_prompts=4, max_prompt_tokens=30)
+LIMITS = Limits(slots=6, queue=2, max_prompts=4, max_prompt_tokens=30)
 LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
 
 
@@ -157,7 +157,7 @@ def test_texts_come_out_line_by_line_in_whatever_order_prompts_finish(seed: int)
     items = [world.send(*texts[2 * i : 2 * i + 2], client=str(i)) for i in range(3)]
     while world.in_engine:
         world.finish(rng.choice(world.in_engine))
-    assert all(map(ended, items)) and world.engine.most <= TURNS_PER_SLOT * LIMITS.slots
+    assert all(map(ended, items)) and world.engine.most <= LIMITS.slots
     assert [written for item in items for written in outputs(item)] == [text.upper() for text in texts]
 
 
@@ -166,7 +166,7 @@ def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
     world = World()
     for _ in range(3):
         world.send("\n".join("a" * 99), client="busy")
-    assert world.in_engine == ["a"] * TURNS_PER_SLOT * LIMITS.slots
+    assert world.in_engine == ["a"] * LIMITS.slots
     world.send("b\nc\nd\ne\nf\ng", client="new")
     (first, *_) = world.engine.prompts
     world.engine._ended.append(PromptProgress(first, result=GenerationResult("A", [], "stop", GenerationStats())))
@@ -257,7 +257,7 @@ def test_copying_a_text_delays_no_round() -> None:
     world.engine.finish("a")
     world.lane.step()
     assert not world.in_engine and not ended(item)
-    assert sum(map(len, item.written.values())) <= MAX_COPIED * TURNS_PER_SLOT * LIMITS.slots
+    assert sum(map(len, item.written.values())) <= MAX_COPIED * LIMITS.slots
 
 
 def test_a_client_learns_of_the_first_output_of_its_text() -> None:
