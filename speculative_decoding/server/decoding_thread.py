@@ -49,7 +49,7 @@ class DecodingThread:
     Attributes:
         decoding: How many items have a slot.
         waiting: How many items wait for a slot.
-        reading: The threads that read recordings and begin texts.
+        reading: The threads that read recordings and texts.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
@@ -89,7 +89,7 @@ class DecodingThread:
             self._wake.notify()
 
     def wake(self) -> None:
-        """Look whether there is something to decode, because speech of an item has arrived."""
+        """Look whether there is something to decode, because speech or a part of an item has arrived."""
         with self._wake:
             self._wake.notify()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
-from itertools import chain, islice
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
@@ -87,11 +87,10 @@ class Document:
         return "\n".join(found)
 
     def begin(self, prompting: Prompting) -> None:
-        """Read the first part, which may take seconds. The others are read as needed."""
+        """Set how the prompts are decoded, and find the parts, of which each may take seconds to read."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
-        parts = parts_of(StringIO(self.text, newline=""), self._options, language)
-        self.parts = chain([*islice(parts, 1)], parts)
+        self.parts = parts_of(StringIO(self.text, newline=""), self._options, language)
         self._rules = Rules(fitting(prompting))
 
     def steps(self, part: Literal | Piece) -> Steps | None:

@@ -215,7 +215,7 @@ class Service:
             yield request
 
     def wake(self) -> None:
-        """Let the decoding thread notice that live speech has arrived."""
+        """Let the decoding thread notice that live speech or a part of a text has arrived."""
         self._thread.wake()
 
     @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..decoding.results import GenerationStats
 from ..rows.parts import PartScheduler, Task, Window
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from .documents import Document
 
 ENCODED = 512  # tokens of texts that are encoded before a round, and perhaps those of one more prompt
+READ_AHEAD = 64  # parts that a reading thread reads
 MAX_COPIED = 64  # parts without prompts that are copied in a turn
+
+ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
 
 
 @dataclass(eq=False)
@@ -31,8 +35,12 @@ class ClientText(ClientItem):
     """The texts of a request, one after the other. Each has begun. Used by the decoding thread until it is finished.
 
     texts: The texts.
+    run: Runs steps in a reading thread. Parsing a part may take seconds, so the decoding thread does not do it.
+    wake: Wakes the decoding thread.
 
     Attributes:
+        ahead: The parts that a reading thread has read. The last one is None, or the error that ended reading.
+        reading: The steps in a reading thread.
         window: The parts that were read and are not written yet.
         waiting: The prompts that wait for a turn, by number.
         in_engine: The prompts in the engine, by number.
@@ -43,10 +51,14 @@ class ClientText(ClientItem):
     takes_turns = True
 
     texts: Sequence[Document]
+    run: Callable[[Generator[None, None, None]], Future[None]]
+    wake: Callable[[], None]
     address: str = ""
 
     def __post_init__(self) -> None:
-        self.parts = ((text, part) for text in self.texts for part in text.parts)
+        self._parts = ((text, part) for text in self.texts for part in text.parts)
+        self._has_more = True
+        self.ahead: deque[ReadPart] = deque()
         self.window: Window[tuple[Document, Literal | Piece]] = Window()
         self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
         self.waiting: dict[Any, Mapping[str, Any]] = {}
@@ -57,7 +69,31 @@ class ClientText(ClientItem):
     @property
     def is_ready(self) -> bool:
         """Whether it can go on before an output in the engine is complete."""
-        return bool(self.waiting) or (not self.is_read and self.window.has_room)
+        return bool(self.waiting) or (self.window.has_room and (bool(self.ahead) or self.may_read))
+
+    @property
+    def may_read(self) -> bool:
+        """Whether there are parts that no thread is reading."""
+        return self._has_more and self.reading.done()
+
+    def read_ahead(self) -> Future[None]:
+        """Read the next parts in a reading thread."""
+        self.reading = self.run(self._read())
+        self.reading.add_done_callback(lambda _: self.wake())
+        return self.reading
+
+    def _read(self) -> Generator[None, None, None]:
+        for _ in range(READ_AHEAD):
+            try:
+                found: ReadPart = next(self._parts, None)
+            except Exception as error:
+                found = error
+            self._has_more = isinstance(found, tuple)
+            self.ahead.append(found)
+            self.wake()
+            if not self._has_more:
+                return
+            yield
 
     def check(self, limits: Limits) -> None:
         """Its prompts are checked one by one."""
@@ -180,6 +216,7 @@ class TextScheduler(PartScheduler):
         if text is None:
             self.prompts.cancel(number)
         else:
+            text.reading.cancel()
             for part in {part for part, _ in (*text.waiting, *text.in_engine)}:
                 super().cancel(part)
 
@@ -201,9 +238,11 @@ class TextScheduler(PartScheduler):
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
-            if text.waiting or text.is_read:
+            if text.waiting or not text.ahead:
                 break
             self._read(number, text)
+        if text.may_read and len(text.ahead) < READ_AHEAD // 2:
+            text.read_ahead()
         if text.waiting:
             first = next(iter(text.waiting))
             text.in_engine[first] = text.waiting.pop(first)
@@ -215,7 +254,10 @@ class TextScheduler(PartScheduler):
 
     def _read(self, number: int, text: ClientText) -> None:
         """Read the next part of a text."""
-        if (found := next(text.parts, None)) is None:
+        found = text.ahead.popleft()
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
             text.is_read = True
             return
         own, part = found

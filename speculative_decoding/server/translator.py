@@ -73,11 +73,14 @@ class Translator:
             begun = []
             for text, language in zip(texts, chosen, strict=True):
                 if language != kept:
-                    await in_thread(request, partial(text.begin, prompting[language]))
+                    text.begin(prompting[language])
                     begun.append(text)
         except InputError as error:
             raise ServerError.of(error, subject="q") from None
-        return ClientText(begun, client_address(request)), found
+        address = client_address(request)
+        item = ClientText(begun, partial(self.service.reading.run, address), self.service.wake, address)
+        await asyncio.wrap_future(item.read_ahead())
+        return item, found
 
     async def _detected(self, request: Request, texts: Sequence[Document], target: str) -> list[Detection]:
         """Return the most likely language of each text, which may be the target language."""

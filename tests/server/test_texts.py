@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,10 +76,10 @@ class Engine:
         if "\0" in prompt["prompt"]:
             return [PromptProgress(number, error=InputError("contains a NUL character", "prompt"))]
         self.prompts[number] = prompt["prompt"]
-        self.most = max(self.most, len(self.prompts))
         return []
 
     def step(self) -> list[PromptProgress]:
+        self.most = max(self.most, len(self.prompts))
         found, self._ended = self._ended, []
         return [each for each in found if self.prompts.pop(each.number, None) is not None]
 
@@ -92,6 +93,21 @@ class Engine:
                 self._ended.append(PromptProgress(number, result=None if error else result, error=error))
 
 
+def now(steps: Iterator[None]) -> Future[None]:
+    """Run the steps of a reading thread at once."""
+    done: Future[None] = Future()
+    for _ in steps:
+        pass
+    done.set_result(None)
+    return done
+
+
+def client_text(*texts: Lines, client: str, run: Any = now) -> ClientText:
+    item = ClientText(cast(Any, texts), run, lambda: None, client)
+    item.read_ahead()
+    return item
+
+
 class World:
     """A lane, and clients that send texts."""
 
@@ -100,7 +116,7 @@ class World:
         self.lane = Lane(TextScheduler(cast(Any, self.engine), LIMITS))
 
     def send(self, *texts: str, client: str = "a") -> ClientText:
-        item = ClientText([cast(Any, Lines(text)) for text in texts], client)
+        item = client_text(*map(Lines, texts), client=client)
         ClientRequest([item])
         self.lane.submit(item)
         self.run()
@@ -251,7 +267,7 @@ def test_copying_a_text_delays_no_round() -> None:
     """A turn that copies parts uses no slot, but a round follows after as many turns as there are slots."""
     world = World()
     world.send("a")
-    item = ClientText([cast(Any, Lines("\n" * 100_000))], "b")
+    item = client_text(Lines("\n" * 100_000), client="b")
     ClientRequest([item])
     world.lane.submit(item)
     world.engine.finish("a")
