@@ -128,6 +128,10 @@ class PromptScheduler:
             assert self._engine is not None
             self._engine.cancel(request)
 
+    def free(self) -> None:
+        """Free the engine, whose caches are as large as the longest prompts needed. Nothing may be left to decode."""
+        self._engine = None
+
 
 def blank_result(options: GenerationOptions) -> GenerationResult:
     """The result of a blank text in a batch. It is not decoded, so it has no tokens."""

@@ -113,10 +113,10 @@ class ClientText(ClientItem):
 class TextScheduler(PartScheduler):
     """Decodes clients' prompts, which have a number, and the prompts of their texts, which have ((text, part), prompt).
 
-    A prompt of a text waits for a turn, until a slot is free, and a text has at most `max_prompts` of them in the engine.
-    See `Lane`. Two others do not wait while a client has several slots with prompts of texts: a client's prompt, up to a
-    quarter of the slots, and a prompt of a text whose client has none in the engine. The prompt with the fewest tokens
-    so far is withdrawn for it, and decoded again later.
+    A prompt of a text waits for a turn until a slot is free, and a text has at most `max_prompts` in the engine. See
+    `Lane`. While a client has several slots with prompts of texts, others do not wait: the prompt of a text whose
+    client has none in the engine, and clients' prompts for a quarter of the slots. The prompt with the fewest tokens so
+    far is withdrawn for them, and decoded again later.
 
     Args:
         prompts: Decodes prompts whose options are complete.
@@ -175,14 +175,9 @@ class TextScheduler(PartScheduler):
             ((client, count),) = self._clients().most_common(1)
             if count < 2:
                 return
-            texts = [text for text in self.texts.values() if text.address == client]
-            _, number, text = min(
-                (
-                    (self.prompts.requests(number)[0].stats.generated_tokens, number, text)
-                    for text in texts
-                    for number in text.in_engine
-                ),
-                key=lambda each: each[0],
+            number, text = min(
+                ((number, text) for text in self.texts.values() if text.address == client for number in text.in_engine),
+                key=lambda each: self.prompts.requests(each[0])[0].stats.generated_tokens,
             )
             self.prompts.cancel(number)
             text.waiting = {number: text.in_engine.pop(number), **text.waiting}
@@ -199,14 +194,14 @@ class TextScheduler(PartScheduler):
 
     def step(self) -> Iterator[Any]:
         self._to_encode = 0
-        if self.prompts.is_idle:
-            return
-        for progress in self.prompts.step():
+        for progress in () if self.prompts.is_idle else self.prompts.step():
             if not isinstance(progress.number, tuple):
                 yield progress
             elif progress.is_last:
                 (text, _), _ = progress.number
                 yield from self._guarded(text, partial(self._receive, progress))
+        if self.prompts.is_idle:
+            self.prompts.free()
 
     decode_round = step
 

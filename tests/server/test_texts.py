@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +20,9 @@ from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.documents import Prompting
 from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.texts import MAX_COPIED, ClientText, TextScheduler
+from speculative_decoding.server.prompts import ClientPrompt
+from speculative_decoding.server.reading_threads import ReadingThreads
+from speculative_decoding.server.texts import ENCODED, MAX_COPIED, READ_AHEAD, ClientText, TextScheduler
 
 LIMITS = Limits(slots=6, queue=2, max_prompts=4, max_prompt_tokens=30)
 LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
@@ -55,6 +59,7 @@ class Engine:
     def __init__(self) -> None:
         self.prompts: dict[Any, str] = {}
         self.most = 0  # prompts at a time
+        self.tokens: dict[str, int] = {}  # generated so far
         self._ended: list[PromptProgress] = []
 
     @property
@@ -68,8 +73,9 @@ class Engine:
         return not self.prompts and not self._ended
 
     def requests(self, number: Any) -> list[Any]:
-        count = len(self.prompts[number])
-        return [SimpleNamespace(stats=GenerationStats(prompt_tokens=count), prefix_length=1)]
+        prompt = self.prompts[number]
+        stats = GenerationStats(prompt_tokens=len(prompt), generated_tokens=self.tokens.get(prompt, 0))
+        return [SimpleNamespace(stats=stats, prefix_length=1)]
 
     def submit(self, item: tuple[Any, Mapping[str, Any]]) -> list[PromptProgress]:
         number, prompt = item
@@ -85,6 +91,9 @@ class Engine:
 
     def cancel(self, number: Any) -> None:
         self.prompts.pop(number, None)
+
+    def free(self) -> None:
+        assert self.is_idle
 
     def finish(self, *texts: str, error: Exception | None = None) -> None:
         for number, prompt in [*self.prompts.items()]:
@@ -111,9 +120,10 @@ def client_text(*texts: Lines, client: str, run: Any = now) -> ClientText:
 class World:
     """A lane, and clients that send texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self.engine = Engine()
-        self.lane = Lane(TextScheduler(cast(Any, self.engine), LIMITS))
+        scheduler = TextScheduler(cast(Any, self.engine), limits)
+        self.lane = Lane(scheduler, held_clients=scheduler.held_clients)
 
     def send(self, *texts: str, client: str = "a") -> ClientText:
         item = client_text(*map(Lines, texts), client=client)
@@ -196,6 +206,91 @@ def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
         world.run()
     assert 3 <= world.in_engine.count("a") <= 4  # half of the engine is the new client's
     assert {"b", "c", "d"} & {*served, *world.in_engine} == {"b", "c", "d"}
+
+
+def test_another_clients_first_prompt_is_behind_no_prompt_of_a_client_with_several_slots() -> None:
+    world = World()
+    busy = [world.send("\n".join("a" * 20), client="busy") for _ in range(3)]
+    for client in "bcdef":
+        item = world.send(f"{client}\n{client.upper()}", client=client)
+        assert len(world.in_engine) == LIMITS.slots and client in world.in_engine and item.is_read is False
+    assert world.in_engine == [*"abcdef"]  # each has one, so the next waits
+    world.send("g", client="g")
+    assert world.in_engine == [*"abcdefg"]
+    while world.in_engine:
+        world.finish(world.in_engine[0])
+    assert all(map(ended, busy)) and [*map(outputs, busy)] == [["\n".join("A" * 20)]] * 3 and world.lane.is_idle
+
+
+def test_a_withdrawn_prompt_is_the_one_with_the_fewest_tokens() -> None:
+    world = World()
+    world.send(*"123456", client="busy")
+    world.engine.tokens = {"1": 3, "2": 2, "3": 1, "4": 2}
+    world.send("b", client="new")
+    assert world.in_engine == [*"1234b"]
+
+
+def test_prompts_have_a_quarter_of_the_slots_at_once() -> None:
+    world = World(replace(LIMITS, slots=8))
+    text = world.send("\n".join("a" * 20), client="busy")
+    world.send("\n".join("a" * 20), client="busy")
+    for count in range(1, 4):
+        prompt = ClientPrompt("p" * count, GenerationOptions())
+        ClientRequest([prompt])
+        world.lane.submit(prompt)
+        assert world.in_engine.count("a") == 8 - min(count, 2) and "p" * count in world.in_engine
+        world.run()
+        assert world.in_engine.count("a") == 8 - min(count, 2)
+    assert not ended(text)
+    world.finish("p", "pp", "ppp")
+    assert world.in_engine == ["a"] * 8
+
+
+def test_a_round_encodes_few_tokens_of_texts() -> None:
+    world = World(Limits(slots=8, max_prompt_tokens=ENCODED))
+    item = client_text(Lines("\n".join(["a" * (ENCODED // 2)] * 8)), client="a")
+    ClientRequest([item])
+    world.lane.submit(item)
+    for count in (2, 4, 6, 8):
+        world.lane.step()
+        assert len(world.in_engine) == count
+
+
+def test_only_reading_threads_parse() -> None:
+    started: list[Iterator[None]] = []
+
+    def later(steps: Iterator[None]) -> Future[None]:
+        started.append(steps)
+        return futures[len(started) - 1]
+
+    futures: list[Future[None]] = [Future() for _ in range(9)]
+    world = World()
+    item = client_text(Lines("\n".join("abc")), client="a", run=later)
+    ClientRequest([item])
+    world.lane.submit(item)
+    for expected in ("", "a", "a", "ab"):
+        world.run()
+        assert world.in_engine == [*expected] and len(started) == 1 and not world.lane._turns.waiting
+        next(started[0])
+    world.lane.cancel(item)
+    assert futures[0].cancelled()
+
+
+def test_a_text_is_read_on_when_the_parts_that_were_read_are_used_up() -> None:
+    threads = ReadingThreads()
+    threads.start()
+    try:
+        world = World()
+        text = "\n".join("a" * 2 * READ_AHEAD)
+        item = client_text(Lines(text), client="a", run=partial(threads.run, "a"))
+        ClientRequest([item])
+        world.lane.submit(item)
+        for _ in range(2 * READ_AHEAD):
+            world.finish("a")
+            item.reading.result()
+        assert ended(item) and outputs(item) == [text.upper()]
+    finally:
+        threads.stop()
 
 
 def test_a_failed_prompt_ends_its_text_only() -> None:
