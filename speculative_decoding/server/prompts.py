@@ -57,11 +57,10 @@ class ClientPrompt(ClientItem):
         limits.check_options(self.options)
 
     def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
-        for progress in scheduler.prompts.submit((number, {"prompt": self.prompt, "options": self.options})):
+        for progress in scheduler.others.submit((number, {"prompt": self.prompt, "options": self.options})):
             if progress.error is not None:
                 raise progress.error
-        scheduler.check(number, "prompt")
-        scheduler.make_room()
+        scheduler.check(scheduler.others, number, "prompt")
         return ()
 
     def news(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from ..documents.tokens import Literal
     from .documents import Document
 
-ENCODED = 512  # tokens of texts that are encoded before a round, and perhaps those of one more prompt
+ENCODED = 512  # tokens that are encoded together, and perhaps those of one more prompt
 READ_AHEAD = 64  # parts that a reading thread reads
+TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
 MAX_COPIED = 64  # parts without prompts that are copied in a turn
 
 ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
@@ -43,7 +45,7 @@ class ClientText(ClientItem):
         reading: The steps in a reading thread.
         window: The parts that were read and are not written yet.
         waiting: The prompts that wait for a turn, by number.
-        in_engine: The prompts in the engine, by number.
+        in_engine: By number of a prompt, the engine that it is in.
         is_read: Whether all parts were read.
         has_begun: Whether its client knows of the first output.
     """
@@ -62,7 +64,7 @@ class ClientText(ClientItem):
         self.window: Window[tuple[Document, Literal | Piece]] = Window()
         self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
         self.waiting: dict[Any, Mapping[str, Any]] = {}
-        self.in_engine: dict[Any, Mapping[str, Any]] = {}
+        self.in_engine: dict[Any, PromptScheduler] = {}
         self.is_read = self.has_begun = False
         self.total = GenerationStats()
 
@@ -113,14 +115,15 @@ class ClientText(ClientItem):
 class TextScheduler(PartScheduler):
     """Decodes clients' prompts, which have a number, and the prompts of their texts, which have ((text, part), prompt).
 
-    A prompt of a text waits for a turn until a slot is free, and a text has at most `max_prompts` in the engine. See
-    `Lane`. While a client has several slots with prompts of texts, others do not wait: the prompt of a text whose
-    client has none in the engine, and clients' prompts for a quarter of the slots. The prompt with the fewest tokens so
-    far is withdrawn for them, and decoded again later.
+    A prompt of a text waits for a turn, and a text has at most `max_prompts` in the engine. See `Lane`. The prompts of
+    clients, and of a text whose client has none in the engine, have an engine of their own, so they wait for no slot.
+    Its rounds take as much time as those of the other one, in which a round of long prompts is slow.
 
     Args:
-        prompts: Decodes prompts whose options are complete.
+        prompts: Decodes prompts of texts, whose options are complete.
+        others: Decodes the prompts that wait for no slot.
         limits: Limits of the server.
+        clock: Returns the time in seconds.
 
     Attributes:
         texts: The texts that are being decoded, by number.
@@ -128,11 +131,27 @@ class TextScheduler(PartScheduler):
 
     prompts: PromptScheduler
 
-    def __init__(self, prompts: PromptScheduler, limits: Limits) -> None:
+    def __init__(
+        self,
+        prompts: PromptScheduler,
+        others: PromptScheduler,
+        limits: Limits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         super().__init__(prompts, raises_errors=True)
+        self.others = others
         self.texts: dict[int, ClientText] = {}
         self._limits = limits
-        self._to_encode = 0  # tokens of texts, in the next round
+        self._clock = clock
+        self._seconds = 0.0  # of the last round of texts
+
+    @property
+    def running(self) -> int:
+        return self.prompts.running + self.others.running
+
+    @property
+    def waiting(self) -> int:
+        return self.prompts.waiting + self.others.waiting
 
     @property
     def paused(self) -> list[int]:
@@ -141,26 +160,28 @@ class TextScheduler(PartScheduler):
 
     @property
     def room(self) -> int:
-        return self._free_slots + 1 if self._to_encode < ENCODED else 0
+        return self._free + 1  # a client without a prompt in the engine does not need a free place
 
     def held_clients(self) -> Collection[str]:
-        """Return the clients that wait for a free slot, because they have a prompt of a text in the engine."""
-        return () if self._free_slots > 0 else self._clients()
+        """Return the clients that wait for a free place in the engine, because they have a prompt in it."""
+        return () if self._free > 0 else self._clients()
 
     @property
-    def _free_slots(self) -> int:
-        """How many more prompts of texts can have a slot. Negative if there are too many."""
-        slots, of_texts = self._limits.slots, self._clients().total()
-        others = self.prompts.running + self.prompts.waiting - of_texts
-        return slots - of_texts - min(others, max(1, slots // 4))
+    def _free(self) -> int:
+        """How many more prompts of texts the engine may have. Of long ones, few wait to be encoded together."""
+        numbers = [
+            each for text in self.texts.values() for each in text.in_engine if text.in_engine[each] is self.prompts
+        ]
+        requests = [self.prompts.requests(number)[0] for number in numbers]
+        to_encode = sum(each.stats.prompt_tokens for each in requests if not each.started)
+        return max(0, TURNS_PER_SLOT * self._limits.slots - len(requests)) if to_encode < ENCODED else 0
 
-    def _clients(self) -> Counter[str]:
-        """Return how many prompts of texts each client has in the engine."""
-        return Counter(text.address for text in self.texts.values() for _ in text.in_engine)
+    def _clients(self) -> Collection[str]:
+        return {text.address for text in self.texts.values() if text.in_engine}
 
     @property
     def is_idle(self) -> bool:
-        return self.prompts.is_idle and not self.paused
+        return self.prompts.is_idle and self.others.is_idle and not self.paused
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
         """Let a prompt of a text wait for a turn."""
@@ -169,22 +190,9 @@ class TextScheduler(PartScheduler):
         self.texts[text].waiting[number] = prompt
         return ()
 
-    def make_room(self) -> None:
-        """Withdraw prompts of the client that has the most, if not all prompts have a slot."""
-        while self._free_slots < 0:
-            ((client, count),) = self._clients().most_common(1)
-            if count < 2:
-                return
-            number, text = min(
-                ((number, text) for text in self.texts.values() if text.address == client for number in text.in_engine),
-                key=lambda each: self.prompts.requests(each[0])[0].stats.generated_tokens,
-            )
-            self.prompts.cancel(number)
-            text.waiting = {number: text.in_engine.pop(number), **text.waiting}
-
-    def check(self, number: Any, prompt_field: str) -> None:
-        """Raise `ServerError` if a prompt in the engine has too many tokens. prompt_field: the API's name for it."""
-        request = self.prompts.requests(number)[0]
+    def check(self, engine: PromptScheduler, number: Any, prompt_field: str) -> None:
+        """Raise `ServerError` if a prompt in an engine has too many tokens. prompt_field: the API's name for it."""
+        request = engine.requests(number)[0]
         self._limits.check_tokens(prompt_field, request.stats.prompt_tokens)
         self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
 
@@ -193,25 +201,37 @@ class TextScheduler(PartScheduler):
         return self._guarded(number, self._take_turn)
 
     def step(self) -> Iterator[Any]:
-        self._to_encode = 0
-        for progress in () if self.prompts.is_idle else self.prompts.step():
+        started = self._clock()
+        while not self.others.is_idle:
+            yield from self._round(self.others)
+            if self._clock() - started >= self._seconds:
+                break
+        started = self._clock()
+        if not self.prompts.is_idle:
+            yield from self._round(self.prompts)
+        self._seconds = self._clock() - started
+
+    decode_round = step
+
+    def _round(self, engine: PromptScheduler) -> Iterator[Any]:
+        for progress in engine.step():
             if not isinstance(progress.number, tuple):
                 yield progress
             elif progress.is_last:
                 (text, _), _ = progress.number
                 yield from self._guarded(text, partial(self._receive, progress))
-        if self.prompts.is_idle:
-            self.prompts.free()
-
-    decode_round = step
+        if engine.is_idle:
+            engine.free()
 
     def cancel(self, number: Any) -> None:
         """Drop a prompt or a text."""
         text = self.texts.pop(number, None)
         if text is None:
-            self.prompts.cancel(number)
+            self.others.cancel(number)
         else:
             text.reading.cancel()
+            for prompt, engine in text.in_engine.items():
+                engine.cancel(prompt)
             for part in {part for part, _ in (*text.waiting, *text.in_engine)}:
                 super().cancel(part)
 
@@ -233,19 +253,18 @@ class TextScheduler(PartScheduler):
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
-            if text.waiting or not text.ahead:
+            if len(text.waiting) > 1 or not text.ahead:  # two, so that the end is known with the last one
                 break
             self._read(number, text)
         if text.may_read and len(text.ahead) < READ_AHEAD // 2:
             text.read_ahead()
         if text.waiting:
             first = next(iter(text.waiting))
-            text.in_engine[first] = text.waiting.pop(first)
-            for progress in self.prompts.submit((first, text.in_engine[first])):
+            is_first = text.address not in self._clients() and not self.prompts.is_idle
+            engine = text.in_engine[first] = self.others if is_first else self.prompts
+            for progress in engine.submit((first, text.waiting.pop(first))):
                 return self._receive(progress, number, text)
-            self.check(first, "q")
-            self._to_encode += self.prompts.requests(first)[0].stats.prompt_tokens
-            self.make_room()
+            self.check(engine, first, "q")
 
     def _read(self, number: int, text: ClientText) -> None:
         """Read the next part of a text."""
@@ -279,10 +298,13 @@ class TextScheduler(PartScheduler):
 
 def text_scheduler(session: Session, limits: Limits) -> TextScheduler:
     """Return a scheduler for a session with a model that reads text."""
-    engine = PromptScheduler(
-        lambda own: own["options"],
-        partial(session.engine, session.options_with({}), limits.slots),
-        lambda options: session.planner.draft_length(options, limits.slots),
-        reads_text=True,
+    prompts, others = (
+        PromptScheduler(
+            lambda own: own["options"],
+            partial(session.engine, session.options_with({}), limits.slots),
+            lambda options: session.planner.draft_length(options, limits.slots),
+            reads_text=True,
+        )
+        for _ in range(2)
     )
-    return TextScheduler(engine, limits)
+    return TextScheduler(prompts, others, limits)

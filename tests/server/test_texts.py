@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,9 +21,9 @@ from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.prompts import ClientPrompt
 from speculative_decoding.server.reading_threads import ReadingThreads
-from speculative_decoding.server.texts import ENCODED, MAX_COPIED, READ_AHEAD, ClientText, TextScheduler
+from speculative_decoding.server.texts import ENCODED, MAX_COPIED, READ_AHEAD, TURNS_PER_SLOT, ClientText, TextScheduler
 
-LIMITS = Limits(slots=6, queue=2, max_prompts=4, max_prompt_tokens=30)
+LIMITS = Limits(slots=3, queue=2, max_prompts=4, max_prompt_tokens=30)
 LETTERS: Any = SimpleNamespace(encode=lambda text, language: [*text])  # a tokenizer
 
 
@@ -59,7 +58,7 @@ class Engine:
     def __init__(self) -> None:
         self.prompts: dict[Any, str] = {}
         self.most = 0  # prompts at a time
-        self.tokens: dict[str, int] = {}  # generated so far
+        self.begun: set[Any] = set()  # that were encoded
         self._ended: list[PromptProgress] = []
 
     @property
@@ -73,9 +72,8 @@ class Engine:
         return not self.prompts and not self._ended
 
     def requests(self, number: Any) -> list[Any]:
-        prompt = self.prompts[number]
-        stats = GenerationStats(prompt_tokens=len(prompt), generated_tokens=self.tokens.get(prompt, 0))
-        return [SimpleNamespace(stats=stats, prefix_length=1)]
+        stats = GenerationStats(prompt_tokens=len(self.prompts[number]))
+        return [SimpleNamespace(stats=stats, prefix_length=1, started=number in self.begun)]
 
     def submit(self, item: tuple[Any, Mapping[str, Any]]) -> list[PromptProgress]:
         number, prompt = item
@@ -86,6 +84,7 @@ class Engine:
 
     def step(self) -> list[PromptProgress]:
         self.most = max(self.most, len(self.prompts))
+        self.begun.update(self.prompts)
         found, self._ended = self._ended, []
         return [each for each in found if self.prompts.pop(each.number, None) is not None]
 
@@ -122,7 +121,8 @@ class World:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.engine = Engine()
-        scheduler = TextScheduler(cast(Any, self.engine), limits)
+        self.others = Engine()
+        scheduler = TextScheduler(cast(Any, self.engine), cast(Any, self.others), limits)
         self.lane = Lane(scheduler, held_clients=scheduler.held_clients)
 
     def send(self, *texts: str, client: str = "a") -> ClientText:
@@ -145,12 +145,13 @@ class World:
         return [cast(ClientText, item) for item in self.lane.active]
 
     def finish(self, *texts: str) -> None:
-        self.engine.finish(*texts)
+        for engine in (self.engine, self.others):
+            engine.finish(*texts)
         self.run()
 
     @property
     def in_engine(self) -> list[str]:
-        return [*self.engine.prompts.values()]
+        return [*self.engine.prompts.values(), *self.others.prompts.values()]
 
 
 def ended(item: ClientText) -> bool:
@@ -183,7 +184,7 @@ def test_texts_come_out_line_by_line_in_whatever_order_prompts_finish(seed: int)
     items = [world.send(*texts[2 * i : 2 * i + 2], client=str(i)) for i in range(3)]
     while world.in_engine:
         world.finish(rng.choice(world.in_engine))
-    assert all(map(ended, items)) and world.engine.most <= LIMITS.slots
+    assert all(map(ended, items)) and world.engine.most <= TURNS_PER_SLOT * LIMITS.slots
     assert [written for item in items for written in outputs(item)] == [text.upper() for text in texts]
 
 
@@ -192,7 +193,7 @@ def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
     world = World()
     for _ in range(3):
         world.send("\n".join("a" * 99), client="busy")
-    assert world.in_engine == ["a"] * LIMITS.slots
+    assert world.in_engine == ["a"] * TURNS_PER_SLOT * LIMITS.slots
     world.send("b\nc\nd\ne\nf\ng", client="new")
     (first, *_) = world.engine.prompts
     world.engine._ended.append(PromptProgress(first, result=GenerationResult("A", [], "stop", GenerationStats())))
@@ -208,45 +209,50 @@ def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
     assert {"b", "c", "d"} & {*served, *world.in_engine} == {"b", "c", "d"}
 
 
-def test_another_clients_first_prompt_is_behind_no_prompt_of_a_client_with_several_slots() -> None:
+def test_prompts_of_another_client_are_behind_none_of_a_client_with_a_long_text() -> None:
+    """Neither a prompt, nor one of a text at a time, however many prompts of the first client are in the engine."""
     world = World()
     busy = [world.send("\n".join("a" * 20), client="busy") for _ in range(3)]
-    for client in "bcdef":
-        item = world.send(f"{client}\n{client.upper()}", client=client)
-        assert len(world.in_engine) == LIMITS.slots and client in world.in_engine and item.is_read is False
-    assert world.in_engine == [*"abcdef"]  # each has one, so the next waits
-    world.send("g", client="g")
-    assert world.in_engine == [*"abcdefg"]
+    assert world.in_engine == ["a"] * TURNS_PER_SLOT * LIMITS.slots
+    text, other = world.send("b\nc\nd", client="new"), world.send("e", client="newer")
+    prompt = ClientPrompt("f", GenerationOptions())
+    ClientRequest([prompt])
+    world.lane.submit(prompt)
+    assert [*world.others.prompts.values()] == [*"bef"]
+    for line in "bcd":
+        assert line in world.others.prompts.values()
+        world.finish(line)
+    world.finish("e")
+    assert [*map(outputs, (text, other))] == [["B\nC\nD"], ["E"]] and ended(text) and ended(other)
     while world.in_engine:
-        world.finish(world.in_engine[0])
-    assert all(map(ended, busy)) and [*map(outputs, busy)] == [["\n".join("A" * 20)]] * 3 and world.lane.is_idle
+        world.finish("a", "f")
+    assert all(map(ended, busy)) and world.lane.is_idle
 
 
-def test_a_withdrawn_prompt_is_the_one_with_the_fewest_tokens() -> None:
-    world = World()
-    world.send(*"123456", client="busy")
-    world.engine.tokens = {"1": 3, "2": 2, "3": 1, "4": 2}
-    world.send("b", client="new")
-    assert world.in_engine == [*"1234b"]
+def test_rounds_of_other_prompts_take_as_much_time_as_those_of_texts() -> None:
+    rounds: list[str] = []
+
+    class Timed(Engine):
+        def __init__(self, name: str, seconds: int) -> None:
+            super().__init__()
+            self.name, self.seconds, self.prompts = name, seconds, {0: name}
+
+        def step(self) -> list[PromptProgress]:
+            rounds.extend(self.name * self.seconds)
+            return []
+
+    texts, others = Timed("t", 5), Timed("o", 1)
+    scheduler = TextScheduler(cast(Any, texts), cast(Any, others), LIMITS, clock=lambda: len(rounds))
+    for _ in range(3):
+        [*scheduler.step()]
+    assert "".join(rounds) == "o" + "ttttt" + "ooooo" + "ttttt" + "ooooo" + "ttttt"
+    texts.prompts.clear()
+    for _ in range(3):
+        [*scheduler.step()]
+    assert "".join(rounds[26:]) == "ooooo" + "o" + "o"  # each is sent at once
 
 
-def test_prompts_have_a_quarter_of_the_slots_at_once() -> None:
-    world = World(replace(LIMITS, slots=8))
-    text = world.send("\n".join("a" * 20), client="busy")
-    world.send("\n".join("a" * 20), client="busy")
-    for count in range(1, 4):
-        prompt = ClientPrompt("p" * count, GenerationOptions())
-        ClientRequest([prompt])
-        world.lane.submit(prompt)
-        assert world.in_engine.count("a") == 8 - min(count, 2) and "p" * count in world.in_engine
-        world.run()
-        assert world.in_engine.count("a") == 8 - min(count, 2)
-    assert not ended(text)
-    world.finish("p", "pp", "ppp")
-    assert world.in_engine == ["a"] * 8
-
-
-def test_a_round_encodes_few_tokens_of_texts() -> None:
+def test_few_tokens_of_texts_wait_to_be_encoded_together() -> None:
     world = World(Limits(slots=8, max_prompt_tokens=ENCODED))
     item = client_text(Lines("\n".join(["a" * (ENCODED // 2)] * 8)), client="a")
     ClientRequest([item])
@@ -300,7 +306,7 @@ def test_a_failed_prompt_ends_its_text_only() -> None:
     world.run()
     error = broken.client.error
     assert error is not None and (error.status, error.code) == (500, "not_finite")
-    assert world.in_engine == ["f", "g"] and world.items == [good]
+    assert sorted(world.in_engine) == ["f", "g"] and world.items == [good]
     world.finish("f", "g")
     assert ended(good) and outputs(good) == ["F\nG"]
 
@@ -368,7 +374,7 @@ def test_copying_a_text_delays_no_round() -> None:
     world.engine.finish("a")
     world.lane.step()
     assert not world.in_engine and not ended(item)
-    assert sum(map(len, item.written.values())) <= MAX_COPIED * LIMITS.slots
+    assert sum(map(len, item.written.values())) <= MAX_COPIED * (TURNS_PER_SLOT * LIMITS.slots + 1)
 
 
 def test_a_client_learns_of_the_first_output_of_its_text() -> None:
