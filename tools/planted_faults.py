@@ -639,8 +639,8 @@ documents/fragile.py: a reference to a sign may be lost | documents/test_pieces.
 -     spans += [mark for mark in spelled_marks(piece) if not overlaps(mark, kept) and not overlaps(mark, taken)]
 +     spans += []
 documents/decoding.py: a lost number is not listed | documents/test_pieces.py
--     if missing := [*lost_numbers(piece.text, decoded.text), *lost_references(piece, decoded.text)]:
-+     if missing := [*lost_references(piece, decoded.text)]:
+-     numbers = [*lost_numbers(piece.text, decoded.text), *lost_signs(piece.text, decoded.text)]
++     numbers = [*lost_signs(piece.text, decoded.text)]
 documents/decoding.py: a sentence that was put together is not listed | documents/test_pieces.py
 -         if decoded.spans:
 +         if False:

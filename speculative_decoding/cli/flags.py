@@ -80,4 +80,4 @@ def identity(path: str | Path) -> object:
     with suppress(OSError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
-    return folded(str(Path(path).resolve()))
+    return folded(os.path.realpath(path))  # also of a link to itself

@@ -210,6 +210,9 @@ class TextScheduler(PartScheduler):
         if not self.prompts.is_idle:
             yield from self._round(self.prompts)
         self._seconds = self._clock() - started
+        for engine in (self.prompts, self.others):
+            if engine.is_idle:  # perhaps because its prompts were cancelled
+                engine.free()
 
     decode_round = step
 
@@ -220,8 +223,6 @@ class TextScheduler(PartScheduler):
             elif progress.is_last:
                 (text, _), _ = progress.number
                 yield from self._guarded(text, partial(self._receive, progress))
-        if engine.is_idle:
-            engine.free()
 
     def cancel(self, number: Any) -> None:
         """Drop a prompt or a text."""

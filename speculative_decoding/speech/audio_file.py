@@ -44,6 +44,7 @@ MAX_PACKETS_PER_SECOND = 4000  # of audio; counts packets and frames, because ev
 CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
 STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # formats with a length
 SIZE_SLACK = 8  # bytes: some recorders count the header as a part of what follows it, or leave out the last padding
+MATROSKA_LENGTHS = (b"\x44\x89\x84", b"\x44\x89\x88")  # the element Duration, of four or eight bytes
 MP3_LENGTHS = (b"Xing", b"Info", b"VBRI")  # marks of a first frame that has the length
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
@@ -302,6 +303,13 @@ def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioSt
         position = file.tell()
         states_length = any(mark in start_after_tag(file) for mark in MP3_LENGTHS)
         file.seek(position)
+    if container.format.name == "matroska,webm" and len(container.streams) == 1:  # a picture may last longer
+        position = file.tell()
+        file.seek(0)
+        start = file.read(4096)
+        file.seek(position)
+        states_length = any(mark in start for mark in MATROSKA_LENGTHS)
+        return (container.duration or 0) / 1_000_000 * states_length
     return float((stream.duration or 0) * (stream.time_base or 0)) if states_length else 0.0
 
 

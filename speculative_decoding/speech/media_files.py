@@ -13,14 +13,12 @@ from types import MappingProxyType
 from ..errors import InputError
 from ..runs.places import folded
 
-SUFFIXES = frozenset(  # .ts is left out: it is TypeScript more often than a recording
-    f".{name}"
-    for name in (
-        *("3g2", "3gp", "aac", "ac3", "aif", "aifc", "aiff", "amr", "ape", "asf", "au", "avi", "caf", "dts", "flac"),
-        *("flv", "m2ts", "m4a", "m4b", "m4v", "mka", "mkv", "mov", "mp2", "mp3", "mp4", "mpeg", "mpg", "mpga", "mts"),
-        *("mxf", "oga", "ogg", "ogv", "opus", "spx", "tta", "vob", "w64", "wav", "weba", "webm", "wma", "wmv", "wv"),
-    )
+NAMES = (
+    "3g2 3ga 3gp 3gpp aac ac3 aif aifc aiff amr ape asf au avi awb caf dts eac3 flac flv m2t m2ts m4a m4b m4r m4v mk3d"
+    " mka mkv mov mp2 mp3 mp4 mpa mpeg mpg mpga mts mxf oga ogg ogv ogx opus spx tod tta vob voc w64 wav wave weba webm"
+    " wma wmv wv"
 )
+SUFFIXES = frozenset(f".{name}" for name in NAMES.split())  # .ts is left out: it is TypeScript more often
 
 
 ICLOUD = ".icloud"

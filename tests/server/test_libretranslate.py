@@ -136,7 +136,7 @@ def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
 REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.docx", b"PK", {}, "file: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc"),
     ("app.po", b'msgid "a"', {}, "file: app.po: .po is not supported; convert it to text with po2txt"),
-    ("app.json", b"{}", {}, "app.json: .json is not supported; convert it to JSON lines with jq, or name a format"),
+    ("app.json", b"{}", {}, "app.json: .json is not supported; convert it to JSON lines with jq"),
     ("talk.ass", b"[Events]", {}, "talk.ass: .ass is not supported; convert it to SRT with FFmpeg"),
     ("a.xyz", b"a", {}, "a.xyz: the suffix .xyz is unknown; read it with format text"),
     ("README", b"a", {}, "README: has no suffix such as .txt; rename it, or name a format"),

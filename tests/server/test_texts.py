@@ -59,6 +59,7 @@ class Engine:
         self.prompts: dict[Any, str] = {}
         self.most = 0  # prompts at a time
         self.begun: set[Any] = set()  # that were encoded
+        self.is_free = True
         self._ended: list[PromptProgress] = []
 
     @property
@@ -77,6 +78,7 @@ class Engine:
 
     def submit(self, item: tuple[Any, Mapping[str, Any]]) -> list[PromptProgress]:
         number, prompt = item
+        self.is_free = False
         if "\0" in prompt["prompt"]:
             return [PromptProgress(number, error=InputError("contains a NUL character", "prompt"))]
         self.prompts[number] = prompt["prompt"]
@@ -93,6 +95,7 @@ class Engine:
 
     def free(self) -> None:
         assert self.is_idle
+        self.is_free = True
 
     def finish(self, *texts: str, error: Exception | None = None) -> None:
         for number, prompt in [*self.prompts.items()]:
@@ -338,8 +341,10 @@ def test_a_cancelled_text_leaves_nothing_in_the_engine() -> None:
     gone, good = world.send("a\nb\nc\nd\ne", client="x"), world.send("f", client="y")
     world.lane.cancel(gone)
     assert world.in_engine == ["f"] and world.items == [good]
+    world.run()
+    assert world.engine.is_free and not world.others.is_free
     world.finish("f")
-    assert ended(good) and world.lane.is_idle
+    assert ended(good) and world.lane.is_idle and world.others.is_free
 
 
 def test_a_text_without_words_needs_no_prompt() -> None:

@@ -108,6 +108,7 @@ def damaged(path: Path) -> bytes:
         ("a.mp3", damaged, "a.mp3: damaged parts are skipped"),
         ("a.wav", lambda path: JFK.read_bytes()[:99999], "a.wav: the file is shorter than its header says"),
         ("a.mp3", lambda path: encoded(path)[:4000], "a.mp3: ends after .* of 2.0 seconds"),
+        ("a.mka", lambda path: matroska(8000, 16000, 1000)[:12000], "a.mka: ends after .* of 2.0 seconds"),
     ],
 )
 def test_damaged_files_are_read_as_far_as_possible_with_one_note(

@@ -18,6 +18,7 @@ import pytest
 
 from speculative_decoding import load
 from speculative_decoding.cli import programs
+from speculative_decoding.cli.flags import identity
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.runs import log as log_module
@@ -83,6 +84,8 @@ def test_a_folder_is_its_recordings_in_order(tmp_path: Path, monkeypatch: pytest
     assert recordings_in(["."], Path("out")) == found
     assert recordings_in(["out", "nowhere.wav"], Path("out")) == ["out/x.wav", "nowhere.wav"]
     assert without_repeats([*found, "0.mkv", "a/../a/z.mp3", str(tmp_path / "b.WAV"), "no", "no"]) == [*found, "no"]
+    Path("loop.wav").symlink_to("loop.wav")
+    assert identity("loop.wav") != identity("b.WAV")
     Path("empty").mkdir()
     with pytest.raises(InputError, match="^audio: empty is a folder without recordings; name its files"):
         recordings_in(["b.WAV", "empty"])
