@@ -768,8 +768,23 @@ server/texts.py: a failed prompt ends all texts | server/test_texts.py
 +                 self.cancel(each)
 +                 yield PromptProgress(each, error=error)
 server/texts.py: a cancelled text is decoded to the end | server/test_texts.py
-- super().cancel(part)
+- engine.cancel(prompt)
 + pass
+server/texts.py: a client's first prompt waits for those of others | server/test_texts.py
+- self.others if is_first else self.prompts
++ self.prompts
+server/texts.py: a slow round of texts follows each round of other prompts | server/test_texts.py
+- if self._clock() - started >= self._seconds:
++ if True:
+server/texts.py: caches of cancelled prompts are kept | server/test_texts.py
+-             if engine.is_idle:  # perhaps because its prompts were cancelled
++             if False:
+server/texts.py: many long prompts are encoded together | server/test_texts.py
+- if to_encode < ENCODED else 0
++ if True else 0
+server/texts.py: a text is not read on | server/test_texts.py
+- if text.may_read and len(text.ahead) < READ_AHEAD // 2:
++ if False:
 server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
 - for each in self.prompts[:: self.n] if
 + for each in self.prompts if

@@ -1,4 +1,4 @@
-"""Threads that decode the audio files of all clients in steps of a few seconds of sound, and begin to read texts.
+"""Threads that decode the audio files of all clients in steps of a few seconds of sound, and read texts part by part.
 
 After each step, `Turns` chooses the next reading by processor time. A long or costly recording therefore delays the
 others by one step only. A step that takes unusually long, such as parsing a text of a megabyte, does not delay other

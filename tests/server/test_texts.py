@@ -339,7 +339,10 @@ def test_a_text_that_cannot_be_written_fails_alone(caplog: pytest.LogCaptureFixt
 def test_a_cancelled_text_leaves_nothing_in_the_engine() -> None:
     world = World()
     gone, good = world.send("a\nb\nc\nd\ne", client="x"), world.send("f", client="y")
+    also_gone = world.send("g", client="z")
+    assert [*world.others.prompts.values()] == ["f", "g"]
     world.lane.cancel(gone)
+    world.lane.cancel(also_gone)
     assert world.in_engine == ["f"] and world.items == [good]
     world.run()
     assert world.engine.is_free and not world.others.is_free
