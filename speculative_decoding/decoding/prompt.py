@@ -257,15 +257,14 @@ def encode_prompt(
     """
     if model.audio is not None:
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
-    prefix = ""
-    if src_lang is not None or tgt_lang is not None:
-        if has_language_prefixes(model, tokenizer):
-            if not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
-                name = "src_lang" if tgt_lang is None else "tgt_lang"
-                raise InputError("has no effect on a prompt of token ids", name, "give the text, or leave it out")
-            prefix, src_lang = language_prefix(model, tokenizer, src_lang, tgt_lang), None
-        elif src_lang is not None:
-            language_token(tokenizer, "src_lang", src_lang)
+    prefix = language_prefix(model, tokenizer, src_lang, tgt_lang)
+    if prefix:
+        if not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
+            name = "src_lang" if tgt_lang is None else "tgt_lang"
+            raise InputError("has no effect on a prompt of token ids", name, "give the text, or leave it out")
+        src_lang = None
+    elif src_lang is not None:
+        language_token(tokenizer, "src_lang", src_lang)
     if not isinstance(prompt, str) and not is_token_list(prompt):
         raise InputError(f"must be text, not {short_repr(prompt)}", "prompt")
     if isinstance(prompt, str) and not prompt.strip():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import survival
 from .outputs import DecodedPiece
 from .pieces import Piece, divide
-from .splitting import Span, fitting_spans, needs_decoding
+from .splitting import Span, fitting_spans, needs_decoding, overlaps
 from .tokens import Text, Token
 
 WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)  # from the first to the last letter or digit
@@ -23,7 +23,7 @@ SCRIPT = re.compile(
     "(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff]+)|(?P<greek>[\u0370-\u03ff\u1f00-\u1fff]+)"
     r"|(?P<cyrillic>[\u0400-\u052f]+)|(?P<other>[^\W\d_A-Za-z\u0080-\u036f\u2070-\u209f]+)"
 )
-MARKS = frozenset("<>[]{}|~^\\`*_#$@=")
+MARKUP_SIGNS = frozenset("<>[]{}|~^\\`*_#$@=")
 
 
 class Fragile(NamedTuple):
@@ -40,9 +40,10 @@ def fragile_parts(piece: Piece, terms: Collection[str]) -> list[Fragile]:
     found = [Fragile(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
     kept = [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
     found += [Fragile(*span) for span in kept]
-    spans = [span for span in survival.must_survive(piece.text, terms) if not overlaps(span, kept)]
+    spans = [span for span in survival.must_survive(piece.text, terms) if not overlaps((span.start, span.end), kept)]
     taken = [(span.start, span.end) for span in spans]
-    spans += [mark for mark in spelled_marks(piece) if not overlaps(mark, kept) and not overlaps(mark, taken)]
+    own = ((mark, (mark.start, mark.end)) for mark in spelled_marks(piece))
+    spans += [mark for mark, place in own if not overlaps(place, kept) and not overlaps(place, taken)]
     found += [Fragile(span.start, span.end, span) for span in spans]
     return sorted(found, key=lambda each: each.start)
 
@@ -52,7 +53,7 @@ def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
     position = 0
     for token in piece.tokens:
         is_spelled = isinstance(token, Text) and token.raw != token.text
-        if is_spelled and (token.text in MARKS or (is_reference(token) and has_category(token.text, SYMBOLS))):
+        if is_spelled and (token.text in MARKUP_SIGNS or (is_reference(token) and has_category(token.text, SYMBOLS))):
             yield survival.Required(position, position + len(token.text), token.text)
         position += len(token.text)
 
@@ -70,9 +71,8 @@ def lost_characters(piece: Piece, output: str) -> list[str]:
             if is_special(piece.text, position) or (is_reference(token) and has_category(each, INVISIBLE)):
                 left[each] -= 1
                 if left[each] < 0:
-                    found.append(
-                        token.raw if is_reference(token) else each if each.isprintable() else f"U+{ord(each):04X}"
-                    )
+                    name = each if each.isprintable() else f"U+{ord(each):04X}"
+                    found.append(token.raw if is_reference(token) else name)
             position += 1
     words = [(match.lastgroup, match[0]) for match in SCRIPT.finditer(piece.text)]
     sizes = Counter[str | None]()
@@ -103,12 +103,6 @@ def is_reference(token: Token) -> bool:
 
 def has_category(text: str, categories: Collection[str]) -> bool:
     return len(text) == 1 and unicodedata.category(text) in categories
-
-
-def overlaps(span: survival.Required, others: Sequence[Span]) -> bool:
-    """Whether a span overlaps one of others, which are in order and apart."""
-    before = bisect_left(others, (span.end,)) - 1  # the last one that begins before the end
-    return before >= 0 and others[before][1] > span.start
 
 
 def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:

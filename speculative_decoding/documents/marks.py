@@ -1,6 +1,6 @@
-r"""Marks of code within a text, such as placeholders, tags, paths and escapes: they stay as they are in every language.
+r"""Patterns of code within a text, such as placeholders, tags, paths and escapes, which translators do not translate.
 
-What is not listed here reads as words, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". How often human
+Everything else is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". How often human
 translators keep each mark is in docs/decisions/what-survives.md. Nothing here knows formats or models.
 
 Repetitions are bounded or possessive, and a lookbehind allows few starts in a word, so that a search is linear.

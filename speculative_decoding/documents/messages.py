@@ -18,7 +18,7 @@ OFFSET = re.compile(r"\s*offset\s*:\s*-?[\d.]+\s*")
 SELECTOR = re.compile(r"\s*(?:=-?[\d.]+|[^\s{}=:,']+)\s*\{")
 STYLE = re.compile(r"(?:[^{}']|'[^']*')*+([{}])")  # up to a brace, as in "{0, date, yyyy-MM-dd}"
 BRANCH_END = re.compile(r"\}\s*")
-UNSAFE = re.compile(r"(?P<braces>'*+[{}]['{}]*)|'(?=[#']|$)")
+UNSAFE = re.compile(r"(?P<braces>(?<!')'*+[{}]['{}]*)|'(?=[#']|$)")
 PLURALS = frozenset(["plural", "selectordinal"])
 PLAIN = re.compile(r"[^{}'#]+")
 DEEPEST = 20  # arguments within each other; a deeper message is none
@@ -43,22 +43,29 @@ def message_parts(text: str) -> list[Part]:
     if not COMPLEX.search(text):
         return []
     try:
-        return with_whole_tags(text, [part for part in Reader(text).message() if part.start < part.end])
+        return with_whole_tags(text, [*Reader(text).message()])
     except NoMessage:
         return []
 
 
 def with_whole_tags(text: str, parts: list[Part]) -> list[Part]:
     """Return the parts with an argument in place of each tag that contains one, such as "<a href='{url}'>"."""
+    found: list[Part] = []
+    i = 0
     for tag in KINDS["tag"][1].finditer(text):
         start, end = tag.span()
-        inside = [part for part in parts if part.start < end and start < part.end]
+        while i < len(parts) and parts[i].end <= start:
+            found.append(parts[i])
+            i += 1
+        j = i
+        while j < len(parts) and parts[j].start < end:
+            j += 1
+        inside = parts[i:j]
         if any(part.kind == ARGUMENT for part in inside) and all(part.kind != SYNTAX for part in inside):
-            first, last = inside[0], inside[-1]
-            at = parts.index(first)
-            around = first._replace(end=start), Part(ARGUMENT, start, end), last._replace(start=end)
-            parts[at : at + len(inside)] = [part for part in around if part.start < part.end]
-    return parts
+            found += [inside[0]._replace(end=start), Part(ARGUMENT, start, end)]
+            i = j - 1
+            parts[i] = inside[-1]._replace(start=end)  # what follows the tag
+    return [part for part in [*found, *parts[i:]] if part.start < part.end]
 
 
 class Reader:

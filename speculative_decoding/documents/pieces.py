@@ -123,9 +123,9 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into its sentences or lines, or make one piece of it. What is not language becomes literals.
+    """Divide a block into its sentences or lines, or make it one piece. Code, formulas and numbers become literals.
 
-    Each text of an ICU message is divided for itself, and its syntax becomes literals.
+    Each text of an ICU message is divided for itself, and its syntax is copied.
     """
     areas = [(0, len(block.text))]
     if parts := message_parts(block.text):

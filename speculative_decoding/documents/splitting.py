@@ -72,14 +72,14 @@ def sentence_spans(text: str, language: str) -> list[Span]:
     starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # its offsets are wrong at line breaks
     if starts and CODE.search(text):
         kept = [(span.start, span.end) for span in must_survive(text, ())]
-        starts = [each for each in starts if not is_inside(each, kept)]
+        starts = [each for each in starts if not overlaps((each, each), kept)]
     return list(trimmed(text, pairwise([0, *starts, len(text)])))
 
 
-def is_inside(position: int, spans: Sequence[Span]) -> bool:
-    """Whether a position is within one of some spans, which are in order and apart."""
-    before = bisect_left(spans, (position,)) - 1
-    return before >= 0 and spans[before][1] > position
+def overlaps(span: Span, others: Sequence[Span]) -> bool:
+    """Whether a span overlaps one of others, which are in order and apart. An empty one does so within another."""
+    before = bisect_left(others, (span[1],)) - 1  # the last one that begins before the end
+    return before >= 0 and others[before][1] > span[0]
 
 
 def sentence_starts(text: str, language: str) -> Iterator[int]:
@@ -142,8 +142,7 @@ def needs_decoding(text: str) -> bool:
     """Return whether a text has letters apart from what must survive, such as addresses, placeholders and code."""
     if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # much faster
         return True
-    spans = [(span.start, span.end) for span in must_survive(text, ())]
-    return any(any(map(str.isalpha, text[start:end])) for start, end in gaps(spans, len(text)))
+    return any(map(str.isalpha, without(text, must_survive(text, ()))))
 
 
 def is_language(text: str) -> bool:
@@ -155,9 +154,8 @@ def is_language(text: str) -> bool:
     if OPAQUE.fullmatch(text):
         return is_word(text)
     spans = must_survive(text, ())
-    if len(text) < STATEMENT_SPACING * len(
-        STATEMENT.findall(without(text, (each for each in spans if each.text[0] != "{")))
-    ):
+    statements = STATEMENT.findall(without(text, (span for span in spans if span.text[0] != "{")))
+    if len(text) < STATEMENT_SPACING * len(statements):
         return False
     runs = without(text, spans).split()
     size = sum(map(len, runs))

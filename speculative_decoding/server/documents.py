@@ -87,7 +87,7 @@ class Document:
         return "\n".join(found)
 
     def begin(self, prompting: Prompting) -> None:
-        """Set how the prompts are decoded, and find the parts, of which each may take seconds to read."""
+        """Set how the prompts are decoded, and prepare its parts. Reading a part may take seconds."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
         self.parts = parts_of(StringIO(self.text, newline=""), self._options, language)

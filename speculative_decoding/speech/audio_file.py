@@ -44,8 +44,12 @@ MAX_PACKETS_PER_SECOND = 4000  # of audio; counts packets and frames, because ev
 CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
 STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # formats with a length
 SIZE_SLACK = 8  # bytes: some recorders count the header as a part of what follows it, or leave out the last padding
-MATROSKA_LENGTHS = (b"\x44\x89\x84", b"\x44\x89\x88")  # the element Duration, of four or eight bytes
-MP3_LENGTHS = (b"Xing", b"Info", b"VBRI")  # marks of a first frame that has the length
+MATROSKA = "matroska,webm"  # FFmpeg's name
+LENGTH_MARKS = {  # by format: a file that states its length has one of these at the start
+    "mp3": (b"Xing", b"Info", b"VBRI"),  # in the first frame
+    MATROSKA: (b"\x44\x89\x84", b"\x44\x89\x88"),  # the element Duration, of four or eight bytes
+}
+MICROSECONDS = 1_000_000  # per second
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
 SCALE = "divide 16-bit integers by 32768"
 INSTALL = 'pip install "speculative-decoding[speech]"'
@@ -298,19 +302,17 @@ def decoded_frames(container: InputContainer, stream: AudioStream, announced: fl
 
 def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioStream) -> float:
     """Return the length that a header states. 0 if none does: FFmpeg then estimates it, often far from the truth."""
-    states_length = not {*container.format.name.split(",")}.isdisjoint(STATED)
-    if container.format.name == "mp3":
+    format = container.format.name
+    length = float((stream.duration or 0) * (stream.time_base or 0))
+    states_length = not {*format.split(",")}.isdisjoint(STATED)
+    if format == MATROSKA and len(container.streams) == 1:  # of several, a picture may last longer
+        length = (container.duration or 0) / MICROSECONDS
+    if format in LENGTH_MARKS:
         position = file.tell()
-        states_length = any(mark in start_after_tag(file) for mark in MP3_LENGTHS)
+        start = start_after_tag(file)
         file.seek(position)
-    if container.format.name == "matroska,webm" and len(container.streams) == 1:  # a picture may last longer
-        position = file.tell()
-        file.seek(0)
-        start = file.read(4096)
-        file.seek(position)
-        states_length = any(mark in start for mark in MATROSKA_LENGTHS)
-        return (container.duration or 0) / 1_000_000 * states_length
-    return float((stream.duration or 0) * (stream.time_base or 0)) if states_length else 0.0
+        states_length = any(mark in start for mark in LENGTH_MARKS[format])
+    return length if states_length else 0.0
 
 
 def start_after_tag(file: BinaryIO) -> bytes:

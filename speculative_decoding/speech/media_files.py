@@ -82,7 +82,7 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
 
 
 def is_placeholder(name: str) -> bool:
-    """Whether a file, such as .talk.m4a.icloud, stands for one whose content macOS has moved to iCloud."""
+    """Whether a file is the placeholder of one that macOS has moved to iCloud, such as .talk.m4a.icloud."""
     return name.startswith(".") and name.endswith(ICLOUD) and len(name) > len(ICLOUD) + 1
 
 

@@ -17,7 +17,7 @@ from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
 from .subtitle_options import SubtitleOptions
 
-NAMED_FAILURES = 10  # in the last line; each has a line of its own before
+NAMED_FAILURES = 10  # in the last line; each error was printed before
 
 
 @dataclass

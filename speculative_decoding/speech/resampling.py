@@ -20,7 +20,7 @@ class FrameResampler:
 
     Args:
         rate: Of the samples to return, in Hz.
-        block: How many samples are returned at a time; None for as many as a frame has.
+        block: Samples per returned array; None returns those of each frame.
     """
 
     def __init__(self, rate: int, block: int | None = None) -> None:

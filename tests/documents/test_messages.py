@@ -103,3 +103,24 @@ def test_each_branch_of_a_message_is_a_piece() -> None:
     line = '{"text": "{n, plural,\\n  one {# file. Open it.}\\n  other {# files}\\n}"}\n'
     pieces = [part.text for part in parts_in(line, "jsonl") if isinstance(part, Piece)]
     assert pieces == ["file.", "Open it.", "files"]
+
+
+def test_a_message_with_thousands_of_tags_takes_linear_time() -> None:
+    message = "{n, plural, other {#}}" + "<a href='x={url}'>here</a> " * 20_000
+    arguments = [message[part.start : part.end] for part in message_parts(message) if part.kind == ARGUMENT]
+    assert arguments == ["#", *["<a href='x={url}'>"] * 20_000]
+
+
+TAGS = [  # a tag is one argument, if all of it is text and arguments
+    ("<a href={url}>page</a>", ["<a href={url}>"]),
+    ("go <a b={x}{y}>on</a> <i>{z}</i>.", ["<a b={x}{y}>", "{z}"]),
+    ("<a x={n, plural, other {b}}>", []),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments"), TAGS)
+def test_a_tag_with_an_argument_is_one(text: str, arguments: list[str]) -> None:
+    message = "{n, plural, other {one}} " + text
+    parts = message_parts(message)
+    assert [message[part.start : part.end] for part in parts if part.kind == ARGUMENT] == arguments
+    assert "".join(message[part.start : part.end] for part in parts) == message
