@@ -257,7 +257,8 @@ def encode_prompt(
     """
     if model.audio is not None:
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
-    prefix = language_prefix(model, tokenizer, src_lang, tgt_lang)
+    has_languages = src_lang is not None or tgt_lang is not None
+    prefix = language_prefix(model, tokenizer, src_lang, tgt_lang) if has_languages else ""
     if prefix:
         if not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
             name = "src_lang" if tgt_lang is None else "tgt_lang"
