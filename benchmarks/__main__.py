@@ -25,8 +25,8 @@ from speculative_decoding.loading.load import DTYPES, ModelHandle, open_model
 from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
-from speculative_decoding.rooms import has_room
 from speculative_decoding.runs.places import atomic_write
+from speculative_decoding.subpackages import has_subpackage
 
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
@@ -98,7 +98,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
             at_slots(tasks, given.get("slots", ())),
         )
         return
-    if sys.platform.startswith("linux") and has_room("cpu"):
+    if sys.platform.startswith("linux") and has_subpackage("cpu"):
         from speculative_decoding import cpu
 
         cpu.check()

@@ -33,8 +33,8 @@ from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
-from speculative_decoding.rooms import has_room
 from speculative_decoding.runs.places import atomic_write, require_writable
+from speculative_decoding.subpackages import has_subpackage
 
 from .given_texts import KINDS, USELESS, GivenTexts, given_texts, read_references, with_changed_clauses
 from .machine import described, environment, notes, used_by_others
@@ -80,7 +80,7 @@ def check(chosen: argparse.Namespace) -> dict[str, list[str]]:
         impossible["person"] = "needs --references"
     if len(prompts) == 1:
         impossible["task"] = "needs several files of prompts"
-    if not has_room("memory"):
+    if not has_subpackage("memory"):
         impossible["memory"] = "this copy lacks memory/"
     if "whisper" not in given:
         impossible["speech"] = "needs --whisper"

@@ -15,9 +15,9 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
 # precision. A draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-from .rooms import has_room
+from .subpackages import has_subpackage
 
-if sys.platform.startswith("linux") and has_room("cpu"):
+if sys.platform.startswith("linux") and has_subpackage("cpu"):
     from . import cpu
 
     cpu.prepare()  # before anything imports mlx

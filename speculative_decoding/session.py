@@ -40,10 +40,10 @@ from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .models.threads import turn, use_mlx
-from .rooms import require_room
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
+from .subpackages import require_subpackage
 
 if TYPE_CHECKING:
     from .documents.keywords import DocumentKeywords
@@ -147,7 +147,7 @@ def load(
 
 def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
     """Read a translation memory for a target without weights. Raises `InputError`. languages: see `open`."""
-    require_room("memory", "memory")
+    require_subpackage("memory", "memory")
     require_text(pair.target.model)
     from .memory import TranslationMemory
 
@@ -716,7 +716,7 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
 
 def speech_api() -> ModuleType:
     """Return the module with the transcription functions, which is imported on first use."""
-    require_room("speech", "audio")
+    require_subpackage("speech", "audio")
     from .speech import api
 
     return api
@@ -724,7 +724,7 @@ def speech_api() -> ModuleType:
 
 def documents_api() -> ModuleType:
     """Return the module that decodes documents, which is imported on first use."""
-    require_room("documents", "text")
+    require_subpackage("documents", "text")
     from .documents import api
 
     return api

@@ -1,7 +1,7 @@
 """The tests. `python -m pytest -m ""` includes the slow ones, which build wheels, or kill and resume processes.
 
-tests/ROOM has all tests of a room, a folder of the package that can be left out, and can be deleted with it. The other
-folders have the tests of the core, which import no room.
+tests/SUBPACKAGE has all tests of an optional subpackage, a folder of the package that can be left out, and can be
+deleted with it. The other folders have the tests of the core, which import no optional subpackage.
 
 The package is imported here, so that it loads a fast BLAS before a test imports MLX.
 """

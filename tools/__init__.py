@@ -1,11 +1,11 @@
 """Checks that run longer than the tests, and generators of test data. `python -m tools.NAME --help` explains most; for
-pretend_mac/, resolve_for_mac, walk and goldens/, read the first lines of the file.
+pretend_mac/, resolve_for_mac, call_trace and goldens/, read the first lines of the file.
 
 Safe: what users send, and what is on their disks
   check_server            does my change keep the server correct and safe? 5,000 requests, 1,000 connections, 20 minutes
                           of random clients, two of 200 sockets; with --count 150 --connections 100 --minutes 0.3
                           --clients 20 --seconds 10, about three minutes
-  document_laws           do documents keep everything but their text, with functions in place of a model? Reads the
+  document_properties     do documents keep everything but their text, with functions in place of a model? Reads the
                           files and folders that you name: some seconds per MB of Markdown, a minute per MB of HTML
   fuzz_files              are damaged or hostile files refused? Checkpoints, configurations, tokenizers, draft heads,
                           recordings: 5,000 files of each format; with --count 100, some seconds for each
@@ -16,7 +16,7 @@ Safe: what users send, and what is on their disks
 
 Exact: equal to other programs and devices
   compare_openai_whisper  do transcripts equal openai-whisper's? Needs openai-whisper; as long as both take
-  leave_out               do the core's tests pass without a room? As long as these tests
+  leave_out               do the core's tests pass without an optional subpackage? As long as these tests
   metal/                  which pass widths have equal bits on a Mac's GPU? Executes kernels of the mlx-metal wheel on
                           Linux, from recorded dispatches (tools/metal/README.md). Needs clang-19; minutes for a model
   pretend_mac/            do the tests pass as on a Mac? As long as the tests
@@ -25,7 +25,7 @@ Exact: equal to other programs and devices
 
 Fast: see also `python -m benchmarks --help` and docs/benchmarks.md
   predicted_speed         how fast might published models be on Macs? A second
-  walk                    what does one request load, call and make? Some seconds
+  call_trace              what does one request load, call and make? Some seconds
 
 Made from: how files of this repository were made
   goldens/                reference outputs of Hugging Face and openai-whisper for tests/parity: run the file for the

@@ -42,7 +42,7 @@ from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import InputError
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from tests.support.checkpoint_files import (
     VIEWS,
     Entry,
@@ -323,7 +323,7 @@ def write_damaged_recording(path: Path, rng: Random) -> None:
     path.write_bytes(mutate(rng.choice(recordings()), rng))
 
 
-if find_spec("av") and has_room("speech"):
+if find_spec("av") and has_subpackage("speech"):
     FORMATS["audio"] = Format(read_recording, write_damaged_recording)
 
 

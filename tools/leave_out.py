@@ -1,6 +1,7 @@
-"""The core's tests in a copy of the package without some of its rooms: `python -m tools.leave_out ROOM ...`, or `all`.
+"""The core's tests without some optional subpackages: `python -m tools.leave_out SUBPACKAGE ...`, or `all`.
 
-Rooms that are named together are left out together. Other arguments go to pytest, such as `-m ""` for the slow tests.
+Subpackages that are named together are left out together. Other arguments go to pytest, such as `-m ""` for the slow
+tests.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.rooms import CORE_TESTS, ROOMS, copy_without, environment_of
+from tests.support.subpackages import CORE_TESTS, SUBPACKAGES, copy_without, environment_of
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rooms", nargs="+", choices=[*ROOMS, "all"], metavar="ROOM", help=", ".join([*ROOMS, "all"]))
+    parser.add_argument(
+        "subpackages",
+        nargs="+",
+        choices=[*SUBPACKAGES, "all"],
+        metavar="SUBPACKAGE",
+        help=", ".join([*SUBPACKAGES, "all"]),
+    )
     chosen, others = parser.parse_known_args()
-    rooms = ROOMS if "all" in chosen.rooms else chosen.rooms
+    subpackages = SUBPACKAGES if "all" in chosen.subpackages else chosen.subpackages
     with tempfile.TemporaryDirectory() as name:
-        folder = copy_without(rooms, Path(name))
-        print("without", *rooms, flush=True)
+        folder = copy_without(subpackages, Path(name))
+        print("without", *subpackages, flush=True)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *CORE_TESTS, *others]
         return subprocess.run(command, cwd=folder, env=environment_of(folder)).returncode
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
-from tests.support.rooms import CACHES, copy_without, environment_of
+from tests.support.subpackages import CACHES, copy_without, environment_of
 
 PACKAGE = "speculative_decoding"
 TIME_LIMIT = 600.0  # seconds for the tests of one folder
@@ -210,40 +210,40 @@ sampling/options.py: a draft text without effect is accepted silently | integrat
 drafters/auto.py: the texts of the first request serve all others | integration/test_draft_text.py
 - request.draft_texts, request.decoder_tokens[1:])
 + self.__dict__.setdefault("texts", request.draft_texts), request.decoder_tokens[1:])
-drafters/auto.py: ids beyond the vocabulary are proposed | unit/drafters/test_draft_text_laws.py
+drafters/auto.py: ids beyond the vocabulary are proposed | unit/drafters/test_draft_text_properties.py
 - ids[slot] = [*takewhile(self._known.__contains__, found)]
 + ids[slot] = found
-drafters/ngram.py: the text of the last request stays | unit/drafters/test_draft_text_laws.py
+drafters/ngram.py: the text of the last request stays | unit/drafters/test_draft_text_properties.py
 - self._draft_texts = draft_texts
 + self._draft_texts = draft_texts = draft_texts or getattr(self, "_draft_texts", ())
-drafters/ngram.py: requests share their place in a text | unit/drafters/test_draft_text_laws.py
+drafters/ngram.py: requests share their place in a text | unit/drafters/test_draft_text_properties.py
 - [text.follow(prefix) for text in draft_texts]
 + [text.__dict__.setdefault("follower", text.follow(prefix)) for text in draft_texts]
-drafters/ngram.py: the start token is looked up in the texts | unit/drafters/test_draft_text_laws.py
+drafters/ngram.py: the start token is looked up in the texts | unit/drafters/test_draft_text_properties.py
 - new[1 + len(self._prefix) :]:
 + new[len(self._prefix) :]:
 drafters/ngram.py: a text store learns given texts | integration/test_draft_text.py
 - self.store.learn([*self._source, *tokens], start)
 + self.store.learn([*self._source, *tokens, *(each for text in self._draft_texts for each in text.ids)], start)
-drafters/draft_text.py: a text continues one token too late | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: a text continues one token too late | unit/drafters/test_draft_text_properties.py
 - return Place(self._position, self._agreed, status)
 + return Place(self._position + 1, self._agreed, status)
-drafters/draft_text.py: the first place in the text wins | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: the first place in the text wins | unit/drafters/test_draft_text_properties.py
 - ends[min(bisect_left(ends, self._position), len(ends) - 1)]
 + ends[0]
-drafters/draft_text.py: the place in the text is not found again | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: the place in the text is not found again | unit/drafters/test_draft_text_properties.py
 - if found := text.index.find(self._output):
 + if found := text.index.find([]):
-drafters/draft_text.py: capitals make another word | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: capitals make another word | unit/drafters/test_draft_text_properties.py
 - (bare or piece).casefold()
 + (bare or piece)
-drafters/draft_text.py: each output token is compared with the whole text | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: each output token is compared with the whole text | unit/drafters/test_draft_text_properties.py
 - if found := text.index.find(self._output):
 + if text.classes.count(token_class) and (found := text.index.find(self._output)):
-drafters/draft_text.py: each draft copies the text | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: each draft copies the text | unit/drafters/test_draft_text_properties.py
 - return self.text.ids[place.position : place.position + count]
 + return [*self.text.ids][place.position : place.position + count]
-drafters/draft_text.py: a word may be as long as the text | unit/drafters/test_draft_text_laws.py
+drafters/draft_text.py: a word may be as long as the text | unit/drafters/test_draft_text_properties.py
 - last = min(position + MAX_PIECES, len(self.ids))
 + last = len(self.ids)
 engine.py: a drafter's slots are not renumbered | integration/test_engine.py

@@ -17,10 +17,10 @@ from typing import Any
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Name
 from ..loading.pair import ModelPair
-from ..rooms import has_room
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
 from ..session import Session
+from ..subpackages import has_subpackage
 from .common import PROMPTS, read_prompts, say, write_stats
 from .flags import RunFlags, add_decoding_flags, check_files
 from .parser import File, Parser, add_flags, flags_from
@@ -195,7 +195,7 @@ def decode_each(
     note: printed before the first prompt that is not in `demonstration_prompts`.
     """
     is_same = True
-    knows_documents = has_room("documents")
+    knows_documents = has_subpackage("documents")
     for prompt in prompts:
         is_translation = prompt.lower().startswith("translate ") or session.tokenizer.languages
         ends = SENTENCE_END.finditer(prompt) if knows_documents and is_translation else ()

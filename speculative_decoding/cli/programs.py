@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import InputError, similar_names
-from ..rooms import has_room, require_room
+from ..subpackages import has_subpackage, require_subpackage
 from ..version import __version__
 from . import common
 
 PROGRAM = "speculative-decoding"
-COMMANDS = {  # name: (module, room that contains the command or None, help text)
+COMMANDS = {  # name: (module, subpackage that contains the command or None, help text)
     "generate": ("cli.main", None, "generate text for a prompt, or for each line of standard input"),
     "console": ("cli.console", None, "decode prompts interactively, with commands and a history"),
     "batch": ("jobs.command", "jobs", "decode a file of prompts to a file of records"),
@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
         return run_command(name, rest, f"{PROGRAM} {name}")
-    commands = {each: about for each, (_, room, about) in COMMANDS.items() if room is None or has_room(room)}
+    commands = {
+        each: about
+        for each, (_, subpackage, about) in COMMANDS.items()
+        if subpackage is None or has_subpackage(subpackage)
+    }
     if name in ("-h", "--help"):
         lines = [f"  {each:11}{about}" for each, about in commands.items()]
         print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", "COMMAND --help lists its options"]))
@@ -65,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, argv: Sequence[str] | None = None, program: str | None = None) -> int:
     """Run a command and return its exit status. program: its name in messages."""
-    module, room, _ = COMMANDS[name]
+    module, subpackage, _ = COMMANDS[name]
     program = program or f"python -m speculative_decoding.{name}"
-    if room is not None:
+    if subpackage is not None:
         try:
-            require_room(room, name)
+            require_subpackage(subpackage, name)
         except InputError as error:
             common.say(f"{PROGRAM}: error: {error}")
             return 2

@@ -23,13 +23,13 @@ from ..loading.load import BUNDLED, DTYPES, ModelHandle, Shard, local_folder, lo
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
 from ..models.memory_budget import memory_limits
-from ..rooms import require_room
 from ..runs.places import require_writable
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
 from ..sampling.options import option_specs
 from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
 from ..session import Session, load_session, open_memory, require_text
+from ..subpackages import require_subpackage
 from .common import launched_rank, read_text, say
 from .parser import File, flags_from, given_options
 
@@ -139,7 +139,7 @@ class DraftFlags:
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
         if self.memory is not None:
-            require_room("memory", "memory")
+            require_subpackage("memory", "memory")
 
     @cached_property
     def draft_texts(self) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..rooms import require_room
+from ..subpackages import require_subpackage
 from .common import launched_rank, run
 from .parser import Parser
 
@@ -24,7 +24,7 @@ def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: 
     """
 
     def start_processes() -> int:
-        require_room("distributed")
+        require_subpackage("distributed")
         from ..distributed.command import run_in_processes
 
         return run_in_processes(parser, argv, command, follow)

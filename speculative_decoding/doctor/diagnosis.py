@@ -31,8 +31,8 @@ from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..models.whisper_tokens import AudioConfig
-from ..rooms import has_room
 from ..session import Prompt, Session
+from ..subpackages import has_subpackage
 from .device import device_facts, device_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
 from .predicted_costs import DISPATCHES_PER_LAYER, chip_named, pass_seconds
@@ -374,7 +374,7 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable
     can read the recording.
     """
     if audio is not None:
-        if not has_room("speech"):
+        if not has_subpackage("speech"):
             return ()
         from ..speech.recording import open_audio
 

@@ -29,11 +29,11 @@ from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Name
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
-from ..rooms import require_room
 from ..rows.parts import PartScheduler
 from ..runs.log import Log
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
+from ..subpackages import require_subpackage
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
@@ -75,7 +75,7 @@ class DocumentFlags(RunFlags):
         if self.force and self.output in (None, STANDARD) and self.write_memory is None:
             raise InputError(("has no effect without ", Name("output")), "force", "give both, or leave it out")
         if self.write_memory is not None:
-            require_room("memory", "write_memory")
+            require_subpackage("memory", "write_memory")
             if self.write_memory.suffix.lower() != ".tmx":
                 raise InputError(f"{self.write_memory} is not a .tmx file", "write_memory", "name one")
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import open_if_regular
 from ..errors import InputError, writing
-from ..rooms import require_room
 from ..runs.places import atomic_write
 from ..sampling.options import validate
 from ..sampling.values import Int
+from ..subpackages import require_subpackage
 from .suffix_index import BOUNDARY, SuffixIndex
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TextStore:
         Raises:
             InputError: Something is not a pair of texts.
         """
-        require_room("memory", "pairs")
+        require_subpackage("memory", "pairs")
         from ..memory import TranslationMemory
 
         return TranslationMemory.from_pairs(pairs)

@@ -34,12 +34,12 @@ from ..cli.start import start
 from ..cli.summary import summary_notes
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Name
-from ..rooms import require_room
 from ..rows.scheduling import Progress, Scheduler
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
+from ..subpackages import require_subpackage
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
 from .job import Job, JobTotals
 from .messages import parse_batch_result
@@ -242,7 +242,7 @@ def row_scheduler(session: Session, files: BatchFlags) -> tuple[RowScheduler, Ca
     """Return a scheduler for prompts or recordings, and a function that returns its row for the fields of a line."""
     if session.model.audio is None:
         return session.prompt_scheduler(files.slots, files.max_memory), lambda fields: fields
-    require_room("speech", "input")
+    require_subpackage("speech", "input")
     from ..speech.api import new_scheduler
     from ..speech.keywords import split_options
     from .recordings import opener

@@ -14,9 +14,9 @@ from ..checkpoints.json_text import parse_json_object
 from ..checkpoints.text_stream import as_utf8
 from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
-from ..rooms import require_room
 from ..sampling import GenerationOptions
 from ..sampling.random import row_seed
+from ..subpackages import require_subpackage
 from .fields import PROMPT, PROMPT_FIELDS
 
 INPUT_FORMATS = ("text", "jsonl")
@@ -63,7 +63,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
         text = decode_line(line)
         given |= parse_json_object(text) if format == "jsonl" else {"prompt": text}
         if "audio" in given and "prompt" not in given:
-            require_room("speech", "audio")
+            require_subpackage("speech", "audio")
             from .recordings import RECORDING, check_recording
 
             names = RECORDING

@@ -22,7 +22,7 @@ from ..models import memory_budget
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
-from ..rooms import has_room
+from ..subpackages import has_subpackage
 from . import manifest
 from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
 from .task_prefixes import task_prefixes
@@ -65,7 +65,7 @@ class ModelHandle:
         return model_name(self.folder)
 
     def load_weights(self) -> None:
-        if sys.platform.startswith("linux") and has_room("cpu"):
+        if sys.platform.startswith("linux") and has_subpackage("cpu"):
             from .. import cpu
 
             cpu.check()

@@ -13,7 +13,7 @@ from functools import cache, wraps
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-from ..rooms import has_room
+from ..subpackages import has_subpackage
 from .device import on_gpu
 
 P = ParamSpec("P")
@@ -23,7 +23,7 @@ R = TypeVar("R")
 @cache
 def replacements() -> ModuleType | None:
     """Return cpu/replacements.py, or None if it does not support this machine or is missing."""
-    if not sys.platform.startswith("linux") or not has_room("cpu"):
+    if not sys.platform.startswith("linux") or not has_subpackage("cpu"):
         return None
     from ..cpu import replacements
 
@@ -47,7 +47,7 @@ def computing() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if has_room("cpu"):
+        if has_subpackage("cpu"):
             from ..cpu.kernels import raise_kernel_error
 
             raise_kernel_error(error)

@@ -20,7 +20,7 @@ from inspect import Parameter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, Name, UnknownOption, Words, similar_names, written
-from ..rooms import require_room
+from ..subpackages import require_subpackage
 from .drafters import DRAFTERS
 from .values import (
     BASIC,
@@ -299,7 +299,7 @@ class GenerationOptions:
             )
 
     def _check_beam_search(self) -> None:
-        require_room("beam_search", "num_beams")
+        require_subpackage("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from ..errors import one_line
 from ..loading.task_prefixes import Pairs
-from ..rooms import has_room
+from ..subpackages import has_subpackage
 from .bodies import DOWNLOADS, error_response
 from .completions import completions
 from .errors import ServerError
@@ -112,7 +112,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         *(Route(path, page_file) for path in PAGE),
     ]
     no_path = NO_PATH
-    if has_room("speech"):
+    if has_subpackage("speech"):
         from .realtime import realtime
         from .transcriptions import transcribe
 

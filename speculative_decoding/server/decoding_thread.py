@@ -21,9 +21,9 @@ from ..draft_length.base import FixedLength
 from ..drafters.base import Drafter
 from ..errors import InputError, written
 from ..models.audio import Source
-from ..rooms import require_room
 from ..sampling import GenerationOptions
 from ..session import Session
+from ..subpackages import require_subpackage
 from .client_request import Callback, ClientItem
 from .errors import FAILED, ServerError
 from .lane import Lane
@@ -106,7 +106,7 @@ class DecodingThread:
         try:
             with self._open_session() as session:
                 if session.model.audio is not None:
-                    require_room("speech", "model")
+                    require_subpackage("speech", "model")
                 slots = self._limits.slots + (0 if session.model.audio is None else EXTRA_SLOTS)
                 warm_up(session, slots)
                 note = session.planner.exactness_note(session.options_with({}), slots)

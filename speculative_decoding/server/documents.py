@@ -1,4 +1,4 @@
-"""Texts and files of clients as documents. Imported only if the package has the room documents/."""
+"""Texts and files of clients as documents. Imported only if the package has the subpackage documents/."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..rooms import has_room
 from ..sampling.values import Int, ListOf, Text, Union
+from ..subpackages import has_subpackage
 from .errors import ServerError
 from .fields import ANY_TEXT, FORM, JSON, Anything, Field, File, parse_fields, read_fields
 from .guard import require_token
@@ -60,7 +60,7 @@ def text_translator(request: Request, *, with_documents: bool = False) -> Transl
     """
     translator: Translator = request.app.state.translator
     translator.service.require_text()
-    if with_documents and not has_room("documents"):
+    if with_documents and not has_subpackage("documents"):
         raise ServerError(501, "translations require the folder documents, which this server lacks")
     return translator
 
@@ -111,7 +111,7 @@ async def frontend_settings(request: Request) -> Response:
     listed = translator.languages.listed
     needs_token = request.app.state.settings.token is not None
     formats: list[str] = []
-    if has_room("documents"):
+    if has_subpackage("documents"):
         from ..documents.formats import BY_SUFFIX
 
         formats = [*BY_SUFFIX]

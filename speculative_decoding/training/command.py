@@ -19,9 +19,9 @@ from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
 from ..loading.load import ModelHandle, open_model
 from ..loading.pair import require_same_tokens
-from ..rooms import require_room
 from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
+from ..subpackages import require_subpackage
 from .options import TrainingOptions
 from .recordings import Prompt, read_manifest
 from .trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
@@ -114,7 +114,7 @@ def train(chosen: argparse.Namespace) -> int:
     flags = flags_from(TrainFlags, chosen)
     assert flags.model is not None and flags.output is not None
     if chosen.audio_manifest:
-        require_room("speech", "audio_manifest")
+        require_subpackage("speech", "audio_manifest")
     folder = find(flags.model, "model")
     conversion.require_replaceable(flags.output, folder, flags.force)
     prompts: dict[str, Sequence[Prompt]] = {}

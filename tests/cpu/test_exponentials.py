@@ -1,4 +1,4 @@
-"""Laws of the softmax and the GELU for x86-64 CPUs. The oracles are float64 computations by NumPy and `math.erf`."""
+"""Properties of the softmax and the GELU for x86-64 CPUs. The oracles are NumPy in float64 and `math.erf`."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_speech_model_is_tested_with_the_bundled_recording(
 
 
 def test_without_the_folder_speech_the_self_test_of_a_speech_model_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "has_room", lambda name: False)
+    monkeypatch.setattr(diagnosis, "has_subpackage", lambda name: False)
     model = tiny_whisper()
     prompts = [*diagnosis.self_test_prompts(None, model.audio)]
     found = diagnosis.self_test(Session(model, Numbers()), prompts)

@@ -21,7 +21,7 @@ from speculative_decoding.documents.journal import Journal
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from tests.support.paths import ROOT
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
 
 Command = Callable[..., tuple[int, str, str]]
@@ -130,7 +130,7 @@ def test_findings_are_listed_with_their_lines_and_fail_only_a_check(document: Co
     assert document("numbers.txt", *MODEL, "--check")[:2] == (0, "12\n")
 
 
-@needs_room("memory")
+@needs_subpackage("memory")
 def test_a_written_memory_has_the_decoded_pieces_and_makes_the_next_run_cheap(document: Command) -> None:
     arguments = ("a.txt", "--model", "t5-web-docs-draft", "--dtype", "float32", "--unit", "line", "-m", "40")
     arguments += ("--source-language", "en", "--target-language", "de", "--drafter", "text", "--num-draft", "8")

@@ -21,7 +21,7 @@ from speculative_decoding.documents.tokens import Block, Close, Kept, Literal, O
 from .decoders import document_with
 
 HTML = DocumentOptions(format="html")
-LAW = settings(derandomize=True, deadline=None, max_examples=100, database=None)
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 TAGS = """
 <p>|</p>|<b>|</b>|<i class='x>y'>|</i>|<a href="a>b\n">|</a>|<div>|</div>|<table>|<tr>|<td>|</td>|</table>|<ul>|<li>|
 </ul>|<br>|<br/>|<img alt='Foo'>|<P CLASS=A>|</P >|<x-y>|</x-y>|<a b=c/>|<a b='c'd>|<a =b>|<a b = c>|<h1>|</h1>|
@@ -90,7 +90,7 @@ def tree(source: str, swap: bool = False) -> list[tuple[Any, ...]]:
     return found
 
 
-@LAW
+@EXAMPLES
 @given(st.one_of(SOURCES, st.text(alphabet="<>&/!-a'\"= \n\r;#p", max_size=30)))
 def test_parts_join_to_the_document_and_say_their_lines(source: str) -> None:
     before = ""
@@ -102,13 +102,13 @@ def test_parts_join_to_the_document_and_say_their_lines(source: str) -> None:
     assert before == source
 
 
-@LAW
+@EXAMPLES
 @given(SOURCES)
 def test_exactly_the_texts_of_a_browsers_tree_are_swapped(source: str) -> None:
     assert tree(swapped(source)) == tree(source, swap=True)
 
 
-@LAW
+@EXAMPLES
 @given(st.lists(st.recursive(WORDS, element, max_leaves=12), max_size=4).map("".join))
 def test_copied_elements_of_a_browsers_tree_are_copied(source: str) -> None:
     assert tree(swapped(source)) == tree(source, swap=True)
@@ -210,7 +210,7 @@ INLINE = st.sampled_from(
 )
 
 
-@LAW
+@EXAMPLES
 @given(st.lists(INLINE, max_size=6), st.randoms(use_true_random=False))
 def test_links_and_code_survive_and_markup_stays_in_pairs_whatever_a_model_does(
     items: list[str], random: Random

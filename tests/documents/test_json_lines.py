@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.errors import InputError
 from tests.documents.decoders import document_with
-from tests.documents.laws import SMALL, TEXTS, parts_in, require_laws, swapped
+from tests.documents.properties import SMALL, TEXTS, parts_in, require_properties, swapped
 
 HAND_WRITTEN = [
     '{"text": "One. Two"}',
@@ -39,8 +39,8 @@ def others_in(text: str) -> list[dict[str, object]]:
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_only_letters_of_texts_change(end: str) -> None:
     for line in HAND_WRITTEN:
-        require_laws(line + end, "jsonl")
-    require_laws("\r\n".join(HAND_WRITTEN) + end, "jsonl")
+        require_properties(line + end, "jsonl")
+    require_properties("\r\n".join(HAND_WRITTEN) + end, "jsonl")
 
 
 def test_lines_hold_the_same_objects_with_decoded_texts() -> None:
@@ -55,7 +55,7 @@ def test_lines_hold_the_same_objects_with_decoded_texts() -> None:
 def test_any_json_is_edited_in_place(objects: list[dict[str, object]], is_ascii: bool) -> None:
     lines = [json.dumps({**each, "text": "A b. " + "".join(each)}, ensure_ascii=is_ascii) for each in objects]
     text = "\n".join(lines)
-    require_laws(text, "jsonl")
+    require_properties(text, "jsonl")
     assert others_in(document_with(text, swapped, "jsonl")) == others_in(text)
 
 

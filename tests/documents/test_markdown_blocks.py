@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speculative_decoding.documents.pieces import Piece
 from tests.documents.decoders import document_with
-from tests.documents.laws import SMALL, parts_in, require_laws
+from tests.documents.properties import SMALL, parts_in, require_properties
 
 # Documents, with «» around each text that the program shows as words, and nothing else
 TITLES = {
@@ -70,7 +70,7 @@ ALL = TITLES | FORMULAS
 @pytest.mark.parametrize("marked", ALL.values(), ids=ALL)
 def test_words_are_decoded_and_marks_stay(marked: str) -> None:
     text = re.sub(r"[«»]", "", marked)
-    require_laws(text, "markdown")
+    require_properties(text, "markdown")
     decoded = "\0".join(part.raw for part in parts_in(text, "markdown", unit="paragraph") if isinstance(part, Piece))
     assert decoded == "\0".join(re.findall(r"«([^«»]*)»", marked))
     written = document_with(text, str.upper, "markdown", unit="paragraph")
@@ -110,7 +110,7 @@ LINES = [
 @SMALL
 @given(st.lists(st.sampled_from(LINES), max_size=12), st.sampled_from(["\n", "\r\n"]))
 def test_only_letters_of_pieces_change(lines: list[str], end: str) -> None:
-    require_laws(end.join(lines), "markdown")
+    require_properties(end.join(lines), "markdown")
 
 
 @pytest.mark.parametrize(

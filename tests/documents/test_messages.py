@@ -11,7 +11,7 @@ import pytest
 from speculative_decoding.documents.messages import ARGUMENT, SYNTAX, message_parts, write_message
 from speculative_decoding.documents.pieces import Piece
 from tests.documents.decoders import document_with
-from tests.documents.laws import parts_in, require_laws
+from tests.documents.properties import parts_in, require_properties
 
 # Each message, and its texts as MessagePattern of ICU 72.1 (PyICU 2.17) finds them
 RECORDED: list[tuple[str, list[str]]] = json.loads((Path(__file__).parent / "icu_messages.json").read_text("utf-8"))
@@ -56,8 +56,8 @@ def test_other_texts_are_no_messages(text: str) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_obeys_the_laws_of_documents(message: str) -> None:
-    require_laws(message.replace("\n", " ") + "\n")
-    require_laws(json.dumps({"text": message}) + "\n", "jsonl")
+    require_properties(message.replace("\n", " ") + "\n")
+    require_properties(json.dumps({"text": message}) + "\n", "jsonl")
 
 
 MODELS: list[Callable[[str], str]] = [

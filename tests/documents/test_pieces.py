@@ -16,7 +16,7 @@ from speculative_decoding.documents.pieces import Piece, divide, pieces_of
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token
 from tests.documents.decoders import decode_with, written_with
 
-laws = settings(derandomize=True, deadline=None, max_examples=100)
+examples = settings(derandomize=True, deadline=None, max_examples=100)
 WORDS = st.sampled_from(["one ", "two", " three", ". ", "four", "? ", "five, ", "ah", " "])
 
 
@@ -51,7 +51,7 @@ def raw_of(parts: list[Piece | Literal]) -> str:
     return "".join(part.raw for part in parts)
 
 
-@laws
+@examples
 @given(blocks(), st.data())
 def test_pieces_and_literals_are_the_block(block: Block, data: st.DataObject) -> None:
     borders = sorted(data.draw(st.sets(st.integers(0, len(block.text)), max_size=6)))
@@ -65,13 +65,13 @@ def test_pieces_and_literals_are_the_block(block: Block, data: st.DataObject) ->
         assert all(each.number in closed for each in piece.tokens[:1] if isinstance(each, Open))
 
 
-@laws
+@examples
 @given(blocks())
 def test_a_model_that_copies_gives_the_document(block: Block) -> None:
     assert written_with(pieces_of(block, "sentence", "en"), str) == block.raw
 
 
-@laws
+@examples
 @given(blocks(), st.sampled_from(["sentence", "line", "paragraph"]))
 def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(block: Block, unit: str) -> None:
     parts = list(pieces_of(block, unit, "en"))
@@ -157,7 +157,7 @@ def test_what_must_survive_is_not_divided(link: str, expected: str) -> None:
     assert written_with([piece], model) == f"ONE [{expected}](u)"
 
 
-@laws
+@examples
 @given(
     st.lists(st.sampled_from(["one", " ", ". ", "two, ", "!"]), min_size=1, max_size=8), st.text("ab ., ", max_size=12)
 )
@@ -170,7 +170,7 @@ def test_points_keep_their_order_whatever_a_model_does(texts: list[str], output:
 FRAGILE = ("{name}", "%s", "${x}", "--flag", "<0>", "https://a.b/c", "5 km", "a_b", "open()", "two words")
 
 
-@laws
+@examples
 @given(
     st.lists(st.sampled_from([*FRAGILE, "the file", "and", "(", ")", ","]), max_size=8),
     st.sampled_from(FRAGILE),

@@ -12,7 +12,7 @@ from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.documents.plain import MAX_LINES, parse
 from speculative_decoding.documents.tokens import Block, Break
 from tests.documents.decoders import document_with
-from tests.documents.laws import SMALL, TEXTS, parts_in, require_laws
+from tests.documents.properties import SMALL, TEXTS, parts_in, require_properties
 
 WAYS = [{}, {"unit": "line"}, {"unit": "paragraph"}, {"unwrap": True}]
 TEXT = "  One two. Three\r\n\tfour 5.\n\n \rÉlan\u2028vital\r\n\r\n---\nhttps://example.org\nLast line"
@@ -21,14 +21,14 @@ TEXT = "  One two. Three\r\n\tfour 5.\n\n \rÉlan\u2028vital\r\n\r\n---\nhttps:/
 @pytest.mark.parametrize("options", WAYS)
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r", "\n\n"])
 def test_only_letters_of_pieces_change(options: dict[str, object], end: str) -> None:
-    require_laws(TEXT + end, **options)
+    require_properties(TEXT + end, **options)
 
 
 @SMALL
 @given(TEXTS)
 @pytest.mark.parametrize("options", WAYS)
 def test_only_letters_of_pieces_change_in_any_text(options: dict[str, object], text: str) -> None:
-    require_laws(text, **options)
+    require_properties(text, **options)
 
 
 @SMALL

@@ -19,7 +19,7 @@ from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import parts_of
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.errors import InputError
-from tests.documents.laws import SMALL, TEXTS
+from tests.documents.properties import SMALL, TEXTS
 
 UNICODE = {"utf-8": b"", "utf-8 ": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
 TEXT = "Grüße\r\n\u2028你好 😀\rlone\n\n\ufeffend"

@@ -24,7 +24,7 @@ from speculative_decoding.documents.splitting import (
 )
 from speculative_decoding.documents.survival import must_survive
 from speculative_decoding.errors import Note
-from tests.documents.laws import SMALL, TEXTS
+from tests.documents.properties import SMALL, TEXTS
 
 
 def parts_of(text: str, spans: list[Span]) -> list[str]:

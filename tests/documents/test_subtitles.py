@@ -16,9 +16,9 @@ from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.subtitles import MAX_CUES, cues_of, parse
 from speculative_decoding.documents.tokens import Block, Break, Kept, Literal
 from tests.documents.decoders import decode_with, document_with
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 
-laws = settings(derandomize=True, deadline=None, max_examples=40)
+examples = settings(derandomize=True, deadline=None, max_examples=40)
 FORMATS = ("srt", "vtt")
 TIMES = re.compile(r"^.*-->.*$", re.MULTILINE)
 NUMBER = re.compile(r"^\d+\r?$", re.MULTILINE)
@@ -78,19 +78,19 @@ def documents(draw: st.DrawFn, with_styles: bool = True, with_specials: bool = T
     return (text.replace("\n", "\r\n") if draw(st.booleans()) else text), format
 
 
-@laws
+@examples
 @given(documents() | st.tuples(st.text("<>&;-:0123, Nh\n\r\t♪[]()aB.{\\}", max_size=200), st.sampled_from(FORMATS)))
 def test_the_parts_are_the_document(document: tuple[str, str]) -> None:
     assert "".join(part.raw for part in parts(*document)) == document[0]
 
 
-@laws
+@examples
 @given(documents())
 def test_a_model_that_copies_gives_the_document(document: tuple[str, str]) -> None:
     assert document_with(document[0], str, document[1]) == document[0]
 
 
-@laws
+@examples
 @given(documents(), st.sampled_from(UNITS))
 def test_a_model_that_swaps_cases_swaps_all_letters_and_changes_nothing_else(
     document: tuple[str, str], unit: str
@@ -113,7 +113,7 @@ MODELS = pytest.mark.parametrize("model", [every_third, twice])
 
 
 @MODELS
-@laws
+@examples
 @given(document=documents(with_specials=False))
 def test_styling_is_balanced_in_each_cue(model: Callable[[str], str], document: tuple[str, str]) -> None:
     for cue in TIMES.split(document_with(document[0], model, document[1])):
@@ -121,9 +121,9 @@ def test_styling_is_balanced_in_each_cue(model: Callable[[str], str], document: 
         assert all(tags.count(tag) == tags.count(tag.replace("</", "<")) for tag in tags)
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 @MODELS
-@laws
+@examples
 @given(document=documents(with_styles=False, with_specials=False))
 def test_cues_keep_their_times_and_styles_and_share_out_all_words(
     model: Callable[[str], str], document: tuple[str, str]
@@ -430,7 +430,7 @@ def test_an_output_is_laid_over_the_cues(document: str, model: Callable[[str], s
     assert document_with(document, model, "vtt" if document.startswith("WEBVTT") else "srt") == expected
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_transcript_keeps_its_segments(format: str) -> None:
     from speculative_decoding.speech import formats

@@ -18,7 +18,7 @@ from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.memory_budget import slots_within
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters
 
@@ -267,7 +267,7 @@ def test_session_returns_results_in_the_order_of_prompts() -> None:
         session.generate(["abc", 5])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"num_beams": 3}, marks=needs_room("beam_search"))])
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_beams": 3}, marks=needs_subpackage("beam_search"))])
 def test_a_blank_text_of_several_gives_a_blank_text_and_leaves_the_others_unchanged(options: dict[str, Any]) -> None:
     session = Session(TARGET, Letters(), slots=2)
     rows: list[Any] = ["", "abc", " \t\n", {"prompt": "", "max_tokens": 5}, "cab", "\u3000"]

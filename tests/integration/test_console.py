@@ -42,7 +42,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.sampling.options import BEAMS_ONLY, SAMPLES_ONLY, option_specs
 from speculative_decoding.sampling.values import PYTHON_ONLY, Bool, specs_of
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -165,7 +165,7 @@ def set_by_command(name: str, text: str, state: ConsoleState) -> Any:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=needs_room("beam_search")) if BEAMS_ONLY in SPECS[name].marks else name
+        pytest.param(name, marks=needs_subpackage("beam_search")) if BEAMS_ONLY in SPECS[name].marks else name
         for name in SETTINGS
     ],
 )

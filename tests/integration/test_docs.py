@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ SHORTER = (
 )
 
 
-# The rooms that a block needs, by its words.
+# The optional subpackages that a block needs, by its words.
 NEEDS = {
     "beam_search": r"num[_-]beams",
     "speech": r"transcri|audio",
@@ -142,9 +142,9 @@ def shell(command: str, folder: Path) -> str:
 
 
 def skip_without_rooms(text: str) -> None:
-    for room, words in NEEDS.items():
-        if re.search(words, text) and not has_room(room):
-            pytest.skip(f"this copy lacks {room}/")
+    for subpackage, words in NEEDS.items():
+        if re.search(words, text) and not has_subpackage(subpackage):
+            pytest.skip(f"this copy lacks {subpackage}/")
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)

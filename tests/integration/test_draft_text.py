@@ -1,6 +1,6 @@
 """Texts that a request gives as drafts: the option, and texts of any content and size.
 
-Laws of all drafters hold for texts, too, and are tested with the other drafters.
+The properties of all drafters hold for texts, too, and are tested with the other drafters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from speculative_decoding.cli.run_config import DraftFlags
 from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.base import TEXT
 from speculative_decoding.sampling import options as options_module
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import Scripted, noisy_copy, tiny_model
 from tests.support.together import Letters
 
@@ -168,7 +168,7 @@ def test_a_text_without_effect_on_a_drafter_of_one_request_gives_a_warning() -> 
             generate(TARGET, Letters(), "abc", drafter=drafter, draft_text=text_of(), **SHORT)
 
 
-@needs_room("beam_search")
+@needs_subpackage("beam_search")
 def test_a_text_is_refused_with_beams_and_leaves_other_rows_alone() -> None:
     session = Session(TARGET, Letters())
     expected = session.generate("abc", num_beams=2, **SHORT).tokens

@@ -17,9 +17,9 @@ from typing import Any
 import speculative_decoding
 from speculative_decoding import Session
 from speculative_decoding.cli.programs import COMMANDS
-from tests.support.rooms import ROOMS, needs_room
+from tests.support.subpackages import SUBPACKAGES, needs_subpackage
 
-pytestmark = [*map(needs_room, ROOMS)]
+pytestmark = [*map(needs_subpackage, SUBPACKAGES)]
 RECORDED = Path(__file__).with_name("former_names.json")
 PARSERS = {"generate": "prompt_parser", **{name: f"{name}_parser" for name in COMMANDS if name != "generate"}}
 

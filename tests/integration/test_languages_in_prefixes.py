@@ -19,7 +19,7 @@ from speculative_decoding.decoding import prompt as prompt_module
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.loading.tokenizer import Vocabulary
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 
 TEXT = "Open the page."
 GERMAN = "translate English to German: "
@@ -61,8 +61,8 @@ def german(session: Session) -> str:
     return output
 
 
-DOCUMENT = pytest.param("document", ["in.txt"], marks=needs_room("documents"))
-BATCH = pytest.param("batch", ["in.txt"], marks=needs_room("jobs"))
+DOCUMENT = pytest.param("document", ["in.txt"], marks=needs_subpackage("documents"))
+BATCH = pytest.param("batch", ["in.txt"], marks=needs_subpackage("jobs"))
 COMMANDS = [pytest.param("generate", [TEXT]), pytest.param("console", []), DOCUMENT, BATCH]
 
 
@@ -76,7 +76,7 @@ def test_a_command_puts_the_prefix_of_its_languages_before_each_prompt(
     assert err.count(TOLD) == 1 and "have prefixes" not in err
 
 
-@needs_room("jobs")
+@needs_subpackage("jobs")
 def test_a_line_of_a_job_names_its_own_language(command: Command, german: str) -> None:
     status, out, _ = command("batch", "in.jsonl", *MODEL)
     record = json.loads(out)
@@ -94,11 +94,12 @@ API: dict[str, Any] = {
         each.written for each in session.document_parts(TEXT, tgt_lang="de", max_tokens=12)
     ),
 }
-ROOMS = {"document": "documents", "parts": "documents"}
+SUBPACKAGES = {"document": "documents", "parts": "documents"}
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(each, marks=needs_room(ROOMS[each])) if each in ROOMS else each for each in API]
+    "way",
+    [pytest.param(each, marks=needs_subpackage(SUBPACKAGES[each])) if each in SUBPACKAGES else each for each in API],
 )
 def test_python_does_so_too(way: str, session: Session, german: str) -> None:
     assert API[way](session) == german
@@ -110,7 +111,7 @@ def test_scores_and_encodings_read_the_same_prompt(session: Session) -> None:
     assert own.encode(TEXT).shape == session.encode(GERMAN + TEXT).shape
 
 
-@needs_room("memory")
+@needs_subpackage("memory")
 def test_the_prefix_is_no_part_of_a_source_in_a_memory(session: Session) -> None:
     memory = TextStore.from_pairs([(TEXT, "Etwas ganz anderes.")])
     own = Session(session.model, session.tokenizer, options=GenerationOptions(drafter="text"), memory=memory)
@@ -147,7 +148,7 @@ def test_a_language_without_effect_is_refused_before_weights_load(
     assert status == 2 and f"error: {message}" in err
 
 
-@needs_room("documents")
+@needs_subpackage("documents")
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("flags", [["--target-language", "de"], ["--source-language", "en", "--unit", "paragraph"]])
 def test_a_document_refuses_a_language_of_a_model_without_languages(flags: list[str], command: Command) -> None:
@@ -155,14 +156,14 @@ def test_a_document_refuses_a_language_of_a_model_without_languages(flags: list[
     assert status == 2 and "has no effect: this model has no languages; leave it out" in err
 
 
-@needs_room("server")
+@needs_subpackage("server")
 @pytest.mark.usefixtures("no_weights")
 def test_the_server_refuses_a_language_before_weights_load(command: Command) -> None:
     status, _, err = command("serve", "--model", "t5-web-docs", "--port", "0", "--target-language", "fr")
     assert status == 2 and "--target-language: this model has prefixes for en to de, not for fr" in err
 
 
-@needs_room("documents")
+@needs_subpackage("documents")
 def test_the_source_language_still_chooses_the_rules_of_sentences(command: Command, tmp_path: Path) -> None:
     """A guard: a document may name the language of its sentences to any model."""
     (tmp_path / "in.txt").write_text("Am 3. Mai.")

@@ -16,8 +16,8 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.drafters import Draft, NgramDrafter, NoDrafter, TextStore
 from tests.support.paths import ROOT
-from tests.support.rooms import needs_room
 from tests.support.speech import Letters, noise, speech_model
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.together import Letters as TextLetters
 from tests.support.waiting import PATIENCE
@@ -57,7 +57,7 @@ def test_threads_that_share_a_session_get_the_results_of_separate_sessions() -> 
         assert list(pool.map(work, uses, timeout=PATIENCE)) == expected
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 def test_threads_that_share_a_model_get_the_transcripts_of_a_single_thread() -> None:
     recordings = [noise(seed, 0.3) for seed in range(3)]
     expected = [SPEECH.transcribe(each).text for each in recordings]
@@ -113,7 +113,7 @@ def test_an_unfinished_stream_blocks_no_thread() -> None:
         lambda: [*TEXT.batch(["abc", "fed"])],
         lambda: TEXT.score("abc", "fed"),
         lambda: mx.eval(TEXT.encode("abc")),
-        pytest.param(lambda: SPEECH.transcribe(noise(1, 0.3)), marks=needs_room("speech")),
+        pytest.param(lambda: SPEECH.transcribe(noise(1, 0.3)), marks=needs_subpackage("speech")),
         lambda: Session(tiny_model(), TextLetters(), options=OPTIONS),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from tests.support.paths import ROOT
 from tests.support.wheels import installed
 
@@ -78,6 +78,8 @@ def test_dependencies_are_exactly_the_imported_packages(site: Path) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names - {"speculative_decoding_program"}  # part of the distribution
-    assert others - names == {package for room, own in EXTRAS.items() if has_room(room) for package in own}
-    unused = {"protobuf", "scipy_openblas32", *(() if has_room("cpu") else ["threadpoolctl"])}
+    assert others - names == {
+        package for subpackage, own in EXTRAS.items() if has_subpackage(subpackage) for package in own
+    }
+    unused = {"protobuf", "scipy_openblas32", *(() if has_subpackage("cpu") else ["threadpoolctl"])}
     assert names - others == unused

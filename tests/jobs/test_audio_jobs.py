@@ -116,7 +116,7 @@ def test_a_text_model_refuses_recordings_and_carries_a_prompts_field(folder: Pat
 def test_without_the_folder_speech_a_line_with_a_recording_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speculative_decoding.rooms.has_room", lambda name: name != "speech")
+    monkeypatch.setattr("speculative_decoding.subpackages.has_subpackage", lambda name: name != "speech")
     run_job(tmp_path / "out", b'{"audio": "a.wav", "id": 7}\n{"prompt": "ab", "audio": "a.wav"}', format="jsonl")
     refused, prompt = (json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines())
     assert refused["error"].startswith("audio: needs the folder speculative_decoding/speech") and refused["id"] == 7

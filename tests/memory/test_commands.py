@@ -22,7 +22,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.memory import TranslationMemory
 from tests.support.paths import ROOT
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import WHISPER, save_whisper, small_target, tiny_whisper
 
 Command = Callable[..., tuple[int, str, str]]
@@ -52,7 +52,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@needs_room("jobs")
+@needs_subpackage("jobs")
 @pytest.mark.parametrize("flags", [["--prefix", PREFIX], []])
 def test_a_changed_document_is_decoded_against_its_last_version(
     flags: list[str], command: Command, tmp_path: Path
@@ -81,7 +81,7 @@ def test_a_changed_document_is_decoded_against_its_last_version(
     assert calls["with"] < 0.5 * calls["without"]
 
 
-@needs_room("jobs")
+@needs_subpackage("jobs")
 def test_a_job_records_its_memory_and_is_not_resumed_with_another(command: Command, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("\n".join(LINES[:3]))
     memory = tmp_path / "a.tsv"
@@ -100,7 +100,7 @@ def test_a_job_records_its_memory_and_is_not_resumed_with_another(command: Comma
         assert status == 2 and "was written with other settings (memory_" in said
 
 
-@needs_room("jobs")
+@needs_subpackage("jobs")
 def test_the_memory_is_never_overwritten(command: Command, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
     old.write_text('{"prompt": "a", "text": "b"}\n')
@@ -161,7 +161,7 @@ def test_what_has_no_effect_is_refused_in_one_line_before_weights_load(
     assert status == 2 and out == "" and len(errors) == 1 and message in errors[0], said
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 def test_speech_models_are_refused_before_weights_load(command: Command, tmp_path: Path, no_weights: None) -> None:
     folder = save_whisper(tiny_whisper(), tmp_path / "whisper", WHISPER)
     (tmp_path / "a.tsv").write_text("a\tb\n")
@@ -202,7 +202,7 @@ def test_the_console_strips_its_current_prefix(monkeypatch: pytest.MonkeyPatch, 
     assert [each.strip() for each in asked] == ["one", "two", "four"]
 
 
-@needs_room("server")
+@needs_subpackage("server")
 def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session: Callable[..., Session]) -> None:
     """Rejected drafts of a memory are counted, but not sent."""
     from speculative_decoding.server.limits import Limits
@@ -225,7 +225,7 @@ def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session:
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "memory"
 
 
-@needs_room("jobs")
+@needs_subpackage("jobs")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--temperature", "1"]], ids=["greedy", "coupled"])
 def test_a_killed_job_with_a_memory_continues_byte_for_byte(options: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.memory import TranslationMemory
 from tests.support.paths import ROOT
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import tiny_whisper
 from tests.support.together import Letters
 
@@ -73,7 +73,7 @@ def test_a_memory_changes_no_token(
     assert tokens == [[each.tokens for each in result.sequences or [result]] for result in expected if result]
 
 
-@needs_room("beam_search")
+@needs_subpackage("beam_search")
 def test_beams_are_unaffected(new_session: Callable[..., Session], outputs: dict[str, str]) -> None:
     class Unused(TranslationMemory):
         def similar(self, source: str) -> list[tuple[float, str]]:

@@ -19,7 +19,7 @@ import pytest
 from tests.support import pausing
 from tests.support.paths import ROOT
 from tests.support.processes import launch
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import small_target
 
 pytestmark = pytest.mark.slow
@@ -29,11 +29,11 @@ TO_RESUME = "; run the same command with --resume to continue"
 CASES = [  # command, part of the progress line at which it is interrupted, end of its last line
     ("convert --model target --output made", "shared.weight", ""),
     ("verify prompts.txt --model target --drafter ngram", "baseline outputs", ""),
-    pytest.param(TRAIN, " outputs,", TO_RESUME, marks=needs_room("training")),
-    pytest.param(TRAIN, "features of", TO_RESUME, marks=needs_room("training")),
-    pytest.param(TRAIN, "step 25", TO_RESUME, marks=needs_room("training")),
-    pytest.param("batch prompts.txt --model target --output made", "lines,", TO_RESUME, marks=needs_room("jobs")),
-    pytest.param("serve --model target --port 0", "ready when GET /health", "", marks=needs_room("server")),
+    pytest.param(TRAIN, " outputs,", TO_RESUME, marks=needs_subpackage("training")),
+    pytest.param(TRAIN, "features of", TO_RESUME, marks=needs_subpackage("training")),
+    pytest.param(TRAIN, "step 25", TO_RESUME, marks=needs_subpackage("training")),
+    pytest.param("batch prompts.txt --model target --output made", "lines,", TO_RESUME, marks=needs_subpackage("jobs")),
+    pytest.param("serve --model target --port 0", "ready when GET /health", "", marks=needs_subpackage("server")),
 ]
 
 

@@ -24,7 +24,7 @@ from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import MAX_STOP_CHARACTERS, Limits
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.prompts import client_prompts
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.together import Letters
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_stops=3, max_draft_text=1000)
@@ -202,7 +202,7 @@ def test_a_prediction_is_one_draft_text_of_each_prompt() -> None:
     [
         ({"drafter": "none"}, "prediction: has no effect with drafter none"),
         ({"drafter": "model"}, "prediction: has no effect with drafter model, only with text, ngram, auto"),
-        pytest.param({"num_beams": 4}, "cannot be combined with num_beams 4", marks=needs_room("beam_search")),
+        pytest.param({"num_beams": 4}, "cannot be combined with num_beams 4", marks=needs_subpackage("beam_search")),
     ],
 )
 def test_a_server_that_would_ignore_a_prediction_refuses_it(own: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding.server.connections import allow_open_files, raised_limit
-from tests.support.net import HEALTH, LIMITS, Client, Net, law
+from tests.support.net import HEALTH, LIMITS, Client, Net, property_test
 from tests.support.serving import require_no_traceback
 from tests.support.waiting import ManualLoop, run_manually
 
@@ -20,12 +20,12 @@ UNFINISHED = POST + b"Content-Length: 9\r\n\r\n{"
 ENDLESS = b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@law
+@property_test
 async def test_events_of_a_stream_are_not_delayed_by_tcp(net: Net) -> None:
     assert net.connect().options == [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
-@law
+@property_test
 async def test_headers_have_a_time_limit_however_they_drip(net: Net) -> None:
     silent, slow = net.connect(), net.connect()
     await slow.send(HALF)
@@ -37,7 +37,7 @@ async def test_headers_have_a_time_limit_however_they_drip(net: Net) -> None:
     assert silent.is_closed and slow.is_closed
 
 
-@law
+@property_test
 async def test_a_request_in_time_ends_the_time_limit_and_each_request_has_its_own(net: Net) -> None:
     client = net.connect()
     await net.loop.advance(9.9)
@@ -54,7 +54,7 @@ async def test_a_request_in_time_ends_the_time_limit_and_each_request_has_its_ow
     assert client.is_closed
 
 
-@law
+@property_test
 async def test_the_rest_of_a_refused_body_is_discarded_for_a_while(net: Net) -> None:
     """A client that reads the response only after sending the body gets it, and can send more requests."""
     for size in (50_000, LIMITS.refused_bytes):
@@ -69,7 +69,7 @@ async def test_the_rest_of_a_refused_body_is_discarded_for_a_while(net: Net) -> 
     assert slow.is_closed
 
 
-@law
+@property_test
 async def test_a_refused_body_has_a_limit(net: Net) -> None:
     client = net.connect()
     size = LIMITS.refused_bytes
@@ -80,7 +80,7 @@ async def test_a_refused_body_has_a_limit(net: Net) -> None:
     assert client.is_closed
 
 
-@law
+@property_test
 async def test_no_request_follows_one_with_two_lengths(net: Net) -> None:
     client = net.connect()
     lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -107,7 +107,7 @@ def test_bytes_that_are_not_http_are_refused_without_a_traceback(
 ) -> None:
     """They may follow a valid request, whose response must not follow the refusal."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client = net.connect()
         head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -139,7 +139,7 @@ def test_connections_of_one_address_are_limited(
     run_manually(test)
 
 
-@law
+@property_test
 async def test_addresses_without_connections_are_forgotten(net: Net) -> None:
     """Otherwise the server remembers every address of a client that has many, as IPv6 gives them."""
     clients = [net.connect(f"2001:db8::{number}") for number in range(4)]
@@ -152,7 +152,7 @@ async def test_addresses_without_connections_are_forgotten(net: Net) -> None:
 
 @pytest.mark.parametrize("sent", [b"", UNFINISHED])
 def test_a_new_connection_replaces_the_one_that_waits_longest(sent: bytes) -> None:
-    @law
+    @property_test
     async def test(net: Net) -> None:
         busy = net.connect()
         await busy.send(ENDLESS)
@@ -170,7 +170,7 @@ def test_a_new_connection_replaces_the_one_that_waits_longest(sent: bytes) -> No
     test()
 
 
-@law
+@property_test
 async def test_a_new_connection_is_closed_if_all_others_are_being_answered(net: Net) -> None:
     clients = [net.connect() for _ in range(LIMITS.connections)]
     for client in clients:
@@ -178,7 +178,7 @@ async def test_a_new_connection_is_closed_if_all_others_are_being_answered(net: 
     assert net.connect().is_closed and not any(client.is_closed for client in clients)
 
 
-@law
+@property_test
 async def test_a_new_connection_costs_the_same_however_many_are_open(net: Net) -> None:
     listed = []
 

@@ -14,12 +14,12 @@ from speculative_decoding.server.kept_files import KeptFiles, content_dispositio
 from tests.support.waiting import ManualLoop, run_manually
 
 
-def law(test):  # type: ignore[no-untyped-def]
+def property_test(test):  # type: ignore[no-untyped-def]
     """Run a test in an event loop with its own clock."""
     return lambda: run_manually(test)
 
 
-@law
+@property_test
 async def test_a_file_is_deleted_when_its_time_is_over(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 100)
     first = files.keep("me", "a", ".txt", b"one")
@@ -34,7 +34,7 @@ async def test_a_file_is_deleted_when_its_time_is_over(loop: ManualLoop) -> None
     assert error.value.status == 404
 
 
-@law
+@property_test
 async def test_names_are_long_and_random(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 1000)
     names = [files.keep("me", "a", ".srt", b"one") for _ in range(50)]
@@ -72,7 +72,7 @@ SHARES = [
 
 @pytest.mark.parametrize(("sent", "expected"), SHARES)
 def test_each_client_has_a_share(sent: list[tuple[str, int]], expected: list[int]) -> None:
-    @law
+    @property_test
     async def test(loop: ManualLoop) -> None:
         files = KeptFiles(60.0, 1200)
         assert [admitted(files, client, size) for client, size in sent] == expected
@@ -82,7 +82,7 @@ def test_each_client_has_a_share(sent: list[tuple[str, int]], expected: list[int
     test()
 
 
-@law
+@property_test
 async def test_room_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> None:
     """A translation that grows more than expected is kept, too."""
     files = KeptFiles(60.0, 1200)
@@ -97,7 +97,7 @@ async def test_room_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> 
         pass
 
 
-@law
+@property_test
 async def test_no_timer_is_left_at_the_end(loop: ManualLoop) -> None:
     files = KeptFiles(60.0, 100)
     key = files.keep("me", "a", "", b"x")

@@ -12,13 +12,13 @@ from libretranslatepy import LibreTranslateAPI
 
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
-from tests.support.rooms import needs_room
 from tests.support.serving import PAIRS, Serving, bundled, serving
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import tiny_model
 from tests.support.together import Letters
 from tests.support.waiting import eventually
 
-pytestmark = needs_room("documents")
+pytestmark = needs_subpackage("documents")
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=60, max_prompt_tokens=200, max_body=20_000)
 TOKEN = "correct-horse-battery"
 SENTENCES = ["The method returns the value.", "A test.", "The end."]

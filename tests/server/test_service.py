@@ -88,7 +88,7 @@ class World:
 Test = Callable[[World], Coroutine[Any, Any, None]]
 
 
-def law(test: Test) -> Callable[[], None]:
+def property_test(test: Test) -> Callable[[], None]:
     """Run a test in an event loop with its own clock."""
 
     def run() -> None:
@@ -108,7 +108,7 @@ def progress(item: ClientPrompt, text: str, finish_reason: str | None = None) ->
     item.client.on_progress(item, Event(request, Round([2], [], 0, 0.0, finish_reason=finish_reason), [text]))
 
 
-@law
+@property_test
 async def test_the_queue_holds_at_its_limit_and_refuses_one_more(world: World) -> None:
     service = world.service
     items = prompts(3)
@@ -129,7 +129,7 @@ async def test_the_queue_holds_at_its_limit_and_refuses_one_more(world: World) -
     assert service.admitted == 0 and world.thread.cancelled[-3:] == items
 
 
-@law
+@property_test
 async def test_only_a_ready_service_admits_requests(world: World) -> None:
     for state in ("loading", "stopping", "failed"):
         world.service.state = state
@@ -140,7 +140,7 @@ async def test_only_a_ready_service_admits_requests(world: World) -> None:
     assert not world.thread.submitted
 
 
-@law
+@property_test
 async def test_a_request_fails_at_its_deadline_and_frees_its_slots(world: World) -> None:
     whole, events = world.decode(*prompts(1)), world.streaming(*prompts(1))
     await world.loop.advance(99.9)
@@ -154,7 +154,7 @@ async def test_a_request_fails_at_its_deadline_and_frees_its_slots(world: World)
     assert world.ended_as("error") == 2
 
 
-@law
+@property_test
 async def test_a_recording_has_one_deadline_from_its_arrival(world: World) -> None:
     with pytest.raises(ServerError, match="not finished"), world.service.upload(1000) as upload:
         await world.loop.advance(60)
@@ -167,7 +167,7 @@ async def test_a_recording_has_one_deadline_from_its_arrival(world: World) -> No
         await upload.unless_failed(asyncio.sleep(0))
 
 
-@law
+@property_test
 async def test_a_failed_upload_cancels_its_work(world: World) -> None:
     cancelled: list[bool] = []
 
@@ -188,7 +188,7 @@ async def test_a_failed_upload_cancels_its_work(world: World) -> None:
     assert cancelled == [True]
 
 
-@law
+@property_test
 async def test_recordings_share_a_limit_of_memory(world: World) -> None:
     service = world.service
     with service.upload(1000) as first:
@@ -201,7 +201,7 @@ async def test_recordings_share_a_limit_of_memory(world: World) -> None:
         first.add(1)  # the memory of the second one is free
 
 
-@law
+@property_test
 async def test_the_memory_of_a_large_recording_is_collected_at_its_end(world: World) -> None:
     """Its frames may be part of a cycle, which Python collects at some later time."""
 
@@ -221,7 +221,7 @@ async def test_the_memory_of_a_large_recording_is_collected_at_its_end(world: Wo
         gc.enable()
 
 
-@law
+@property_test
 async def test_a_stream_sends_what_is_ready_and_keeps_its_connection_open(world: World) -> None:
     items = prompts(2)
     events = world.streaming(*items)
@@ -247,7 +247,7 @@ async def test_a_stream_sends_what_is_ready_and_keeps_its_connection_open(world:
     assert world.metrics.registry.get_sample_value(name) == 2
 
 
-@law
+@property_test
 async def test_an_error_after_the_start_of_a_stream_is_its_last_event(world: World) -> None:
     items = prompts(2)
     events = world.streaming(*items)
@@ -265,7 +265,7 @@ async def test_an_error_after_the_start_of_a_stream_is_its_last_event(world: Wor
     assert world.ended_as("stop") == world.ended_as("error") == 1
 
 
-@law
+@property_test
 async def test_a_client_that_leaves_cancels_its_prompts(world: World) -> None:
     items = prompts(2)
     leaving = world.decode(*items)
@@ -277,7 +277,7 @@ async def test_a_client_that_leaves_cancels_its_prompts(world: World) -> None:
     assert world.thread.cancelled == [items[1]] and world.ended_as("cancelled") == 1
 
 
-@law
+@property_test
 async def test_a_blank_prompt_needs_no_decoding(world: World) -> None:
     items = [ClientPrompt(text, GenerationOptions()) for text in ("", "abc", " \n")]
     whole = world.decode(*items)
@@ -289,7 +289,7 @@ async def test_a_blank_prompt_needs_no_decoding(world: World) -> None:
     await world.service.decode([ClientPrompt("", GenerationOptions())])
 
 
-@law
+@property_test
 async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
     items = prompts(1)
     whole = world.decode(*items)
@@ -307,7 +307,7 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
     assert world.ended == [None]
 
 
-@law
+@property_test
 async def test_requests_fail_when_the_grace_period_ends(world: World) -> None:
     whole = world.decode(*prompts(1))
     draining = world.loop.create_task(world.service.drain())
@@ -320,7 +320,7 @@ async def test_requests_fail_when_the_grace_period_ends(world: World) -> None:
     assert (error.value.status, error.value.code) == (503, "stopping") and world.ended == [None]
 
 
-@law
+@property_test
 async def test_all_requests_fail_when_the_thread_ends_with_an_error(world: World) -> None:
     whole = world.decode(*prompts(1))
     await world.loop.advance()
@@ -333,7 +333,7 @@ async def test_all_requests_fail_when_the_thread_ends_with_an_error(world: World
     assert world.ended == [problem] and world.service.state == "failed"
 
 
-@law
+@property_test
 async def test_a_service_that_was_stopped_while_loading_does_not_become_ready(world: World) -> None:
     session: Any = SimpleNamespace(options_with=lambda options: GenerationOptions())
     for state, expected in (("loading", "ready"), ("stopping", "stopping")):
@@ -343,7 +343,7 @@ async def test_a_service_that_was_stopped_while_loading_does_not_become_ready(wo
     world.service.stop()
 
 
-@law
+@property_test
 async def test_a_client_that_waits_for_the_queue_gets_the_refusal(world: World) -> None:
     client = ClientRequest(prompts(2))
     waiting = world.loop.create_task(client.wait_until_queued())

@@ -13,7 +13,7 @@ from websockets.frames import Opcode
 from speculative_decoding.server.connections import SECURITY_HEADERS, LimitedConnection
 from speculative_decoding.server.sockets import MAX_CONTROL_FRAMES, READ_BYTES
 from tests.support.frames import BROKEN, INVALID, UPGRADE, frame
-from tests.support.net import HEALTH, LIMITS, Client, Net, law
+from tests.support.net import HEALTH, LIMITS, Client, Net, property_test
 from tests.support.serving import require_no_traceback
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -30,7 +30,7 @@ async def require_released(net: Net) -> None:
     assert not net.per_address and not net.state.connections and not net.state.tasks and await net.is_healthy()
 
 
-@law
+@property_test
 async def test_a_socket_outlives_the_time_limit_of_headers_and_has_the_security_headers(net: Net) -> None:
     client = net.connect()
     response = await client.upgrade(b"Sec-WebSocket-Extensions: permessage-deflate\r\n")
@@ -44,7 +44,7 @@ async def test_a_socket_outlives_the_time_limit_of_headers_and_has_the_security_
 def test_an_upgrade_is_refused_like_a_request(header: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise a page of another origin could use the server (cross-site WebSocket hijacking)."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client, other = net.connect(), net.connect()
         refused = await client.upgrade(header)
@@ -62,7 +62,7 @@ def test_an_upgrade_is_refused_like_a_request(header: bytes, caplog: pytest.LogC
 
 @pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID)
 def test_an_invalid_upgrade_is_answered_like_a_request(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client = net.connect()
         status = (await client.send(sent + b"\r\n"))[9:12]
@@ -76,7 +76,7 @@ def test_an_invalid_upgrade_is_answered_like_a_request(sent: bytes, caplog: pyte
     require_no_traceback(caplog)
 
 
-@law
+@property_test
 async def test_a_socket_counts_until_its_connection_ends(net: Net) -> None:
     clients = [await opened(net) for _ in range(LIMITS.per_address)]
     assert net.connect("10.0.0.7").is_closed
@@ -88,7 +88,7 @@ async def test_a_socket_counts_until_its_connection_ends(net: Net) -> None:
     assert 'responses_total{path="other",status="101"} 3.0' in net.metrics
 
 
-@law
+@property_test
 async def test_sockets_count_among_all_connections(net: Net) -> None:
     clients = [await opened(net, f"10.0.0.{number}") for number in range(LIMITS.connections - 1)]
     waiting = net.connect()
@@ -101,7 +101,7 @@ async def test_sockets_count_among_all_connections(net: Net) -> None:
     assert net.connect().is_closed and not any(client.is_closed for client in clients)
 
 
-@law
+@property_test
 async def test_a_client_that_vanishes_is_found_by_pings(net: Net) -> None:
     client = await opened(net)
     client.is_stalled = True
@@ -116,7 +116,7 @@ async def test_a_client_that_vanishes_is_found_by_pings(net: Net) -> None:
 def test_a_client_that_reads_nothing_loses_its_connection(sent: bytes) -> None:
     """A transport closes only after it has sent everything."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client, other = await opened(net), await opened(net, "10.0.0.8")
         client.is_stalled = True
@@ -135,7 +135,7 @@ def test_a_client_that_reads_nothing_loses_its_connection(sent: bytes) -> None:
     test()
 
 
-@law
+@property_test
 async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net) -> None:
     busy, other = await opened(net), await opened(net)
     busy.receive(frame(b"a") * 1000)
@@ -150,7 +150,7 @@ async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net)
 def test_many_control_frames_end_a_socket_and_delay_nobody(opcode: Opcode, size: int) -> None:
     """They cost time like messages, and more of the answers to pings would wait for a client that reads nothing."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         busy, other = await opened(net), await opened(net, "10.0.0.8")
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_many_control_frames_end_a_socket_and_delay_nobody(opcode: Opcode, size:
     test()
 
 
-@law
+@property_test
 async def test_a_client_that_sends_no_more_can_read_until_the_application_ends(net: Net) -> None:
     client = await opened(net)
     client.receive(frame(b"send 3") + frame(b"b"))
@@ -195,7 +195,7 @@ def test_broken_frames_end_a_socket(
 ) -> None:
     """A client may also send them before the socket is accepted. It gets the code even while it is still sending."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client = net.connect()
         if not is_accepted:
@@ -214,7 +214,7 @@ def test_broken_frames_end_a_socket(
     require_no_traceback(caplog)
 
 
-@law
+@property_test
 async def test_a_socket_that_fails_says_so(net: Net) -> None:
     client = await opened(net)
     await client.message("fail")
@@ -231,7 +231,7 @@ async def test_a_socket_that_fails_says_so(net: Net) -> None:
 def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """This includes sockets that are closing while their clients read nothing."""
 
-    @law
+    @property_test
     async def test(net: Net) -> None:
         client, stalled = await opened(net), await opened(net)
         stalled.is_stalled = True

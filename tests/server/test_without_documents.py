@@ -1,4 +1,4 @@
-"""A copy of the package without the room `documents`."""
+"""A copy of the package without the subpackage `documents`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rooms import copy_without, run_in
+from tests.support.subpackages import copy_without, run_in
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
-from tests.support.rooms import needs_room
 from tests.support.speech import END, ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model, tiny_whisper
 
 MODEL = speech_model()
@@ -301,7 +301,7 @@ def naive_beam_search(requests: WindowRequests, attempt: Attempt, num_beams: int
     return [*best[first:-1]], finished[best] / (len(best) - first)
 
 
-@needs_room("beam_search")
+@needs_subpackage("beam_search")
 @pytest.mark.parametrize("length", [None, 2])
 def test_beams_equal_a_naive_search(length: int | None) -> None:
     requests = requests_of({"sample_len": length}, {"num_beams": 3})
@@ -322,7 +322,7 @@ def test_beams_equal_a_naive_search(length: int | None) -> None:
     assert ended or length
 
 
-@needs_room("beam_search")
+@needs_subpackage("beam_search")
 def test_recordings_with_beams_fall_back_to_sampling() -> None:
     options = {"num_beams": 2, "temperature": (0.0, 0.8), "logprob_threshold": 0.0, "no_speech_threshold": None}
     found = list(session().transcribe_batch(RECORDINGS[:2], slots=2, **options))

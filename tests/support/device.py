@@ -1,7 +1,7 @@
 """The device that tests compute on.
 
-Tests use the CPU: exact identity and tolerances of 1e-5 are laws of its float32 arithmetic. GPUs sum in an order that
-depends on the shapes. Tests of what depends on the device take the fixture `device`.
+Tests use the CPU: exact identity and tolerances of 1e-5 are properties of its float32 arithmetic. GPUs sum in an order
+that depends on the shapes. Tests of what depends on the device take the fixture `device`.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ async def echo(socket: WebSocket) -> None:
         await socket.send_text("a" * int(text[5:]) if text.startswith("send ") else text)
 
 
-def law(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def property_test(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run() -> None:
         async def start(loop: ManualLoop) -> None:
             net = Net(loop)

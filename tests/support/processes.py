@@ -27,7 +27,7 @@ PRELOADED = [f"speculative_decoding.cli.{name}" for name in ("main", "convert", 
 PRELOADED += [f"speculative_decoding.{name}" for name in ("training.command", "server.app")]
 PRELOADED.append("tests.support.parallel_process")
 if sys.platform == "linux":
-    CONTEXT.set_forkserver_preload(PRELOADED)  # ignores those that a copy without some rooms cannot import
+    CONTEXT.set_forkserver_preload(PRELOADED)  # ignores those that are missing
 
 
 def launch(

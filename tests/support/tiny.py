@@ -292,7 +292,7 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "end inside": lambda target, draft, baseline: Scripted(baseline, lambda i, token: EOS if i % 4 == 3 else token),
     "stops after two": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=2),
 }
-# One drafter for each way to make a draft, for laws that do not depend on which tokens a drafter proposes.
+# One drafter for each way to make a draft, for properties that do not depend on which tokens a drafter proposes.
 KINDS = ("none", "model", "head", "auto", "text", "every third wrong")
 
 

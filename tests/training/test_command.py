@@ -19,7 +19,7 @@ from speculative_decoding.loading.load import ModelHandle
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.training import command as train_command
 from speculative_decoding.training import training_run as training_run_module
-from tests.support.rooms import copy_without, run_in
+from tests.support.subpackages import copy_without, run_in
 from tests.support.tiny import small_target
 from tests.support.training import (
     LAYERS,

@@ -1,4 +1,4 @@
-"""The layering of the package: imports only point down, rooms can be left out, functions take few parameters."""
+"""The layering of the package: imports only point down, subpackages can be left out, functions take few parameters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from tests.support.paths import ROOT
-from tests.support.rooms import CORE_TESTS, ROOMS
+from tests.support.subpackages import CORE_TESTS, SUBPACKAGES
 
 PACKAGE = ROOT / "speculative_decoding"
 
@@ -19,7 +19,7 @@ PACKAGE = ROOT / "speculative_decoding"
 CORE: list[tuple[str, ...]] = [
     ("version", "cache_folder"),
     ("errors",),
-    ("rooms",),
+    ("subpackages",),
     ("sampling",),
     ("checkpoints",),
     ("runs",),
@@ -35,9 +35,9 @@ CORE: list[tuple[str, ...]] = [
     ("cli",),
     ("verify", "train", "serve", "__main__"),
 ]
-# Where the core imports a room, each time in a function that only runs if the room is needed. `__init__` imports cpu/
-# before MLX.
-SEAMS = {
+# Where the core imports an optional subpackage, each time in a function that only runs if the subpackage is
+# needed. `__init__` imports cpu/ before MLX.
+EXTENSION_POINTS = {
     ("__init__", "cpu"),
     ("models.backend", "cpu"),
     ("loading.load", "cpu"),
@@ -143,11 +143,11 @@ def is_allowed(each: Import) -> bool:
     importer, imported = each.top_level
     if importer == imported:
         return True
-    if imported not in ROOMS:
-        return importer == "__init__" or importer in ROOMS or layer_of(imported) < layer_of(importer)
-    if importer in ROOMS:
-        return imported in ROOMS[importer]
-    return (each.importer, imported) in SEAMS and (each.when != NOW or importer == "__init__")
+    if imported not in SUBPACKAGES:
+        return importer == "__init__" or importer in SUBPACKAGES or layer_of(imported) < layer_of(importer)
+    if importer in SUBPACKAGES:
+        return imported in SUBPACKAGES[importer]
+    return (each.importer, imported) in EXTENSION_POINTS and (each.when != NOW or importer == "__init__")
 
 
 def test_no_modules_import_each_other() -> None:
@@ -169,12 +169,12 @@ def test_no_modules_import_each_other() -> None:
     assert {*graph} == set()
 
 
-def test_imports_point_down_and_only_seams_lead_to_rooms() -> None:
+def test_imports_point_down_and_only_extension_points_lead_to_optional_subpackages() -> None:
     imports = [*imports_of(MODULES)]
     assert len(imports) > 200
     folders = {name.split(".")[0] for name in MODULES} - {"__init__"}
-    assert folders - ROOMS.keys() == {name for names in CORE for name in names}
-    assert folders & ROOMS.keys() == {room for room in ROOMS if has_room(room)}
+    assert folders - SUBPACKAGES.keys() == {name for names in CORE for name in names}
+    assert folders & SUBPACKAGES.keys() == {subpackage for subpackage in SUBPACKAGES if has_subpackage(subpackage)}
     assert [each for each in imports if not is_allowed(each)] == []
 
 
@@ -205,7 +205,9 @@ def test_only_models_and_four_modules_depend_on_the_family() -> None:
         if any("model_type" in (getattr(each, "value", None), getattr(each, "attr", None)) for each in words):
             found.add(name)
     assert found == {
-        name for name in MAY_KNOW_FAMILIES if name.split(".")[0] not in ROOMS or has_room(name.split(".")[0])
+        name
+        for name in MAY_KNOW_FAMILIES
+        if name.split(".")[0] not in SUBPACKAGES or has_subpackage(name.split(".")[0])
     }
 
 
@@ -248,7 +250,7 @@ def test_functions_take_few_parameters() -> None:
     assert found <= PARAMETERS_MAY_BE_MORE
 
 
-def test_tests_of_the_core_import_no_room() -> None:
+def test_tests_of_the_core_import_no_optional_subpackage() -> None:
     """Nor do the modules that they import. Imports in functions do not count."""
     tests = sources(ROOT / "tests")
     pending = [name for name in tests if name == "conftest" or f"tests/{name.split('.')[0]}" in CORE_TESTS]
@@ -263,7 +265,7 @@ def test_tests_of_the_core_import_no_room() -> None:
             before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for module in (f"{before}{alias.name}" for alias in node.names if when != LATE):
                 package, _, inside = module.partition(".")
-                if package in ("tests", PACKAGE.name) and inside.split(".")[0] in ROOMS:
+                if package in ("tests", PACKAGE.name) and inside.split(".")[0] in SUBPACKAGES:
                     found.add(name)
                 if package == "tests":
                     pending += [inside, inside.rpartition(".")[0]]
@@ -272,4 +274,7 @@ def test_tests_of_the_core_import_no_room() -> None:
 
 def test_folders_of_unit_tests_are_those_of_the_core() -> None:
     folders = {each.name for each in (ROOT / "tests" / "unit").iterdir() if (each / "__init__.py").is_file()}
-    assert folders - {"benchmarks", "tools"} <= {name.split(".")[0] for name in MODULES if "." in name} - ROOMS.keys()
+    assert (
+        folders - {"benchmarks", "tools"}
+        <= {name.split(".")[0] for name in MODULES if "." in name} - SUBPACKAGES.keys()
+    )

@@ -21,7 +21,7 @@ from speculative_decoding.decoding.acceptance import RULES
 from speculative_decoding.drafters import BatchDrafter, choose_drafter
 from speculative_decoding.sampling.drafters import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import CONFIG, model_drafter, noisy_copy, save_hugging_face, tiny_model
 
 Models = tuple[Path, Path | None]  # the folders of the target and of the draft, if there is one
@@ -86,7 +86,7 @@ FRONT_ENDS = {"flags": of_flags, "run": of_a_run, "console": of_the_console, "se
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "no draft"])
 @pytest.mark.parametrize(
     "options",
-    [pytest.param(each, marks=needs_room("beam_search") if "num_beams" in each else ()) for each in OPTIONS],
+    [pytest.param(each, marks=needs_subpackage("beam_search") if "num_beams" in each else ()) for each in OPTIONS],
     ids=str,
 )
 @pytest.mark.parametrize("name", FRONT_ENDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 from tests.support.paths import ROOT
-from tests.support.rooms import ROOMS
+from tests.support.subpackages import SUBPACKAGES
 from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
@@ -24,15 +24,15 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_a_request_loads_no_room_and_stays_within_its_limits(tmp_path: Path) -> None:
-    """The command runs in a process of its own. Of the rooms, only cpu/ is imported, on Linux."""
-    command = [sys.executable, str(ROOT / "tools" / "walk.py"), "--json", str(tmp_path / "walk.json")]
+    """The command runs in a process of its own. Of the optional subpackages, only cpu/ is imported, on Linux."""
+    command = [sys.executable, str(ROOT / "tools" / "call_trace.py"), "--json", str(tmp_path / "trace.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "Methode" in done.stdout, done.stderr
-    walked = json.loads((tmp_path / "walk.json").read_text())
-    assert len(walked["modules"]) > 50 and len(walked["functions"]) > 300 and len(walked["classes"]) > 30
-    assert not {name.split(".")[1] for name in walked["modules"] if "." in name} & ROOMS.keys() - {"cpu"}
+    traced = json.loads((tmp_path / "trace.json").read_text())
+    assert len(traced["modules"]) > 50 and len(traced["functions"]) > 300 and len(traced["classes"]) > 30
+    assert not {name.split(".")[1] for name in traced["modules"] if "." in name} & SUBPACKAGES.keys() - {"cpu"}
     limits = {"modules_without_cpu": MODULES_WITHOUT_CPU, "functions": FUNCTIONS, "classes": CLASSES}
-    assert {name: len(walked[name]) for name, limit in limits.items() if len(walked[name]) > limit} == {}
+    assert {name: len(traced[name]) for name, limit in limits.items() if len(traced[name]) > limit} == {}
 
 
 def test_functions_are_short() -> None:

@@ -1,4 +1,4 @@
-"""Random request bodies and recordings for a server in this process, and the laws of its responses."""
+"""Random request bodies and recordings for a server in this process, and the properties of its responses."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from speculative_decoding.speech.live import stream as live_stream
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
-from tests.support.rooms import needs_room
 from tests.support.speech import Letters, noise, speech_model
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import noisy_copy, tiny_model
 
 MODEL = speech_model(seed=12)
@@ -230,7 +230,7 @@ def test_a_stream_refuses_options_without_effect() -> None:
         Session(MODEL, Letters()).transcribe_live([], top_k=3)
 
 
-@needs_room("beam_search")
+@needs_subpackage("beam_search")
 def test_streams_are_decoded_without_the_beams_of_recordings() -> None:
     own = Session(MODEL, Letters(), None, GenerationOptions(num_beams=2))
     scheduler = new_scheduler(own, TranscriptionOptions(), {}, live_slots=1)

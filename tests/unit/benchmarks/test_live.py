@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 
 live = pytest.importorskip("benchmarks.live")
 
@@ -70,7 +70,7 @@ def sounds() -> np.ndarray:
     return np.round(noise(2, 1.5) * 32767).astype(np.int16)
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 def test_a_replay_writes_what_live_speech_writes(sounds: np.ndarray) -> None:
     from speculative_decoding.session import Session
     from tests.support.speech import Letters, speech_model

@@ -16,7 +16,7 @@ from benchmarks.speech_texts import read_samples
 from benchmarks.tasks import prompts_from_files
 from benchmarks.text_rows import Bench, Row, TimeRow, WasteRow, token_rows, waste_row
 from speculative_decoding import InputError, Session
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
 
 
@@ -114,7 +114,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("one.txt", "two.txt")]
 
 
-@needs_room("memory")
+@needs_subpackage("memory")
 def test_the_command_counts_tokens_per_call(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +136,7 @@ def test_the_command_counts_tokens_per_call(
     assert out.count("\n| ") == len(lines) + len(useless) + 4
 
 
-@needs_room("memory")
+@needs_subpackage("memory")
 def test_the_command_times_texts(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +182,7 @@ def test_another_task_needs_several_files(files: list[str], capsys: pytest.Captu
     assert status == 2 and "--kinds task: needs several files of prompts" in err
 
 
-@needs_room("speech")
+@needs_subpackage("speech")
 def test_the_command_counts_tokens_per_call_of_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A recording's row does not depend on the other recordings, and "all" adds their tokens and calls."""
     from tests.support.speech import noise, wav

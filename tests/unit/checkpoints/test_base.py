@@ -1,4 +1,4 @@
-"""Laws of all checkpoints: a slice is a part of the tensor, and equality is that of the bits."""
+"""Properties of all checkpoints: a slice is a part of the tensor, and equality is that of the bits."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_translation_of_several_sentences_gets_a_note_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for has_documents in (False, True):
-        monkeypatch.setattr(main_command, "has_room", {"documents": has_documents}.__getitem__)
+        monkeypatch.setattr(main_command, "has_subpackage", {"documents": has_documents}.__getitem__)
         session = SimpleNamespace(tokenizer=SimpleNamespace(languages={"de": 1} if has_languages else {}))
         runner = SimpleNamespace(run=lambda *_, **__: None)
         assert decode_each([prompt, prompt], None, session, runner, None, verify=False)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from speculative_decoding.cli import other_flags, programs
 from speculative_decoding.cli.convert import convert_parser
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.loading.pair import ModelPair
-from speculative_decoding.rooms import has_room
 from speculative_decoding.sampling.options import option_specs
+from speculative_decoding.subpackages import has_subpackage
 
 WRITTEN = "name a model that `speculative-decoding convert --quantize` wrote"
 DEVICE = "MLX computes on the GPU of a Mac and on the CPU of other machines; leave it out"
@@ -105,8 +105,8 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def present(rows: list[Any], command: Any) -> list[Any]:
     """Return the rows whose command is installed."""
-    rooms = {name: room for name, (_, room, _) in programs.COMMANDS.items()}
-    return [row for row in rows if rooms[command(row)] is None or has_room(str(rooms[command(row)]))]
+    subpackages = {name: subpackage for name, (_, subpackage, _) in programs.COMMANDS.items()}
+    return [row for row in rows if subpackages[command(row)] is None or has_subpackage(str(subpackages[command(row)]))]
 
 
 @pytest.mark.parametrize(("command", "given", "way_out"), present(FLAGS, lambda row: row[0]))

@@ -14,10 +14,12 @@ from speculative_decoding.cli.convert import convert_parser
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.cli.verify import verify_parser
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from speculative_decoding.version import __version__
 
-PRESENT = [name for name, (_, room, _) in programs.COMMANDS.items() if room is None or has_room(room)]
+PRESENT = [
+    name for name, (_, subpackage, _) in programs.COMMANDS.items() if subpackage is None or has_subpackage(subpackage)
+]
 LONGEST = {"generate": 60, "transcribe": 80}  # lines of --help; transcribe also describes live speech
 
 

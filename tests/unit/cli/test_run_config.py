@@ -23,9 +23,9 @@ from speculative_decoding.cli.run_config import (
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
-from speculative_decoding.rooms import has_room
 from speculative_decoding.sampling.values import specs_of
-from tests.support.rooms import needs_room
+from speculative_decoding.subpackages import has_subpackage
+from tests.support.subpackages import needs_subpackage
 from tests.support.waiting import eventually
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
@@ -89,7 +89,7 @@ def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
     values = {"ngram_store": "s", "draft_text": "t", "draft_text_file": __file__}
     for option, drafters in OF_DRAFTERS.items():
-        if option == "memory" and not has_room("memory"):
+        if option == "memory" and not has_subpackage("memory"):
             continue
         own = vocabulary if option.startswith("draft_vocab") else [flag_of(option), values.get(option, "4")]
         for drafter in ("model", "text", "ngram", "auto", "none"):
@@ -141,7 +141,7 @@ def test_an_unreadable_draft_text_is_refused_before_a_model_is_opened(
 @pytest.mark.parametrize("option", ["--draft-text", "--draft-text-file"])
 @pytest.mark.parametrize(
     "other",
-    [["--baseline"], ["--num-draft", "0"], pytest.param(["--num-beams", "2"], marks=needs_room("beam_search"))],
+    [["--baseline"], ["--num-draft", "0"], pytest.param(["--num-beams", "2"], marks=needs_subpackage("beam_search"))],
 )
 def test_a_draft_text_is_refused_without_drafts(
     option: str, other: list[str], folders: ModelFlags, tmp_path: Path

@@ -13,14 +13,14 @@ from speculative_decoding.models.attention import precise_softmax, window_softma
 from speculative_decoding.models.config import gelu
 from tests.support.metal import pretend_gpu
 from tests.support.paths import ROOT
-from tests.support.rooms import needs_room
+from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import audio_frames, tiny_whisper
 
 PACKAGE = ROOT / "speculative_decoding"
 
 
 def test_mlx_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It also computes without the folder cpu/: tests/robustness/test_rooms.py runs the tests of such copies."""
+    """It also computes without the folder cpu/: tests/robustness/test_subpackages.py runs the tests of such copies."""
     pretend_gpu(monkeypatch)
     x = mx.random.normal((2, 600), key=mx.random.key(5))
     assert mx.array_equal(window_softmax(x), precise_softmax(x)).item()
@@ -34,7 +34,7 @@ def test_mlx_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
 
 
-@needs_room("training")  # it has two of the operations
+@needs_subpackage("training")  # it has two of the operations
 def test_operations_and_replacements_have_the_same_names() -> None:
     replacements = backend.replacements()
     if replacements is None:

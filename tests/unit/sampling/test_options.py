@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session, batch_generate, generate, load, stream_generate
-from speculative_decoding.rooms import has_room
 from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, TAKES_DELTA, option_specs
+from speculative_decoding.subpackages import has_subpackage
 from tests.unit.sampling.test_values import examples
 
 NAMES = [each.name for each in fields(GenerationOptions)]
@@ -31,7 +31,7 @@ def kept(name: str, given: Any) -> Any:
 def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) -> None:
     spec = option_specs()[name]
     good, bad = examples(spec.type)
-    if name == "num_beams" and not has_room("beam_search"):
+    if name == "num_beams" and not has_subpackage("beam_search"):
         good = [1]
     assert good and bad
     for value in good:

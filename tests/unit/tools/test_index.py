@@ -12,9 +12,9 @@ import pytest
 
 import benchmarks
 import tools
-from tests.support.rooms import ROOMS, needs_room
+from tests.support.subpackages import SUBPACKAGES, needs_subpackage
 
-pytestmark = [*map(needs_room, ROOMS)]  # which some tools import
+pytestmark = [*map(needs_subpackage, SUBPACKAGES)]  # which some tools import
 
 BENCHMARKS = [
     path.stem
@@ -22,7 +22,7 @@ BENCHMARKS = [
     if "\ndef main(" in path.read_text() and path.stem != "__main__"
 ]
 TOOLS = [path.stem for path in sorted(Path(tools.__path__[0]).iterdir()) if not path.stem.startswith("__")]
-WITHOUT_HELP = ("goldens", "pretend_mac", "resolve_for_mac", "walk")  # take no options, or those of other programs
+WITHOUT_HELP = ("goldens", "pretend_mac", "resolve_for_mac", "call_trace")  # no options, or those of others
 
 
 def test_the_indices_name_all_programs() -> None:

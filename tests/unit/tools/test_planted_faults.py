@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.rooms import ROOMS, needs_room
+from tests.support.subpackages import SUBPACKAGES, needs_subpackage
 from tools.planted_faults import FAULTS, parse, stale
 
-pytestmark = [*map(needs_room, ROOMS)]  # some faults are in rooms
+pytestmark = [*map(needs_subpackage, SUBPACKAGES)]  # some faults are in optional subpackages
 
 
 def test_each_fault_can_be_planted() -> None:

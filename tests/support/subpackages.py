@@ -1,4 +1,4 @@
-"""Tests of the core that need a room, and copies of the package without some of its rooms."""
+"""Tests of the core that need an optional subpackage, and copies of the package without some of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.rooms import has_room
+from speculative_decoding.subpackages import has_subpackage
 from tests.support.paths import ROOT
 
-# Folders that may be left out, and the other rooms that each one uses if they are there.
-ROOMS: dict[str, set[str]] = {
+# Folders that may be left out, and the other optional subpackages that each one uses if they are there.
+SUBPACKAGES: dict[str, set[str]] = {
     "beam_search": set(),
     "speech": {"beam_search"},
     "jobs": {"speech", "distributed"},
@@ -34,16 +34,16 @@ LINKED += (".ci", ".github", ".gitignore")
 CACHES = shutil.ignore_patterns("__pycache__")
 
 
-def needs_room(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not has_room(name), reason=f"this copy lacks {name}/")
+def needs_subpackage(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not has_subpackage(name), reason=f"this copy lacks {name}/")
 
 
-def copy_without(rooms: Collection[str], folder: Path) -> Path:
-    """Copy the package and its tests, without these rooms and their tests."""
+def copy_without(subpackages: Collection[str], folder: Path) -> Path:
+    """Copy the package and its tests, without these optional subpackages and their tests."""
     for name in ("speculative_decoding", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=CACHES)
-        for room in rooms:
-            shutil.rmtree(folder / name / room, ignore_errors=True)
+        for subpackage in subpackages:
+            shutil.rmtree(folder / name / subpackage, ignore_errors=True)
     for name in COPIED:
         shutil.copy(ROOT / name, folder / name)
     for name in LINKED:

@@ -1,6 +1,6 @@
 """Decodes documents with functions in place of a model, and checks that they keep everything but their text.
 
-    python -m tools.document_laws README.md docs data
+    python -m tools.document_properties README.md docs data
 
 Takes files and folders, of which it reads the files that have the suffix of a format. The identity must give a document
 byte for byte. If the function swaps the case of letters, exactly the letters of decoded texts must differ. Lines, cues,
@@ -25,7 +25,7 @@ from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.subtitles import LINE_END
 from speculative_decoding.documents.tokens import Literal, Text, line_ends
 from tests.documents.decoders import written_with
-from tests.documents.laws import swapped
+from tests.documents.properties import swapped
 from tests.documents.test_html import tree
 from tests.documents.test_markdown import ORACLE
 from tests.documents.test_subtitles import TIMES, every_third, twice

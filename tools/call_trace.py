@@ -1,6 +1,6 @@
 """What one request loads, calls and makes: modules, functions and classes of the package, from main.py to its text.
 
-    python tools/walk.py [--list] [--json FILE] [ARGUMENTS OF main.py ...]
+    python tools/call_trace.py [--list] [--json FILE] [ARGUMENTS OF main.py ...]
 
 A function counts once, however often it is called. The body of a class and the functions that `dataclass` writes count
 as functions; a class counts when an object of it is made. The modules of cpu/, which Linux imports first, are reported
@@ -25,7 +25,7 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 
 
 @dataclass
-class Walk:
+class CallTrace:
     """Names in the order of their first use; functions and classes as module:qualified name."""
 
     modules: list[str] = field(default_factory=list)
@@ -66,9 +66,9 @@ class Walk:
         )
 
 
-def walk(arguments: list[str]) -> Walk:
+def trace(arguments: list[str]) -> CallTrace:
     """Run main.py in this process, which must not have imported the package."""
-    found = Walk()
+    found = CallTrace()
     sys.argv = ["main.py", *arguments]
     sys.path[0] = str(ROOT)
     threading.setprofile(found.watch)
@@ -92,7 +92,7 @@ def main() -> None:
         at = arguments.index("--json")
         file = Path(arguments[at + 1])
         del arguments[at : at + 2]
-    found = walk([each for each in arguments if each != "--list"] or [EXAMPLE])
+    found = trace([each for each in arguments if each != "--list"] or [EXAMPLE])
     if shows_list:
         print(*(f"  {name}" for name in (*found.modules, *found.functions)), sep="\n")
         print("classes:", ", ".join(found.classes))
@@ -102,6 +102,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if PACKAGE in sys.modules:  # python -m tools.walk: the package was imported before anything was counted
+    if PACKAGE in sys.modules:  # python -m tools.call_trace: the package was imported before anything was counted
         os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
     main()

@@ -1,4 +1,4 @@
-"""The laws of every format, with functions in place of models. See `speculative_decoding.documents.tokens`."""
+"""The properties of every format, with functions in place of models. See `speculative_decoding.documents.tokens`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def swapped(text: str) -> str:
     )
 
 
-def require_laws(text: str, format: str = "text", **options: object) -> None:
+def require_properties(text: str, format: str = "text", **options: object) -> None:
     """Check that parts joined are the document, and that only the letters of pieces change with the model."""
     parts = parts_in(text, format, **options)
     assert "".join(part.raw for part in parts) == text

@@ -12,15 +12,15 @@ import pytest
 
 from speculative_decoding.cli.programs import COMMANDS
 from tests.support.paths import ROOT
-from tests.support.rooms import CORE_TESTS, ROOMS, copy_without, needs_room, run_in
+from tests.support.subpackages import CORE_TESTS, SUBPACKAGES, copy_without, needs_subpackage, run_in
 
-pytestmark = [pytest.mark.slow, *map(needs_room, ROOMS)]
+pytestmark = [pytest.mark.slow, *map(needs_subpackage, SUBPACKAGES)]
 
 PROMPT = "translate English to German: The method returns the value of the property."  # README's first command
-WITHOUT: dict[str, Sequence[str]] = {room: [room] for room in ROOMS} | {"all": ROOMS}
+WITHOUT: dict[str, Sequence[str]] = {subpackage: [subpackage] for subpackage in SUBPACKAGES} | {"all": SUBPACKAGES}
 
-# The tests that run without each single room: imports, commands, seams and whole runs. Without all rooms, all tests of
-# the core run; `python -m tools.leave_out ROOM` runs them without one.
+# The tests that run without each single subpackage: imports, commands, extension points and whole runs. Without
+# any optional subpackage, all tests of the core run; `python -m tools.leave_out SUBPACKAGE` runs them without one.
 SUBSET = [
     "tests/unit/test_architecture.py",
     "tests/unit/cli/test_programs.py",
@@ -37,7 +37,7 @@ except InputError as error:
     sys.exit(print(error, file=sys.stderr) or 2)
 """
 DOCUMENT = TRANSCRIBE.replace('transcribe("data/jfk.wav")', 'document("The end.")')
-# What a user asks a room for, and how the line begins that says what is missing.
+# What a user asks an optional subpackage for, and how the line begins that says what is missing.
 ASKED: dict[str, list[tuple[list[str], dict[str, str], str]]] = {
     "beam_search": [(["main.py", "a", "--num-beams", "2"], {}, "main.py: error: --num-beams")],
     "speech": [
@@ -84,21 +84,27 @@ def test_the_first_command_prints_the_same_sentence(copy: tuple[str, Path], whol
 def test_help_names_the_commands_that_are_there(copy: tuple[str, Path]) -> None:
     name, folder = copy
     shown = run_in(folder, ["-m", "speculative_decoding", "--help"]).stdout
-    present = {each for each, (_, room, _) in COMMANDS.items() if room is None or room not in WITHOUT[name]}
+    present = {
+        each for each, (_, subpackage, _) in COMMANDS.items() if subpackage is None or subpackage not in WITHOUT[name]
+    }
     assert set(re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)) == present
 
 
 def test_what_needs_a_missing_folder_is_refused_in_one_line(copy: tuple[str, Path]) -> None:
     name, folder = copy
-    for room in WITHOUT[name]:
-        for arguments, variables, start in ASKED.get(room, []):
+    for subpackage in WITHOUT[name]:
+        for arguments, variables, start in ASKED.get(subpackage, []):
             done = run_in(folder, arguments, **variables)
-            line = f"needs the folder speculative_decoding/{room}, which this copy lacks; install the whole package\n"
-            assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{start}: {line}")
+            missing = f"needs the folder speculative_decoding/{subpackage}, which this copy lacks"
+            assert (done.returncode, done.stdout, done.stderr) == (
+                2,
+                "",
+                f"{start}: {missing}; install the whole package\n",
+            )
 
 
 def test_every_room_but_that_of_linux_is_asked_for() -> None:
-    assert {*ASKED} == {*ROOMS} - {"cpu"}
+    assert {*ASKED} == {*SUBPACKAGES} - {"cpu"}
 
 
 def test_a_model_that_asks_for_beams_is_decoded_greedily(tmp_path: Path) -> None:
@@ -114,9 +120,9 @@ def test_a_model_that_asks_for_beams_is_decoded_greedily(tmp_path: Path) -> None
     assert "num_beams" not in expected.stderr
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_subset_of_the_tests_of_the_core_passes_without_a_room(room: str, tmp_path: Path) -> None:
-    check_tests(copy_without([room], tmp_path / "copy"), SUBSET)
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_a_subset_of_the_tests_of_the_core_passes_without_one(subpackage: str, tmp_path: Path) -> None:
+    check_tests(copy_without([subpackage], tmp_path / "copy"), SUBSET)
 
 
 @pytest.mark.parametrize("tests", CORE_TESTS)

@@ -1,7 +1,7 @@
-"""Text drafts: laws that hold for any way to find the place in a text.
+"""Text drafts: properties that hold for any way to find the place in a text.
 
-The texts are random words of one to three tokens. Every other law of drafters is tested with texts, too (`DRAFTERS` in
-tests/support/tiny.py).
+The texts are random words of one to three tokens. Every other property of drafters is tested with texts, too
+(`DRAFTERS` in tests/support/tiny.py).
 """
 
 from __future__ import annotations
