@@ -53,6 +53,11 @@ def test_installed_command_decodes(program: Run) -> None:
     assert shutil.which("cc") is None or "slow" not in done.stderr  # the extension was built
 
 
+def test_the_package_is_marked_as_typed(site: Path) -> None:
+    """Without this file, type checkers ignore the annotations (PEP 561)."""
+    assert [*site.rglob("speculative_decoding/py.typed")]
+
+
 def test_missing_bundled_models_are_one_line_errors(program: Run) -> None:
     module = (sys.executable, "-m", "speculative_decoding")
     done = program("generate", *PROMPT, by=module)
