@@ -63,7 +63,7 @@ def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     group = next((name for name, value in found.groupdict().items() if value), None)
     content_end = indented_end(state, start + 1, end) if pattern is INDENTED else start + 1
     if (pattern is INDENTED and group is None and content_end == start + 1) or (
-        pattern is CALLOUT and state.parentType != "blockquote"
+        pattern is CALLOUT and not starts_quote_line(state, start)
     ):
         return False
     if silent:
@@ -78,6 +78,15 @@ def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         read_indented(state, start + 1, content_end)
     state.line = content_end
     return True
+
+
+def starts_quote_line(state: StateBlock, line: int) -> bool:
+    """Return whether the ">" of a block quote directly precedes a line's text, without the markup of a list between.
+
+    GitHub and Obsidian recognize a callout only on the first line of a quote, but DocFX starts another one on any line.
+    """
+    start = state.bMarks[line]  # after the ">" and at most one space
+    return state.blkIndent == 0 and state.src[max(start - 2, 0) : start].rstrip(" \t").endswith(">")
 
 
 def indented_end(state: StateBlock, start: int, end: int) -> int:

@@ -29,11 +29,22 @@ def parts_in(text: str, format: str = "text", **options: object) -> list[Literal
 
 
 def swapped(text: str) -> str:
-    """Swap the case of letters, except for what must survive and letters whose other case has another length."""
-    kept = {index for span in must_survive(text, ()) for index in range(span.start, span.end)}
-    return "".join(
-        each if index in kept or len(each.swapcase()) != 1 else each.swapcase() for index, each in enumerate(text)
-    )
+    """Swap the case of letters, unless the other case has another length or the letter must survive.
+
+    Letters that become a mark of code only when they are swapped, as in "[!NOTE]" or "Ab.Cd", keep their case, too.
+    """
+    kept = surviving(text)
+    while True:
+        output = "".join(
+            each if index in kept or len(each.swapcase()) != 1 else each.swapcase() for index, each in enumerate(text)
+        )
+        if surviving(output) <= kept:
+            return output
+        kept |= surviving(output)
+
+
+def surviving(text: str) -> set[int]:
+    return {index for span in must_survive(text, ()) for index in range(span.start, span.end)}
 
 
 def require_properties(text: str, format: str = "text", **options: object) -> None:
@@ -45,13 +56,16 @@ def require_properties(text: str, format: str = "text", **options: object) -> No
 
 
 def swapped_part(part: Literal | Piece) -> str:
-    """Return what the document has for a part if the model swaps cases: all but the text is copied."""
+    """Return what the document has for a part if the model swaps cases: everything else is copied."""
     if isinstance(part, Literal):
         return part.raw
     written, position, output = [], 0, swapped(part.text)
     for token in part.tokens:
         text = output[position : position + len(token.text)]
-        is_changed = isinstance(token, Text) and text != token.text
-        written.append(part.write(text) if is_changed else token.raw)
+        if not isinstance(token, Text) or text == token.text:
+            text = token.raw
+        elif token.raw != token.text:
+            text = part.write(text)
+        written.append(text)
         position += len(token.text)
     return "".join(written)
