@@ -161,7 +161,8 @@ class RankBroadcaster:
 class BroadcastCache:
     """Rank 0's proxy for a `DecoderCache`, which records changes for the other ranks.
 
-    It records assignments and calls to methods that return None. Other methods do not change the cache.
+    It records assignments and calls to methods that return None. Other methods do not change the cache. The changes are
+    sent as JSON, so their arguments must not be arrays.
     """
 
     def __init__(self, cache: DecoderCache, full: CrossAttentionCache | None, number: int, changes: list[Any]) -> None:
@@ -193,12 +194,18 @@ class BroadcastCache:
     def _record(self, method: str, *arguments: Any) -> Any:
         result = getattr(self.cache, method)(*map(local, arguments))
         if result is None:
-            self._changes.append([self.number, method, *map(as_message, arguments)])
+            self._add_change(method, *arguments)
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.cache, name, value)
-        self._changes.append([self.number, "__setattr__", name, as_message(value)])
+        self._add_change("__setattr__", name, value)
+
+    def _add_change(self, method: str, *arguments: Any) -> None:
+        for each in arguments:
+            if any(isinstance(part, mx.array) for part in (each if isinstance(each, list | tuple) else [each])):
+                raise TypeError(f"DecoderCache.{method}: other ranks cannot receive an array; pass numbers")
+        self._changes.append([self.number, method, *map(as_message, arguments)])
 
 
 def as_message(argument: Any) -> Any:

@@ -102,6 +102,18 @@ def test_a_new_method_of_a_cache_is_repeated_without_being_listed(
     assert [each.offsets for each in follow(other, line).values()] == [[1, 6, 1]] == [cache.offsets]
 
 
+@pytest.mark.parametrize("wrap", [lambda array: array, lambda array: [array]])
+def test_an_array_in_a_change_of_a_cache_is_refused(
+    wrap: Any, ranks: tuple[Any, Any, Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecoderCache, "fill", lambda self, values: None, raising=False)
+    cache = ranks[0].make_cache(ENCODED)
+    with pytest.raises(TypeError, match=r"^DecoderCache.fill: other ranks cannot receive an array; pass numbers$"):
+        cache.fill(wrap(mx.ones(3)))
+    with pytest.raises(TypeError, match="other ranks cannot receive an array"):
+        cache.source_mask = wrap(cache.source_mask)
+
+
 def test_other_ranks_free_deleted_caches(ranks: tuple[Any, Any, Line]) -> None:
     first, other, line = ranks
     kept, dropped = first.make_cache(ENCODED), first.make_cache(ENCODED)
