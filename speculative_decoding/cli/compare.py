@@ -131,11 +131,7 @@ def agreement_with_baseline(
         return "differs"
     if not session.options.is_comparable:
         return "another sample"
-    difference = first_divergence(
-        session.model, session.tokenizer, tokens, baseline.tokens, result.tokens, session.options
-    )
-    assert difference is not None
-    return f"differs at token {difference.position}"
+    return str(first_divergence(session, tokens, baseline.tokens, result.tokens))
 
 
 def comparison_table(rows: Mapping[str, tuple[GenerationStats, str]], baseline: str | None = None) -> Table:

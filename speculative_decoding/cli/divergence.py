@@ -1,24 +1,30 @@
-"""Finds the position at which two outputs of a prompt differ, and the target's logit gap there."""
+"""Compares outputs with the baseline's: those that the target generates for the same prompts without a draft."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
 from ..decoding.acceptance import Greedy, rule_for
 from ..decoding.prompt import make_request
+from ..decoding.results import GenerationResult
 from ..draft_length import FixedLength
+from ..drafters import with_default_drafter
+from ..errors import InputError, Name
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import Source
-from ..models.base import EncoderDecoder
+from ..models.audio import AudioFrames
+from ..rows.scheduling import BatchResult
 from ..sampling import GenerationOptions, History
+from ..session import Prompt, Session
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position at which two outputs differ.
+    """The first position at which two outputs of a prompt differ.
 
     Args:
         position: The number of tokens before the divergence.
@@ -33,26 +39,26 @@ class Divergence:
     speculative: int | None
     logit_gap: float | None = None
 
-    def text(self, tokenizer: Tokenizer) -> str:
+    def __str__(self) -> str:
+        gap = "" if self.logit_gap is None else f", logit gap {self.logit_gap:.4g}"
+        return f"differs at token {self.position}{gap}"
+
+    def with_tokens(self, tokenizer: Tokenizer) -> str:
+        """Describe the divergence and name both tokens."""
+
         def name(token: int | None) -> str:
             return "the end" if token is None else f"{token} {tokenizer.vocabulary.pieces.get(token)!r}"
 
-        gap = "" if self.logit_gap is None else f"; logit gap {self.logit_gap:.4g}"
-        return (
-            f"first divergence at token {self.position}: {name(self.baseline)} without the draft, "
-            f"{name(self.speculative)} with it{gap}"
-        )
+        return f"{self}: {name(self.baseline)} without the draft, {name(self.speculative)} with it"
 
 
 def first_divergence(
-    model: EncoderDecoder,
-    tokenizer: Tokenizer,
-    prompt: str | Source,
-    baseline: Sequence[int],
-    speculative: Sequence[int],
-    options: GenerationOptions,
+    session: Session, prompt: Prompt, baseline: Sequence[int], speculative: Sequence[int], **options: Any
 ) -> Divergence | None:
-    """Compare two outputs of a prompt, decoded with comparable options. Returns None if they are identical."""
+    """Compare two outputs of a prompt. Returns None if they are identical.
+
+    options: with which both were generated, and which must be comparable.
+    """
     if list(baseline) == list(speculative):
         return None
     shortest = min(len(baseline), len(speculative))
@@ -61,9 +67,11 @@ def first_divergence(
         ends = [tokens[position] if len(tokens) > position else None for tokens in (baseline, speculative)]
         return Divergence(position, *ends)
 
-    rule = rule_for([options])
+    model = session.model
+    chosen = session.options.override(options).with_values(allow_long_prompt=True)
+    rule = rule_for([chosen])
     assert isinstance(rule, Greedy)
-    request = make_request(model, tokenizer, prompt, options.with_values(allow_long_prompt=True), FixedLength(0))
+    request = make_request(model, session.tokenizer, prompt, chosen, FixedLength(0))
     cache = model.make_cache(model.encode_rows([request.source])[0])
     tokens = [*request.decoder_tokens, *baseline[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]  # (1, 1, V)
@@ -71,3 +79,56 @@ def first_divergence(
     scores = rule.scores(logits, [request.options], history)[0, 0].astype(mx.float32)  # (V,)
     gap = float(scores[baseline[position]] - scores[speculative[position]])
     return Divergence(position, baseline[position], speculative[position], gap)
+
+
+def baseline_tokens(session: Session, prompt: Prompt, *, exact: bool, **options: Any) -> list[int]:
+    """Decode a prompt without a draft. exact: in exact passes."""
+    return session.generate(prompt, **options | {"drafter": "none", "strict": exact or None}).tokens
+
+
+def compare_output(session: Session, prompt: Prompt, tokens: Sequence[int]) -> Divergence | None:
+    """Decode a prompt without a draft, as exactly as `tokens` were generated, and compare."""
+    exact = session.planner.widths(session.options_with({})).exact
+    return first_divergence(session, prompt, baseline_tokens(session, prompt, exact=exact), tokens)
+
+
+def compare_outputs(
+    session: Session,
+    prompts: Sequence[str | AudioFrames],
+    draft: dict[str, Any],
+    *,
+    slots: int = 1,
+    baseline: Callable[..., list[int]] | None = None,
+    **options: Any,
+) -> Iterator[tuple[BatchResult[GenerationResult], Divergence | None]]:
+    """Decode prompts in a batch with drafts and one by one without, and yield each output with its divergence.
+
+    Args:
+        session: The session to decode with.
+        prompts: The prompts. They are yielded in the order in which they are complete.
+        draft: Options of the outputs with drafts only.
+        slots: The size of the batch.
+        baseline: `baseline_tokens` of this session, which may keep its results.
+        options: Options of all outputs.
+    """
+    baseline = baseline or partial(baseline_tokens, session)
+    chosen = with_default_drafter(session.options.override(options | draft), session.draft_model)
+    exact = session.planner.widths(chosen, slots).exact
+    for each in session.batch_as_completed(prompts, slots=slots, **options | draft):
+        divergence = None
+        if each.result is not None:
+            prompt = prompts[each.index]
+            expected = baseline(prompt, exact=exact, **options)
+            divergence = first_divergence(session, prompt, expected, each.result.tokens, **options)
+        yield each, divergence
+
+
+def require_comparable(options: GenerationOptions, subject: str | None = None) -> None:
+    """Raise `InputError` if outputs with and without a draft may differ."""
+    if not options.is_comparable:
+        name, value = ("acceptance", options.acceptance) if options.acceptance else ("delta", f"{options.delta:g}")
+        raise InputError(
+            ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
+            subject,
+            ("use ", Name("temperature"), " 0, or leave out ", Name(name), f" {value}"),
+        )

@@ -107,7 +107,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
 def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
     """Raise `InputError` for views and comparisons (fields of `PromptFlags`) that the options do not support."""
     if "verify" in views:
-        from .verify import require_comparable
+        from .divergence import require_comparable
 
         require_comparable(options, "verify")
     for name in views:
@@ -208,11 +208,19 @@ def decode_each(
         result = runner.run(session, prompt, tokens=tokens)
         if verify:
             assert result is not None
-            from .verify import verify_output
-
             is_same = verify_output(session, tokens or prompt, result.tokens) and is_same
         tokens = None
     return is_same
+
+
+def verify_output(session: Session, prompt: str | Sequence[int], tokens: Sequence[int]) -> bool:
+    """Decode a prompt without a draft, and print and return whether the tokens are the same."""
+    from .divergence import compare_output
+
+    divergence = compare_output(session, prompt, tokens)
+    identical = f"identical, {len(tokens)} tokens"
+    say(f"verify: {identical if divergence is None else divergence.with_tokens(session.tokenizer)}")
+    return divergence is None
 
 
 @cache

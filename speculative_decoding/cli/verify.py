@@ -8,23 +8,35 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..drafters import with_default_drafter
-from ..errors import InputError, Name
+from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.values import Int
 from ..session import Session
 from .common import PROMPTS, read_prompts, say, start_alone
-from .divergence import first_divergence
+from .divergence import baseline_tokens, compare_outputs, require_comparable
 from .flags import add_decoding_flags
-from .modes import BASELINE, combine_modes
+from .modes import BASELINE, DecodingMode, combine_modes
 from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
 from .run_config import MODEL_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
+
+
+class Trial(NamedTuple):
+    """A combination to test. Its outputs are compared with the baseline's for the same seed."""
+
+    mode: DecodingMode
+    slots: int
+    seed: int
+
+    def __str__(self) -> str:
+        mode = f"drafter {self.mode.drafter}, num-draft {self.mode.num_draft_tokens}"
+        return f"{'baseline' if self.mode == BASELINE else mode}, seed {self.seed}, slots {self.slots}"
 
 
 def verify_parser(program: str) -> Parser:
@@ -45,26 +57,6 @@ def verify_parser(program: str) -> Parser:
     return parser
 
 
-def require_comparable(options: GenerationOptions, subject: str | None = None) -> None:
-    """Raise `InputError` if outputs with and without a draft may differ."""
-    if not options.is_comparable:
-        name, value = ("acceptance", options.acceptance) if options.acceptance else ("delta", f"{options.delta:g}")
-        raise InputError(
-            ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
-            subject,
-            ("use ", Name("temperature"), " 0, or leave out ", Name(name), f" {value}"),
-        )
-
-
-def verify_output(session: Session, prompt: str | Sequence[int], tokens: list[int]) -> bool:
-    """Decode a prompt without a draft, and print and return whether the tokens are the same."""
-    is_exact = session.planner.widths(session.options_with({})).exact
-    baseline = session.generate(prompt, drafter="none", strict=is_exact or None).tokens
-    difference = first_divergence(session.model, session.tokenizer, prompt, baseline, tokens, session.options)
-    say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))
-    return difference is None
-
-
 def bundled_prompts() -> list[Path]:
     """Return the bundled files of prompts. Raises `InputError` if they are not installed."""
     if not (found := sorted(PROMPTS.glob("*.txt"))):
@@ -76,6 +68,17 @@ def bundled_prompts() -> list[Path]:
 
 def verify(chosen: argparse.Namespace) -> int:
     """Test all combinations and return the exit status: 1 if an output differs."""
+    config, trials = chosen_trials(chosen)
+    files = getattr(chosen, "prompts", []) or bundled_prompts()
+    prompts = [prompt for path in files for prompt in read_prompts(path)]
+    pair = config.open(use_draft=any(trial.mode.drafter in MODEL_DRAFTERS for trial in trials))
+    config = config.with_memory(pair)
+    with config.session(pair) as session:
+        return run_trials(session, prompts, trials)
+
+
+def chosen_trials(chosen: argparse.Namespace) -> tuple[RunConfig, list[Trial]]:
+    """Return the configuration of the session and all combinations. Raises `InputError` if one is invalid."""
     given = given_options(chosen)
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
@@ -92,48 +95,31 @@ def verify(chosen: argparse.Namespace) -> int:
     options = flags.add_draft_texts(with_default_drafter(GenerationOptions(**given), paths.draft_model))
     config = RunConfig(paths, options, flags, given.keys())
     require_comparable(config.options)
-    files = getattr(chosen, "prompts", []) or bundled_prompts()
-    prompts = [prompt for path in files for prompt in read_prompts(path)]
+    return config, [Trial(*each) for each in product(modes, slot_counts, seeds)]
 
-    used_drafters = {mode.drafter for mode in modes}
-    pair = config.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
-    config = config.with_memory(pair)
-    trials = list(product(modes, slot_counts, seeds))
+
+def run_trials(session: Session, prompts: Sequence[str], trials: Sequence[Trial]) -> int:
+    """Decode all prompts in each trial, print each difference, and return the exit status."""
+    baseline = cache(partial(baseline_tokens, session))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0
-    with config.session(pair) as session, progress() as show:
-
-        @cache
-        def baseline(prompt: str, **options: Any) -> list[int]:
-            return session.generate(prompt, drafter="none", **options).tokens
-
-        for mode, slots, seed in trials:
-            name = f"drafter {mode.drafter}, num-draft {mode.num_draft_tokens}, seed {seed}, slots {slots}"
-            if mode == BASELINE:
-                name = f"baseline, seed {seed}, slots {slots}"
-            say(f"{name}: {len(prompts)} prompts")
-            options = session.options.override({"seed": seed})
-            exact = session.planner.widths(options.override(mode.keywords), slots).exact
-            expected = []
+    with progress() as show:
+        for trial in trials:
+            say(f"{trial}: {len(prompts)} prompts")
             identical_before = num_identical
-            for prompt in prompts:
-                expected.append(baseline(prompt, seed=seed, strict=exact or None))
-                show(num_done, total, f"{name}: {len(expected)} of {len(prompts)} baseline outputs")
-            for each in session.batch_as_completed(prompts, slots=slots, seed=seed, **mode.keywords):
-                if each.result is None:
-                    raise InputError(f"prompt {each.index + 1}: {each.error}")
-                tokens = each.result.tokens
-                difference = first_divergence(
-                    session.model, session.tokenizer, prompts[each.index], expected[each.index], tokens, options
-                )
+            options: dict[str, Any] = {"slots": trial.slots, "baseline": baseline, "seed": trial.seed}
+            for output, divergence in compare_outputs(session, prompts, trial.mode.keywords, **options):
+                if output.result is None:
+                    raise InputError(f"prompt {output.index + 1}: {output.error}")
                 num_done += 1
-                num_tokens += len(tokens)
-                num_identical += difference is None
-                if difference is not None:
-                    print(f"prompt {each.index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
-                show(num_done, total, f"{name}: {num_identical} of {num_done} outputs identical")
+                num_tokens += len(output.result.tokens)
+                num_identical += divergence is None
+                if divergence is not None:
+                    difference = divergence.with_tokens(session.tokenizer)
+                    print(f"prompt {output.index + 1}, {trial}: {difference}", flush=True)
+                show(num_done, total, f"{trial}: {num_identical} of {num_done} outputs identical")
             if len(trials) > 1:
-                print(f"{name}: {num_identical - identical_before} of {len(prompts)} identical", flush=True)
+                print(f"{trial}: {num_identical - identical_before} of {len(prompts)} identical", flush=True)
     print(f"{num_identical} of {total} identical ({num_tokens} tokens)")
     return 0 if num_identical == total else 1
 

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from ..cli.common import printing, require_one_process, say, start_alone
+from ..cli.divergence import Divergence
 from ..cli.flags import all_but
 from ..cli.parser import Parser, add_flags, flags_from
 from ..cli.run_config import DRAFT_PROMPT, DraftFlags, ModelFlags, run_config_from
@@ -255,8 +256,8 @@ def self_test_lines(found: Diagnosis) -> list[str]:
         accepted = f"{test['tokens']} tokens, {test['accepted']} of {test['drafted']} draft tokens accepted"
         lines.append(f"{entry['precision']:10} {identical}; {accepted:43} {verdict}")
         for difference in test["differences"]:
-            gap = "" if difference["logit_gap"] is None else f", logit gap {difference['logit_gap']:.4g}"
-            where = "no output" if difference["token"] is None else f"differs at token {difference['token']}{gap}"
+            token, gap = difference["token"], difference["logit_gap"]
+            where = "no output" if token is None else Divergence(token, None, None, gap)
             lines.append(f"  prompt {difference['prompt']}: {where}")
     return lines
 

@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
 from ..cli.common import PROMPTS, read_prompts, say
-from ..cli.divergence import first_divergence
+from ..cli.divergence import compare_outputs
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..decoding.prompt import build_decoder_prompt, check_languages
 from ..draft_length.exact_widths import COMPARED_WIDTHS
@@ -31,7 +31,7 @@ from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
 from ..models.whisper_tokens import AudioConfig
-from ..session import Prompt, Session
+from ..session import Session
 from ..subpackages import has_subpackage
 from .device import device_facts, device_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
@@ -231,7 +231,7 @@ def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_by
 
 
 def check_precision(
-    config: RunConfig, precision: Precision, prompts: Sequence[Prompt], *, has_tf32: bool
+    config: RunConfig, precision: Precision, prompts: Sequence[str | AudioFrames], *, has_tf32: bool
 ) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
     config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
@@ -299,7 +299,7 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
     }
 
 
-def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def self_test(session: Session, prompts: Sequence[str | AudioFrames]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
     exact_widths = session.planner.exact_widths
     length = 5 if exact_widths is None else min(5, max(exact_widths.widths) - 1)
@@ -320,27 +320,21 @@ def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
     if (audio := session.model.audio) is not None:
         settings["decoder_prefix"] = [*audio.start_tokens("en")[1:], audio.no_timestamps]
-    for number, prompt in enumerate(prompts, start=1):
-        try:
-            baseline = session.generate(prompt, drafter="none", **settings)
-            drafted = session.generate(prompt, num_draft_tokens=length, **settings)
-        except InputError as error:
-            say(f"self-test, prompt {number}: {error}")
+    for output, divergence in compare_outputs(session, prompts, {"num_draft_tokens": length}, **settings):
+        number = output.index + 1
+        if output.result is None:
+            say(f"self-test, prompt {number}: {output.error}")
             found["differences"].append({"prompt": number, "token": None, "logit_gap": None})
             continue
-        options = session.options_with(settings)
-        difference = first_divergence(
-            session.model, session.tokenizer, prompt, baseline.tokens, drafted.tokens, options
-        )
-        found["tokens"] += len(drafted.tokens)
-        found["drafted"] += drafted.stats.drafted_tokens
-        found["accepted"] += drafted.stats.accepted_tokens
-        if difference is None:
+        found["tokens"] += len(output.result.tokens)
+        found["drafted"] += output.result.stats.drafted_tokens
+        found["accepted"] += output.result.stats.accepted_tokens
+        if divergence is None:
             found["identical"] += 1
         else:
-            gap = difference.logit_gap
+            gap = divergence.logit_gap
             gap = gap if gap is not None and math.isfinite(gap) else None
-            found["differences"].append({"prompt": number, "token": difference.position, "logit_gap": gap})
+            found["differences"].append({"prompt": number, "token": divergence.position, "logit_gap": gap})
     return found
 
 
@@ -366,7 +360,7 @@ def public_name(folder: Path) -> str | None:
     return hub_name(folder)
 
 
-def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable[Prompt]:
+def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Sequence[str | AudioFrames]:
     """Return prompts for a self-test.
 
     A bundled target gets two prompts from each bundled file, a speech model gets the bundled recording, and other

@@ -61,4 +61,4 @@ def test_each_line_of_standard_input_gives_a_line_and_is_verified(
 def test_a_text_that_differs_from_the_baseline_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", HARDER, "--verify", "--delta", "1", *FIXED]) == 1
     err = capsys.readouterr().err
-    assert "verify: first divergence at token" in err and "LOSSY: --delta 1 accepts tokens" in err
+    assert "verify: differs at token" in err and "LOSSY: --delta 1 accepts tokens" in err

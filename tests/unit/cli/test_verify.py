@@ -9,7 +9,7 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.divergence import first_divergence
-from speculative_decoding.cli.verify import verify_output
+from speculative_decoding.cli.main import verify_output
 from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
 from tests.support.together import Letters
 
@@ -53,7 +53,7 @@ def test_a_difference_is_reported_with_its_combination_and_status_1(
     lossy = ["--delta", "1", "--drafter", "model", "--num-draft", "5", "--slots", "2"]
     assert verify_command.main([*arguments, *lossy]) == 1
     out = capsys.readouterr().out
-    assert ", drafter model, num-draft 5, seed 0, slots 2: first divergence at token " in out and "; logit gap " in out
+    assert ", drafter model, num-draft 5, seed 0, slots 2: differs at token " in out and ", logit gap " in out
 
 
 @pytest.mark.parametrize("cause", [["--acceptance", "block"], ["--delta", "0.1"]])
@@ -74,19 +74,19 @@ def test_the_output_of_a_session_is_identical_and_another_one_is_not(
     assert verify_output(session, "abc", tokens)
     assert not verify_output(session, "abc", [*tokens[:3], tokens[3] + 1])
     same, other = capsys.readouterr().err.splitlines()
-    assert same == f"verify: identical, {len(tokens)} tokens" and "verify: first divergence at token 3: " in other
+    assert same == f"verify: identical, {len(tokens)} tokens" and "verify: differs at token 3, logit gap " in other
 
 
 def test_a_divergence_has_its_position_tokens_and_logit_gap() -> None:
-    prompt, options = "abc", GenerationOptions()
-    tokens = Session(TARGET, Letters()).generate(prompt, max_tokens=20).tokens
-    found = [first_divergence(TARGET, Letters(), prompt, tokens, tokens, options)]
+    prompt, session = "abc", Session(TARGET, Letters())
+    tokens = session.generate(prompt, max_tokens=20).tokens
+    found = [first_divergence(session, prompt, tokens, tokens)]
     for position in range(len(tokens)):
         for token in {0, 5, 23} - {tokens[position]}:
-            other = first_divergence(TARGET, Letters(), prompt, tokens, [*tokens[:position], token], options)
+            other = first_divergence(session, prompt, tokens, [*tokens[:position], token])
             assert other is not None and other.position == position
             assert (other.baseline, other.speculative) == (tokens[position], token)
             assert other.logit_gap is not None and other.logit_gap > 0  # the baseline takes the best token
-        cut = first_divergence(TARGET, Letters(), prompt, tokens, tokens[:position], options)
+        cut = first_divergence(session, prompt, tokens, tokens[:position])
         assert cut is not None and (cut.position, cut.speculative, cut.logit_gap) == (position, None, None)
-    assert found == [None] and "the end with it" in cut.text(Letters()) and "logit gap" in other.text(Letters())
+    assert found == [None] and "the end with it" in cut.with_tokens(Letters()) and "logit gap" in str(other)

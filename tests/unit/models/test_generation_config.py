@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import InputError, batch_generate, generate, load, score
+from speculative_decoding import InputError, Session, batch_generate, generate, load, score
 from speculative_decoding.cli.divergence import first_divergence
 from speculative_decoding.errors import CheckpointError, written
 from speculative_decoding.loading.conversion import convert
@@ -108,7 +108,8 @@ def test_a_scored_text_follows_the_forced_token() -> None:
 def test_divergence_obeys_the_file() -> None:
     prompt = Letters().decode(SOURCES[0])
     text = baseline(0)
-    found = first_divergence(MODEL, Letters(), prompt, text, [*text[:3], 2], GenerationOptions(max_tokens=LENGTH))
+    session = Session(MODEL, Letters(), options=GenerationOptions(max_tokens=LENGTH))
+    found = first_divergence(session, prompt, text, [*text[:3], 2])
     assert found is not None and found.position == 3 and found.logit_gap is not None and found.logit_gap > 0
 
 
