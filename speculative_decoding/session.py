@@ -322,7 +322,7 @@ class Session:
         assert isinstance(draft, EncoderDecoder) and tokenizer is not None
         prompt = self.draft_prompt, self._prefixes
         writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, *prompt)
-        return BatchWritingDrafter(writer, self.model.pieces or {})
+        return BatchWritingDrafter(writer)
 
     def _checked_draft(self) -> DraftModel | DraftHead:
         """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""

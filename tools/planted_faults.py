@@ -433,8 +433,8 @@ speech/live/stream.py: silence is decoded | speech/live/test_stream.py
 - if size and (self._is_loud or not self._is_settled):
 + if size:
 speech/live/hypothesis.py: the last hypothesis is no draft | speech/live/test_transcribe_live.py
-- self._transcript.add(token)
-+ pass
+- [*hypothesis.tokens, text.audio.end]
++ [text.audio.end]
 speech/live/recording.py: windows are scaled by the largest value so far | speech/live/test_recording.py
 - frames.max(axis=0)
 + np.maximum(frames.max(axis=0), self._frames.max(axis=0))

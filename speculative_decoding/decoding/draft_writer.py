@@ -6,12 +6,12 @@ as an output of the target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..draft_length.base import DraftLength, FixedLength
 from ..drafters.base import MODEL, RequestView
-from ..drafters.writing import GrowingText
+from ..drafters.draft_text import DraftText, TextFollower
 from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.pair import DraftPrompt
@@ -238,7 +238,7 @@ class WrittenRequest:
 
 
 class WrittenText(WrittenRequest):
-    """An output of the draft model for a request of the target.
+    """An output of the draft model for a request of the target. All committed tokens are part of its text.
 
     Args:
         writer: The writer that started it.
@@ -247,13 +247,26 @@ class WrittenText(WrittenRequest):
         before: The text of the tokens that were committed when the output was started.
     """
 
+    num_skipped = 0
+
     def __init__(self, writer: TextWriter, draft: Request, request: RequestView | None, before: str) -> None:
         super().__init__(writer.engine, draft)
         self._target = writer.target
         self._before = before
         self._language = None if request is None else request.options.tgt_lang
+        self._text = DraftText([], writer.target.tokenizer.vocabulary.pieces, MODEL)
 
-    def target_ids(self) -> list[int]:
+    @property
+    def size(self) -> int:
+        return len(self._text.ids)
+
+    def follow(self, prefix: Iterable[int] = ()) -> TextFollower:
+        return self._text.follow(prefix)
+
+    def update(self) -> None:
+        self._text.update(self._target_ids())
+
+    def _target_ids(self) -> list[int]:
         model, tokenizer = self._target
         is_finished = self._draft.finish_reason == "stop"
         text = self._before + self._draft.text
@@ -264,9 +277,6 @@ class WrittenText(WrittenRequest):
         ids = ids if is_finished else ids[:-1]
         first = first_token(model, tokenizer, self._language)
         return ids if first is None or ids[:1] == [first] else [first, *ids]
-
-    def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
-        return GrowingText([], pieces, MODEL)
 
 
 def settled(text: str) -> str:

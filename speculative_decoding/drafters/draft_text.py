@@ -72,6 +72,16 @@ class DraftText:
         """Finds classes; needed only after a difference."""
         return SuffixIndex(self.max_context, self.classes)
 
+    def update(self, ids: Sequence[int]) -> None:
+        """Replace the text, also while it is followed. Usually `ids` begins with the present ones."""
+        held = len(self.ids)
+        if list(ids[:held]) != self.ids:
+            held = 0
+            self.ids = []
+            self.classes = []
+            vars(self).pop("index", None)
+        self.extend(ids[held:])
+
     def extend(self, ids: Sequence[int]) -> None:
         """Append to the text."""
         classes = [*map(self.class_of, ids)]

@@ -2,8 +2,8 @@
 
 Universal assisted generation (Timor et al. 2025, 2502.05202) re-encodes each draft of a decoder-only model. Here the
 draft model decodes the whole output by itself, greedily and independently of the target, but only as far ahead as the
-next draft needs. A follower finds the place in the text, so a difference costs no step of the draft model. If the
-output has left the text for good, the draft model starts again from the committed tokens.
+next draft needs. The text is followed as any draft text (draft_text.py), so a difference costs no step of the draft
+model. If the output has left the text for good, the draft model starts again from the committed tokens.
 
 This module knows neither models nor tokenizers. A `DraftWriter` has both.
 """
@@ -16,8 +16,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from .base import MODEL, BatchDrafter, Draft, Followable, RequestView
-from .draft_text import DraftText, Place
+from .base import MODEL, BatchDrafter, Draft, Followable, Follower, RequestView
+from .draft_text import Place
 
 PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
 MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
@@ -25,33 +25,11 @@ MAX_SILENT = 128  # tokens in a row that add no id, such as special tokens, afte
 FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
 
 
-class Written(Protocol):
-    """An output that a draft model writes for a request of the target."""
+class Written(Followable, Protocol):
+    """An output that a draft model writes for a request of the target. Its text, in target ids, can be followed.
 
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens written so far. `target_ids` changes only if it does."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output has ended: it is finished, too long, cancelled, or failed."""
-
-    def target_ids(self) -> list[int]:
-        """Return the whole output as target ids, from the first token after the start token.
-
-        They include the tokens that were committed when the output was started, and the end token if it is finished.
-        Text that more tokens may change, such as an incomplete word, is held back.
-        """
-
-    def new_text(self, pieces: Mapping[int, str]) -> FollowedText:
-        """Return an empty text for `target_ids`. pieces: the pieces of the target's vocabulary, by id."""
-
-    def cancel(self) -> None:
-        """Stop writing. A complete output does not change."""
-
-
-class FollowedText(Followable, Protocol):
-    """A text that grows while it is followed, such as a `GrowingText`.
+    The text contains the tokens that were committed when the output was started, and the end token if the output is
+    finished. It lacks what more tokens may change, such as an incomplete word.
 
     num_skipped: How many committed tokens, such as a prompt, are not part of the text. They are not followed.
     """
@@ -59,11 +37,22 @@ class FollowedText(Followable, Protocol):
     num_skipped: int
 
     @property
-    def ids(self) -> list[int]:
-        """The ids to which positions refer."""
+    def num_tokens(self) -> int:
+        """The number of tokens written so far."""
 
-    def update(self, ids: Sequence[int]) -> None:
-        """Replace the text by these target ids. Usually they begin with the present ones."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has ended: it is finished, too long, cancelled, or failed."""
+
+    @property
+    def size(self) -> int:
+        """The number of ids in the text, to which positions refer."""
+
+    def update(self) -> None:
+        """Update the text with the tokens written since the last update."""
+
+    def cancel(self) -> None:
+        """Stop writing. A complete output does not change."""
 
 
 class DraftWriter(Protocol):
@@ -83,52 +72,32 @@ class DraftWriter(Protocol):
         """Start an output of some typical source that continues for many steps, for calibration to time."""
 
 
-class GrowingText(DraftText):
-    """A text that grows while it is followed."""
-
-    num_skipped = 0
-
-    def update(self, ids: Sequence[int]) -> None:
-        """Replace the ids. Usually `ids` begins with the present ones."""
-        held = len(self.ids)
-        if list(ids[:held]) == self.ids:
-            self.extend(ids[held:])
-        else:
-            self.ids = list(ids)
-            self.classes = [*map(self.class_of, self.ids)]
-            vars(self).pop("index", None)
-
-
 class Row:
     """A request of the target, and the output that the draft model writes for it."""
 
-    def __init__(self, request: RequestView, pieces: Mapping[int, str]) -> None:
+    def __init__(self, request: RequestView) -> None:
         self.request = request
-        self._pieces = pieces
         self.written: Written | None = None  # None before the first draft
         self.is_possible = True  # whether the draft model can read this request
         self._patience = PATIENCE
         self._is_useful = True  # whether the output has followed the text since it was started
-        self._begin(None)
-
-    def _begin(self, written: Written | None) -> None:
-        self.written = written
-        self._num_read = -1  # tokens of `written` that are in the text
-        self._num_heard = 0  # of these, the tokens up to the last one that made the text longer
-        self._text: FollowedText = written.new_text(self._pieces) if written else GrowingText([], self._pieces, MODEL)
-        self._follower = self._text.follow()
-        self._limit = 0  # the number of ids that the text may have for the next draft
-        self._followed = 1 + self._text.num_skipped  # decoder tokens that the follower has seen, or need not see
-        self._lost = 0  # committed tokens in a row for which the text had no place
 
     def start(self, writer: DraftWriter) -> None:
         """Write a new output from the committed tokens."""
         self.cancel()
         self._patience = PATIENCE if self._is_useful else 2 * self._patience
         self._is_useful = False
-        self._begin(writer.start(self.request))
+        written = self.written = writer.start(self.request)
+        if written is None:
+            self.is_possible = False
+            return
+        self._num_read = -1  # tokens written that are in the text
+        self._num_useful = 0  # of these, the tokens up to the last one that made the text longer
+        self._follower: Follower = written.follow()
+        self._limit = 0  # the number of ids that the text may have for the next draft
+        self._followed = 1 + written.num_skipped  # decoder tokens that the follower has been given, or need not be
+        self._lost = 0  # committed tokens in a row for which the text had no place
         self._read_from = len(self.request.decoder_tokens)  # the tokens before that are the draft model's prefix
-        self.is_possible = self.written is not None
 
     def cancel(self) -> None:
         if self.written is not None:
@@ -149,11 +118,11 @@ class Row:
         assert self.written is not None
         if self.written.num_tokens != self._num_read:
             self._num_read = self.written.num_tokens
-            size = len(self._text.ids)
-            self._text.update(self.written.target_ids())
-            if len(self._text.ids) > size:
-                self._num_heard = self._num_read
-            elif self._num_read - self._num_heard >= MAX_SILENT:
+            size = self.written.size
+            self.written.update()
+            if self.written.size > size:
+                self._num_useful = self._num_read
+            elif self._num_read - self._num_useful >= MAX_SILENT:
                 self.written.cancel()
         return self.written
 
@@ -162,7 +131,7 @@ class Row:
         place = self._follower.find()
         if place is None or written.is_complete:
             return 0
-        return place.position + len(self.request.decoder_tokens) - self._followed + count - len(self._text.ids)
+        return place.position + len(self.request.decoder_tokens) - self._followed + count - written.size
 
     def prepare(self, writer: DraftWriter, count: int) -> None:
         """Start an output if there is none worth following. count: the number of tokens to draft."""
@@ -170,7 +139,7 @@ class Row:
             self.start(writer)
         if self.written is not None:
             lacking = self._lacking(self._read(), count)
-            self._limit = len(self._text.ids) + max(0, lacking) + MAX_SKIPPED
+            self._limit = self.written.size + max(0, lacking) + MAX_SKIPPED
 
     def follow(self, count: int) -> int:
         """Follow the committed tokens as far as the text is written, to draft `count` tokens.
@@ -181,7 +150,7 @@ class Row:
         if self.written is None:
             return 0
         written = self._read()
-        tokens, size = self.request.decoder_tokens, len(self._text.ids)
+        tokens, size = self.request.decoder_tokens, written.size
         while self._followed < len(tokens):
             place = self._follower.find()
             if place is not None and place.position >= size and not written.is_complete:
@@ -200,10 +169,10 @@ class Row:
             self._is_useful = True
 
     def draft(self, count: int) -> Sequence[int]:
-        place = self._follower.find()
-        if self.written is None or place is None or self._followed < len(self.request.decoder_tokens):
+        if self.written is None or self._followed < len(self.request.decoder_tokens):
             return ()
-        return self._follower.continuation(place, count)
+        place = self._follower.find()
+        return () if place is None else self._follower.continuation(place, count)
 
 
 class BatchWritingDrafter(BatchDrafter):
@@ -212,19 +181,16 @@ class BatchWritingDrafter(BatchDrafter):
     The outputs of all rows grow together, one token in each step, because a pass of the draft model computes all rows.
     A row may so be written further than it needs, but never beyond its end.
 
-    Args:
-        writer: Writes the outputs; no other drafter may use it.
-        pieces: The pieces of the target's vocabulary, by id.
+    writer: Writes the outputs; no other drafter may use it.
     """
 
-    def __init__(self, writer: DraftWriter, pieces: Mapping[int, str]) -> None:
+    def __init__(self, writer: DraftWriter) -> None:
         self._writer = writer
-        self._pieces = pieces
         self._rows: dict[int, Row] = {}  # by slot
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._drop(request.slot)
-        self._rows[request.slot] = Row(request, self._pieces)
+        self._rows[request.slot] = Row(request)
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
         return MODEL, sys.maxsize if self._rows[request.slot].is_possible else 0

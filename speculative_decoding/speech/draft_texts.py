@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple, Protocol
 
@@ -87,19 +87,40 @@ class Transcript:
     """A transcript, split into words and what stands between them.
 
     Args:
-        words: Receives the words; empty.
         speech: Encodes and decodes text.
 
     Attributes:
+        words: The words.
         gaps: What stands before a word, by the word's position, if anything does.
     """
 
-    def __init__(self, words: DraftText, speech: SpeechText) -> None:
-        self.words = words
+    def __init__(self, speech: SpeechText) -> None:
+        self.words = DraftText([], speech.pieces, TEXT)
         self.speech = speech
         self.gaps: dict[int, Gap] = {}
         self._gap = Gap()  # what stands before the next word
+        self._tokens: list[int] = []  # of the last update
         self._passed: dict[int, bool] = {}
+
+    def update(self, tokens: Sequence[int], start: float = 0.0) -> None:
+        """Replace the transcript, also while it is followed. Usually `tokens` begins with those of the last update.
+
+        tokens: Text and timestamps, and perhaps the end token.
+        start: The time of the first timestamp, in seconds.
+        """
+        held = len(self._tokens)
+        if list(tokens[:held]) != self._tokens:
+            held = 0
+            self.words.update([])
+            self.gaps.clear()
+            self._gap = Gap()
+        audio = self.speech.audio
+        for token in tokens[held:]:
+            if audio.is_timestamp(token):
+                self.add_time(start + (token - audio.timestamp_begin) * SECONDS_PER_POSITION)
+            else:
+                self.add(token)
+        self._tokens = list(tokens)
 
     def add(self, token: int) -> None:
         """Append a token of text, or the end token."""
@@ -137,23 +158,14 @@ class GivenTranscript(Transcript):
         text: See `cues_of`.
         speech: Encodes the text.
         language: The language of the text.
-        pieces: The vocabulary's pieces by id.
         kept: Where the audio comes from, if some of the recording has been left out. The times of the text count from
             the start of the recording.
     """
 
-    def __init__(
-        self,
-        text: str,
-        speech: SpeechText,
-        language: str,
-        pieces: Mapping[int, str],
-        kept: SpeechTimes | None = None,
-    ) -> None:
-        super().__init__(DraftText([], pieces, TEXT), speech)
-        self._cues: list[
-            tuple[float, float, int]
-        ] = []  # start and end of each part, and the position of its first word
+    def __init__(self, text: str, speech: SpeechText, language: str, kept: SpeechTimes | None = None) -> None:
+        super().__init__(speech)
+        # The start and end of each part, and the position of its first word
+        self._cues: list[tuple[float, float, int]] = []
         space = "" if language in WITHOUT_SPACES else " "
         for cue in cues_of(text):
             if kept is not None:

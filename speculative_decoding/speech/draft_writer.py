@@ -6,7 +6,7 @@ again with the target's tokenizer, and its times become the target's timestamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,17 +16,16 @@ import mlx.core as mx
 from ..decoding.draft_writer import DraftEngine, WrittenRequest, settled
 from ..decoding.request import Request
 from ..draft_length.base import FixedLength
-from ..drafters.base import MODEL, RequestView
-from ..drafters.writing import GrowingText
+from ..drafters.base import RequestView
 from ..errors import note
 from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
 from ..models.whisper import NoiseFrames
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
-from .draft_texts import Gap, Transcript, WindowDraft, WindowFollower
+from .draft_texts import Transcript, WindowDraft, WindowFollower
 from .options import TranscriptionOptions
-from .segments import FRAMES_PER_POSITION, SECONDS_PER_POSITION, Window
+from .segments import FRAMES_PER_POSITION, Window
 from .speech_text import SpeechText
 from .transcription import Attempt
 from .window_requests import WindowRequests
@@ -98,7 +97,8 @@ class SpeechWriter:
         written = [*self.mapped(prompt.output, self.target, self.draft)]
         previous = [*self.mapped(prompt.previous, self.target, self.draft)]
         submitted = self._submit(frames, options, prompt.language, previous, written)
-        return None if submitted is None else WrittenSpeech(self, submitted, request.decoder_tokens[1:], prompt)
+        num_skipped = len(request.decoder_tokens) - 1 - len(prompt.output)
+        return None if submitted is None else WrittenSpeech(self, submitted, num_skipped, prompt)
 
     def _why_not(self, prompt: SpokenPrompt) -> str:
         """Return why the draft model cannot write this, or ""."""
@@ -146,7 +146,7 @@ class SpeechWriter:
         start = requests.decoder_prompt(Attempt(Window(0, audio.window_frames, frames), [], 0.0))
         start = start._replace(observer=None, eos_token_ids=set())  # so that it continues
         prompt = SpokenPrompt([], language, is_translation=False, has_timestamps=False, output=[])
-        return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), [], prompt)
+        return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), 0, prompt)
 
     @staticmethod
     def mapped(tokens: Iterable[int], source: SpeechText, target: SpeechText) -> Iterable[int]:
@@ -164,71 +164,33 @@ class WrittenSpeech(WrittenRequest):
     Args:
         writer: The writer that started it.
         draft: The draft model's request.
-        before: The target's ids that were committed when the output was started, without the start token.
-        prompt: The parts of these ids.
+        num_skipped: The number of the target's ids between the start token and the output.
+        prompt: The parts of the target's ids that were committed when the output was started.
     """
 
-    def __init__(self, writer: SpeechWriter, draft: Request, before: list[int], prompt: SpokenPrompt) -> None:
+    def __init__(self, writer: SpeechWriter, draft: Request, num_skipped: int, prompt: SpokenPrompt) -> None:
         super().__init__(writer.engine, draft)
+        self.num_skipped = num_skipped
         self._writer = writer
-        self._before = before
         self._prompt = prompt
+        self._transcript = Transcript(writer.target)
 
-    def new_text(self, pieces: Mapping[int, str]) -> GrowingTranscript:
-        num_skipped = len(self._before) - len(self._prompt.output)
-        return GrowingTranscript(self._writer.target, pieces, num_skipped, has_times=self._prompt.has_timestamps)
+    @property
+    def size(self) -> int:
+        return len(self._transcript.words.ids)
 
-    def target_ids(self) -> list[int]:
+    def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
+        return WindowDraft(self._transcript, 0, 0.0 if self._prompt.has_timestamps else None).follow()
+
+    def update(self) -> None:
+        self._transcript.update([*self._prompt.output, *self._target_ids()])
+
+    def _target_ids(self) -> list[int]:
         writer, own, target = self._writer, self._writer.draft, self._writer.target
         tokens = self._draft.tokens
         if self._draft.finish_reason == "stop":
-            return [*self._before, *writer.mapped(tokens, own, target), target.audio.end]
+            return [*writer.mapped(tokens, own, target), target.audio.end]
         # Only the last word may change, which follows the last timestamp
         last = next((i for i in range(len(tokens), 0, -1) if own.audio.is_timestamp(tokens[i - 1])), 0)
         known = writer.mapped(tokens[:last], own, target)
-        return [
-            *self._before,
-            *known,
-            *target.text_tokens(settled(own.decode([*filter(own.is_spoken, tokens[last:])]))),
-        ]
-
-
-class GrowingTranscript(Transcript):
-    """The transcript of a window, which grows while it is followed.
-
-    Args:
-        speech: The text tokens of the target.
-        pieces: The pieces of the target's vocabulary, by id.
-        num_skipped: The number of ids before the output.
-        has_times: Whether the output has timestamps.
-    """
-
-    def __init__(self, speech: SpeechText, pieces: Mapping[int, str], num_skipped: int, *, has_times: bool) -> None:
-        self._growing = GrowingText([], pieces, MODEL)
-        super().__init__(self._growing, speech)
-        self.num_skipped = num_skipped
-        self._has_times = has_times
-        self._tokens: list[int] = []
-
-    @property
-    def ids(self) -> list[int]:
-        return self.words.ids
-
-    def update(self, ids: Sequence[int]) -> None:
-        held = len(self._tokens)
-        output = ids[self.num_skipped :]
-        if list(output[:held]) != self._tokens:
-            held = 0
-            self._growing.update([])
-            self.gaps.clear()
-            self._gap = Gap()
-        audio = self.speech.audio
-        for token in output[held:]:
-            if audio.is_timestamp(token):
-                self.add_time((token - audio.timestamp_begin) * SECONDS_PER_POSITION)
-            else:
-                self.add(token)
-        self._tokens = list(output)
-
-    def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
-        return WindowFollower(WindowDraft(self, 0, 0.0 if self._has_times else None))
+        return [*known, *target.text_tokens(settled(own.decode([*filter(own.is_spoken, tokens[last:])])))]

@@ -307,7 +307,7 @@ class Scheduler:
         return WindowRequests(self.model, self._text, language, options, decoding, first_frame, drafts)
 
     def _prepared(self, text: str, language: str, speech: SpeechTimes | None) -> GivenTranscript:
-        return GivenTranscript(text, self._text, language, self.model.pieces or {}, speech)
+        return GivenTranscript(text, self._text, language, speech)
 
     def decode_round(self) -> Iterator[Event]:
         """Run a round of everything that has a slot. A recording or stream releases it when its output is complete."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 
@@ -30,10 +30,15 @@ class SpeechText:
         self._tokenizer = tokenizer
         self.audio = audio
 
+    @property
+    def pieces(self) -> Mapping[int, str]:
+        """The pieces of the vocabulary, by id."""
+        return self._tokenizer.vocabulary.pieces
+
     def encode(self, text: str, name: str = "text") -> list[int]:
         """Return the text tokens. Raises `InputError` naming the argument if the text contains special tokens."""
         if "<|" in text:  # checked first, because searching for each token takes longer than encoding
-            for token, piece in self._tokenizer.vocabulary.pieces.items():
+            for token, piece in self.pieces.items():
                 if not self.audio.is_text(token) and piece in text:
                     raise InputError(f"contains the special token {piece}", name, "remove it")
         return self.text_tokens(text)
@@ -49,12 +54,11 @@ class SpeechText:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, leaving out timestamps. Special tokens are written as their pieces."""
         audio = self.audio
-        pieces = self._tokenizer.vocabulary.pieces
         shown = [token for token in tokens if not audio.is_timestamp(token)]
         if all(map(audio.is_text, shown)):
             return self._tokenizer.decode(shown)
         return "".join(
-            self._tokenizer.decode(list(run)) if is_text else "".join(pieces[each] for each in run)
+            self._tokenizer.decode(list(run)) if is_text else "".join(self.pieces[each] for each in run)
             for is_text, run in groupby(shown, audio.is_text)
         )
 

@@ -127,7 +127,7 @@ def test_other_texts_are_one_part_without_times(text: str) -> None:
 
 def continued(given: str, output: str | list[int], *, start: float | None = 0.0, before: str = "") -> list[int]:
     """The tokens that a text proposes after an output. before: the transcript before the window."""
-    draft = RecordingDraft(GivenTranscript(given, TEXT, "en", {}))
+    draft = RecordingDraft(GivenTranscript(given, TEXT, "en"))
     follower = draft.window(TEXT.text_tokens(before), start or 0.0, start is not None).follow([1, 2, 3])
     for token in TEXT.text_tokens(output) if isinstance(output, str) else output:
         follower.append(token)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from speculative_decoding.drafters.base import RequestView
+from speculative_decoding.models.audio import AudioFrames
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
-from speculative_decoding.speech.draft_texts import GivenTranscript, RecordingDraft
-from speculative_decoding.speech.draft_writer import GrowingTranscript, SpeechWriter, SpokenPrompt
+from speculative_decoding.speech.draft_texts import GivenTranscript, RecordingDraft, Transcript, WindowDraft
+from speculative_decoding.speech.draft_writer import SpeechWriter, SpokenPrompt
 from speculative_decoding.speech.speech_text import SpeechText
 from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, noise, speech_model
 from tests.support.tiny import tiny_whisper
@@ -95,25 +100,39 @@ def test_a_prompt_is_split_into_its_parts() -> None:
     assert SpokenPrompt.of([START, 3], audio).language is None
 
 
+def test_the_prompt_is_not_part_of_the_text() -> None:
+    """Previous text, and the tokens that name the language and the task. The committed output is part of it."""
+    audio, draft = MODEL.audio, other_model()
+    assert audio is not None
+    engine: Any = SimpleNamespace(submit=lambda *_: SimpleNamespace(tokens=[C + MORE], finish_reason="stop"))
+    writer = SpeechWriter(SpeechText(Letters(), audio), draft, SpeechText(OtherLetters(), draft.audio), engine)
+    frames = AudioFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
+    prompt = [PREVIOUS, A, B, START, ENGLISH, TRANSCRIBE]
+    written = writer.start(RequestView(GenerationOptions(), frames, [*prompt, ZERO, A, B]))
+    assert written is not None
+    written.update()
+    follower = written.follow()
+    assert written.num_skipped == len(prompt) - 1 and written.size == len(follower.text.ids)
+    assert follower.text.ids == [A, B, C, END]
+
+
 A, B, C, D, DASH, SPACE = 0, 1, 2, 3, 39, 37
 WRITTEN = [ZERO, SPACE, A, B, ZERO + 5, ZERO + 5, SPACE, C, D, ZERO + 15, END]
-PROMPT = [PREVIOUS, C, START, ENGLISH, TRANSCRIBE]
 
 
-def growing_and_given() -> tuple[GrowingTranscript, GivenTranscript]:
-    """Two transcripts of the same words and times. Only the first one has a prompt, which is not followed."""
+def growing_and_given() -> tuple[Transcript, GivenTranscript]:
+    """An empty transcript, and a given one of the words and times that are written."""
     assert MODEL.audio is not None
     text = SpeechText(Letters(), MODEL.audio)
-    given = GivenTranscript("<|0.00|>ab<|0.10|><|0.10|>cd<|0.30|>", text, "en", {})
-    return GrowingTranscript(text, {}, len(PROMPT), has_times=True), given
+    return Transcript(text), GivenTranscript("<|0.00|>ab<|0.10|><|0.10|>cd<|0.30|>", text, "en")
 
 
 @pytest.mark.parametrize("output", [[], [ZERO, A, B], [ZERO, A, B, ZERO + 7], [ZERO, A, DASH, B, ZERO + 5, ZERO + 5]])
 def test_what_the_model_writes_is_followed_like_a_given_transcript(output: list[int]) -> None:
     growing, given = growing_and_given()
-    followers = [growing.follow(), RecordingDraft(given).window([], 0.0, has_times=True).follow()]
+    followers = [WindowDraft(growing, 0, 0.0).follow(), RecordingDraft(given).window([], 0.0, has_times=True).follow()]
     for end in range(len(WRITTEN) + 1):
-        growing.update([*PROMPT, *WRITTEN[:end]])
+        growing.update(WRITTEN[:end])
     found = []
     for follower in followers:
         for token in output:
@@ -126,13 +145,13 @@ def test_what_the_model_writes_is_followed_like_a_given_transcript(output: list[
 
 def test_a_text_that_changes_while_it_is_written_is_replaced() -> None:
     growing, given = growing_and_given()
-    growing.update([*PROMPT, ZERO, C, ZERO + 9, D])
-    growing.update([*PROMPT, *WRITTEN])
-    assert growing.ids == given.words.ids == [A, B, C, D, END] and growing.gaps == given.gaps
+    growing.update([ZERO, C, ZERO + 9, D])
+    growing.update(WRITTEN)
+    assert growing.words.ids == given.words.ids == [A, B, C, D, END] and growing.gaps == given.gaps
 
 
 def test_endless_punctuation_makes_the_text_longer() -> None:
     """Otherwise the model would write it to its end for one draft."""
     growing, _ = growing_and_given()
-    growing.update([*PROMPT, *WRITTEN[:4], *[DASH] * 50])
-    assert 2 + 50 - 10 < len(growing.ids) < 2 + 50
+    growing.update([*WRITTEN[:4], *[DASH] * 50])
+    assert 2 + 50 - 10 < len(growing.words.ids) < 2 + 50

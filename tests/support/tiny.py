@@ -282,7 +282,7 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
         model_drafter(target, draft),
     ),
     "texts of another model": lambda target, draft, baseline: BatchWritingDrafter(
-        ScriptedWriter(lambda _: [(token + 1) % VOCAB if i % 5 == 3 else token for i, token in enumerate(baseline)]), {}
+        ScriptedWriter(lambda _: [(token + 1) % VOCAB if i % 5 == 3 else token for i, token in enumerate(baseline)])
     ),
     "always right": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token),
     "always wrong": lambda target, draft, baseline: Scripted(baseline, lambda i, token: (token + 1) % VOCAB),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from speculative_decoding.drafters.base import MODEL, RequestView
-from speculative_decoding.drafters.writing import GrowingText
+from speculative_decoding.drafters.draft_text import DraftText, TextFollower
 
 HELD_BACK = 2
 
@@ -13,8 +13,16 @@ HELD_BACK = 2
 class ScriptedOutput:
     """An output that is known before it is written. A token of None has no id of the target."""
 
-    def __init__(self, committed: Sequence[int], rest: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        committed: Sequence[int],
+        rest: Sequence[int | None],
+        pieces: Mapping[int, str] | None = None,
+        num_skipped: int = 0,
+    ) -> None:
         self.committed, self.rest = list(committed), list(rest)
+        self.num_skipped = num_skipped
+        self.text = DraftText([], pieces or {}, MODEL)
         self.num_tokens = 0
         self.is_cancelled = False
 
@@ -22,12 +30,17 @@ class ScriptedOutput:
     def is_complete(self) -> bool:
         return self.is_cancelled or self.num_tokens == len(self.rest)
 
-    def target_ids(self) -> list[int]:
-        end = self.num_tokens if self.num_tokens == len(self.rest) else max(self.num_tokens - HELD_BACK, 0)
-        return [*self.committed, *(token for token in self.rest[:end] if token is not None)]
+    @property
+    def size(self) -> int:
+        return len(self.text.ids)
 
-    def new_text(self, pieces: Mapping[int, str]) -> GrowingText:
-        return GrowingText([], pieces, MODEL)
+    def follow(self, prefix: Iterable[int] = ()) -> TextFollower:
+        return self.text.follow(prefix)
+
+    def update(self) -> None:
+        end = self.num_tokens if self.num_tokens == len(self.rest) else max(self.num_tokens - HELD_BACK, 0)
+        written = (token for token in self.rest[:end] if token is not None)
+        self.text.update([*self.committed, *written][self.num_skipped :])
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -36,13 +49,25 @@ class ScriptedOutput:
 class ScriptedWriter:
     """Writes `output_of(request)`, or after a new start its tokens behind the committed ones.
 
+    Args:
+        output_of: Returns the output for a request, or None if there is none.
+        pieces: The vocabulary's pieces by id.
+        num_skipped: See `Written`.
+
     Attributes:
         started: All outputs, in the order of their start.
         steps: The number of steps so far.
     """
 
-    def __init__(self, output_of: Callable[[RequestView], Sequence[int | None] | None]) -> None:
+    def __init__(
+        self,
+        output_of: Callable[[RequestView], Sequence[int | None] | None],
+        pieces: Mapping[int, str] | None = None,
+        num_skipped: int = 0,
+    ) -> None:
         self._output_of = output_of
+        self._pieces = pieces
+        self._num_skipped = num_skipped
         self.started: list[ScriptedOutput] = []
         self.steps = 0
 
@@ -54,7 +79,7 @@ class ScriptedWriter:
         committed = request.decoder_tokens[1:]
         if (output := self._output_of(request)) is None:
             return None
-        self.started.append(ScriptedOutput(committed, output[len(committed) :]))
+        self.started.append(ScriptedOutput(committed, output[len(committed) :], self._pieces, self._num_skipped))
         return self.started[-1]
 
     def step(self) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import NamedTuple
 
-from ...drafters.base import TEXT
-from ...drafters.draft_text import DraftText
 from ..draft_texts import Transcript, WindowDraft
 from ..segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech_text import SpeechText
@@ -76,19 +74,11 @@ class LastHypothesis:
     Args:
         hypothesis: What follows the last cut.
         text: Encodes and decodes text.
-        pieces: The vocabulary's pieces by id.
     """
 
-    def __init__(self, hypothesis: Hypothesis, text: SpeechText, pieces: Mapping[int, str]) -> None:
-        self._transcript = Transcript(DraftText([], pieces, TEXT), text)
-        audio = text.audio
-        for token in hypothesis.tokens:
-            if audio.is_timestamp(token):
-                frame = hypothesis.start + (token - audio.timestamp_begin) * FRAMES_PER_POSITION
-                self._transcript.add_time(frame / FRAMES_PER_SECOND)
-            else:
-                self._transcript.add(token)
-        self._transcript.add(audio.end)
+    def __init__(self, hypothesis: Hypothesis, text: SpeechText) -> None:
+        self._transcript = Transcript(text)
+        self._transcript.update([*hypothesis.tokens, text.audio.end], hypothesis.start / FRAMES_PER_SECOND)
 
     def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
         """See `RecordingDraft`. The window starts where the text does."""

@@ -113,7 +113,7 @@ class LiveStream:
             language = detected_language(requests.model, requests.audio, window.audio)
         drafts = [*self._given]
         if self._last is not None:
-            drafts.insert(0, LastHypothesis(self._last, self._text, requests.model.pieces or {}))
+            drafts.insert(0, LastHypothesis(self._last, self._text))
         self.requests = replace(requests, language=language, drafts=drafts)
         self.window = window
         most = requests.max_previous

@@ -9,9 +9,9 @@ import pytest
 
 from speculative_decoding.drafters.base import MODEL, RequestView
 from speculative_decoding.drafters.draft_text import DraftText, TextFollower
-from speculative_decoding.drafters.writing import MAX_SILENT, MAX_SKIPPED, BatchWritingDrafter, GrowingText
+from speculative_decoding.drafters.writing import MAX_SILENT, MAX_SKIPPED, BatchWritingDrafter
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.writing import HELD_BACK, ScriptedOutput, ScriptedWriter
+from tests.support.writing import HELD_BACK, ScriptedWriter
 
 START, END = 0, 1
 TEXT = [*range(10, 60), END]
@@ -22,7 +22,7 @@ def request_of(tokens: Sequence[int] = (), slot: int = 0) -> RequestView:
 
 
 def drafter_of(writer: ScriptedWriter, *requests: RequestView) -> BatchWritingDrafter:
-    drafter = BatchWritingDrafter(writer, {})
+    drafter = BatchWritingDrafter(writer)
     for request in requests:
         drafter.begin(request)
     return drafter
@@ -51,17 +51,9 @@ def test_only_the_text_of_the_next_draft_is_written(count: int) -> None:
     assert len(writer.started) == 1
 
 
-def test_a_prompt_that_is_not_in_the_text_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_not_in_the_text_is_not_followed() -> None:
     prompt = [*range(60, 90)]
-
-    class Output(GrowingText):
-        num_skipped = len(prompt)
-
-        def update(self, ids: Sequence[int]) -> None:
-            super().update(ids[len(prompt) :])
-
-    monkeypatch.setattr(ScriptedOutput, "new_text", lambda _, pieces: Output([], pieces, MODEL))
-    writer, request = ScriptedWriter(lambda _: [*prompt, *TEXT]), request_of(prompt)
+    writer, request = ScriptedWriter(lambda _: [*prompt, *TEXT], num_skipped=len(prompt)), request_of(prompt)
     drafter = drafter_of(writer, request)
     assert drafted(drafter, request, 4) == TEXT[:4] and writer.steps == 4 + HELD_BACK
     grow(drafter, request, TEXT[:4])
@@ -118,9 +110,8 @@ def test_useless_texts_are_started_ever_less_often() -> None:
 def test_an_endless_word_is_not_written_to_its_end() -> None:
     """After a difference, the draft may continue behind the word. Its end may never come."""
     pieces = {token: f"x{token}" for token in range(5000)} | {10: "▁a", 11: "▁b"}
-    writer, request = ScriptedWriter(lambda _: [10, 11, *range(100, 4000)]), request_of()
-    drafter = BatchWritingDrafter(writer, pieces)
-    drafter.begin(request)
+    writer, request = ScriptedWriter(lambda _: [10, 11, *range(100, 4000)], pieces), request_of()
+    drafter = drafter_of(writer, request)
     assert drafted(drafter, request, 4) == [10, 11, 100, 101]
     grow(drafter, request, [10, 11, 100, 50])
     before = writer.steps
@@ -205,7 +196,7 @@ def test_a_slot_that_is_listed_twice_keeps_its_first_place() -> None:
 
 
 def test_a_text_may_grow_and_change_while_it_is_followed() -> None:
-    text = GrowingText([], {}, MODEL)
+    text = DraftText([], {}, MODEL)
     follower = TextFollower(text)
     text.update([5, 6])
     for token in (5, 6):
