@@ -712,7 +712,7 @@ server/service.py: speech that waits for its turn is lost when the grace period 
 documents/splitting.py: a piece may be of any length | documents/test_long_pieces.py
 - if end - start <= LONGEST:
 + if True:
-server/kept_files.py: one client may take all room | server/test_kept_files.py
+server/kept_files.py: one client may take all memory | server/test_kept_files.py
 - if self._used[client] + size >
 + if size >
 server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
@@ -740,8 +740,8 @@ server/lane.py: clients have turns in order of arrival | server/test_texts.py
 - self._turns.charge(number, 1)
 + pass
 server/lane.py: a new item waits for the turns in progress | server/test_lane.py
-- self._turns.take(newcomers_only=room <= self._extra, without=held)
-+ self._turns.take(without=held) if room > self._extra else None
+- self._turns.take(newcomers_only=free_turns <= self._extra, without=held)
++ self._turns.take(without=held) if free_turns > self._extra else None
 server/lane.py: items do not wait for the first turns of others | server/test_lane.py
 - if firsts & self._first]
 + if False]
@@ -749,7 +749,7 @@ server/lane.py: a cancelled item keeps its slot | server/test_lane.py
 -         self._scheduler.cancel(number)
 +         pass
 server/lane.py: turns that need no slot delay a round | server/test_texts.py
-- for _ in range(self._scheduler.room):
+- for _ in range(self._scheduler.free_turns):
 + while True:
 server/live_streams.py: the end of speech overtakes its last samples | server/test_live_streams.py
 -         self._pass_on(rest, is_finished=True)

@@ -39,7 +39,7 @@ from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
 from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
-from .journal import KIND, Journal
+from .journal import LOG_FORMAT, Journal
 from .options import DocumentOptions
 from .output import END, Document, write_documents
 from .pieces import Piece, parts_of
@@ -196,7 +196,7 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
     journal = None
     if places.journal is not None:
         places.make_folder()
-        log = stack.enter_context(Log.open(places.journal, KIND, settings, force=force))
+        log = stack.enter_context(Log.open(places.journal, LOG_FORMAT, settings, force=force))
         journal = Journal(log, force=force)
         if not journal.log.is_new:
             say(f"continuing an interrupted run; {places.journal} has its finished pieces")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 
-from ..runs.log import Log, LogKind, parse_line
+from ..runs.log import Log, LogFormat, parse_line
 from .outputs import DecodedPiece
 from .pieces import Piece
 
-KIND = LogKind("output", version=2)
+LOG_FORMAT = LogFormat("output", version=2)
 
 
 class Journal:
     """Ask `recorded` for each piece, and `append` each one that was decoded.
 
     Args:
-        log: The open log, of kind `KIND`, with everything that the outputs depend on.
+        log: The open log, with `LOG_FORMAT`, with everything that the outputs depend on.
         force: Whether to decode again what cannot be continued, and to replace existing outputs.
     """
 
@@ -41,7 +41,7 @@ class Journal:
         while (found := self._ahead.get(number)) is None or found[0] != wanted:
             if found is not None and not self.force:
                 problem = f"{name} (line {piece.line}) or a document before it has changed since the interrupted run"
-                raise KIND.refusal(problem, option="files")
+                raise LOG_FORMAT.refusal(problem, option="files")
             record = next(self._records, None)
             if record is None:
                 return None

@@ -42,7 +42,7 @@ MISSPELT = 0.87  # similarity of a name with two of eight letters swapped; "draf
 
 @dataclass(frozen=True)
 class LineFields:
-    """The fields of one kind of line.
+    """The fields of one type of line.
 
     Args:
         own: The fields that such a line may have: its input and options.

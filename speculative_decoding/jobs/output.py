@@ -17,14 +17,14 @@ from typing import Any
 from ..checkpoints.files import read_json_object
 from ..cli.lines import InputLine
 from ..errors import InputError, Name
-from ..runs.log import Log, LogKind, is_header, parse_line
+from ..runs.log import Log, LogFormat, is_header, parse_line
 from ..runs.places import atomic_write, clean_up, require_file
 from .fields import INPUT_HASH, input_hash
 from .job import add_error
 
 VERSION = 4
-KIND = LogKind("output", VERSION, ("continue with ", Name("resume")), start=b"")
-cannot_resume = partial(KIND.refusal, option="resume")
+LOG_FORMAT = LogFormat("output", VERSION, ("continue with ", Name("resume")), start=b"")
+cannot_resume = partial(LOG_FORMAT.refusal, option="resume")
 
 
 class ResumableOutput:
@@ -58,7 +58,7 @@ class ResumableOutput:
             InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
         """
         require_file(path, "output")
-        with Log.open(path, KIND) as log:
+        with Log.open(path, LOG_FORMAT) as log:
             if not (log.is_new or resume or force):
                 way_out = ("continue it with ", Name("resume"), ", or replace it with ", Name("force"))
                 raise InputError(f"{path} already exists", "output", way_out)
@@ -67,9 +67,9 @@ class ResumableOutput:
             beside = settings_path(path)
             header = read_header(beside)
             if not log.is_new:
-                log.settings = KIND.same_settings(beside, header, settings)
+                log.settings = LOG_FORMAT.same_settings(beside, header, settings)
             elif os.path.lexists(beside) and not (header or (force and beside.is_file())):
-                raise KIND.another_file(beside)
+                raise LOG_FORMAT.another_file(beside)
             yield ResumableOutput(log)
 
     def remaining(self, lines: Iterator[InputLine], name: str) -> Iterator[InputLine]:
@@ -103,14 +103,14 @@ class ResumableOutput:
     def begin(self) -> None:
         """Cut off everything after the last record, and put the settings of a new output on disk."""
         path = settings_path(self.log.path)
-        with KIND.writing(path, is_new=self.log.is_new):
+        with LOG_FORMAT.writing(path, is_new=self.log.is_new):
             if self.log.is_new and self.log.path.stat().st_size:
                 # Nothing is lost if this fails. Afterwards, the old records cannot be resumed with the new settings.
-                atomic_write(path, KIND.header(None))
+                atomic_write(path, LOG_FORMAT.header(None))
             self.log.begin()
             if self.log.is_new:
                 clean_up(path)
-                atomic_write(path, KIND.header(self.log.settings))
+                atomic_write(path, LOG_FORMAT.header(self.log.settings))
 
     def write(self, record: bytes) -> None:
         """Append the record of the next line. It ends with a newline."""

@@ -51,7 +51,7 @@ class Window(Generic[Part]):
         return len(self._parts)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         return len(self._parts) < self._most and self._free > 0
 
     def add(self, part: Part) -> int:
@@ -83,7 +83,7 @@ def decode_in_order(
     def read(part: Part) -> Iterable[Progress]:
         return submit(window.add(part), part)
 
-    for progress in drive(scheduler, parts, read, lambda: window.has_room):
+    for progress in drive(scheduler, parts, read, lambda: window.has_capacity):
         yield from window.receive(progress)
     assert not window, "the scheduler ended without a result for each part"
 

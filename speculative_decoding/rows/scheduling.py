@@ -85,7 +85,7 @@ def drive(
     scheduler: Scheduler[Item, Step],
     items: Iterable[Item],
     submit: Callable[[Item], Iterable[Step]] | None = None,
-    has_room: Callable[[], bool] = lambda: True,
+    has_capacity: Callable[[], bool] = lambda: True,
 ) -> Iterator[Step]:
     """Decode all items, and yield their progress as soon as it is available.
 
@@ -95,12 +95,12 @@ def drive(
         scheduler: Decodes the items.
         items: The items.
         submit: Passes an item to the scheduler (default: its `submit`).
-        has_room: Returns whether another item may be read.
+        has_capacity: Returns whether another item may be read.
     """
     unread = iter(items)
     has_more = True
     while True:
-        while has_more and scheduler.wants_more and has_room():
+        while has_more and scheduler.wants_more and has_capacity():
             try:
                 item = next(unread)
             except StopIteration:

@@ -32,7 +32,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
-class LogKind:
+class LogFormat:
     """What the logs of a command have in common.
 
     Args:
@@ -90,11 +90,11 @@ class Log:
         settings: What all records depend on. "exact" and "comparison" may be added to those of a new log.
     """
 
-    def __init__(self, path: Path, kind: LogKind, reader: BufferedReader, file: FileIO) -> None:
+    def __init__(self, path: Path, format: LogFormat, reader: BufferedReader, file: FileIO) -> None:
         self.path = path
         self.is_new = os.fstat(file.fileno()).st_size == 0
         self.settings: dict[str, Any] = {}
-        self._kind = kind
+        self._format = format
         self._reader = reader
         self._file = file
         self._has_header = False
@@ -103,7 +103,7 @@ class Log:
 
     @staticmethod
     @contextmanager
-    def open(path: Path, kind: LogKind, settings: Settings | None = None, *, force: bool = False) -> Iterator[Log]:
+    def open(path: Path, format: LogFormat, settings: Settings | None = None, *, force: bool = False) -> Iterator[Log]:
         """Lock a log, or create it. Nothing else is changed before `begin` or `append`.
 
         At the end, even after an exception, all records are on disk. An empty log is removed, unless it is an output
@@ -111,7 +111,7 @@ class Log:
 
         Args:
             path: The file.
-            kind: What it has in common with others.
+            format: What it has in common with others.
             settings: Everything that all records depend on, as JSON values; None for a log without settings.
             force: Whether to replace a log with other settings or of another version.
 
@@ -119,16 +119,16 @@ class Log:
             InputError: The file is in use, cannot be written, is another file, or has other settings.
         """
         if os.path.lexists(path) and not path.is_file():
-            raise kind.another_file(path)
-        way_out = ("wait, or name another ", Name(kind.option))
-        busy = InputError(f"{path}: another run is writing it", kind.option, way_out)
-        with kind.writing(path, is_new=True):
+            raise format.another_file(path)
+        way_out = ("wait, or name another ", Name(format.option))
+        busy = InputError(f"{path}: another run is writing it", format.option, way_out)
+        with format.writing(path, is_new=True):
             file = open_locked(path, busy)
         with file, path.open("rb") as reader:
-            log = Log(path, kind, reader, file)
+            log = Log(path, format, reader, file)
             try:
-                if not kind.start.startswith(reader.peek(len(kind.start))[: len(kind.start)].rstrip(b"\0")):
-                    raise kind.another_file(path)
+                if not format.start.startswith(reader.peek(len(format.start))[: len(format.start)].rstrip(b"\0")):
+                    raise format.another_file(path)
                 if settings is not None:
                     log._compare(dict(settings), force)
                 yield log
@@ -149,17 +149,17 @@ class Log:
 
     def begin(self) -> None:
         """Cut off everything after the last record, and write the settings of a new log. All of it is then on disk."""
-        with self._kind.writing(self.path, is_new=self.is_new):
+        with self._format.writing(self.path, is_new=self.is_new):
             if not self._is_writing:
                 self._cut()
                 self._is_writing = True
             if self._has_header and not self._size:
-                self._write(self._kind.header(self.settings).encode(), sync=True)
+                self._write(self._format.header(self.settings).encode(), sync=True)
 
     def append(self, record: Any, *, sync: bool = False) -> None:
         """Append a record: a JSON value, or the bytes of a line with its newline. sync: wait until it is on disk."""
         self.begin()
-        with self._kind.writing(self.path):
+        with self._format.writing(self.path):
             self._write(record if isinstance(record, bytes) else json.dumps(record).encode() + b"\n", sync)
 
     def remove(self) -> None:
@@ -175,11 +175,11 @@ class Log:
         header = parse_line(line)
         if not is_header(header):
             if line.endswith(b"\n"):
-                raise self._kind.another_file(self.path)
+                raise self._format.another_file(self.path)
             self.is_new = True  # it is empty, or an interruption left only a part of the line
             return
         try:
-            self.settings = self._kind.same_settings(self.path, header, settings)
+            self.settings = self._format.same_settings(self.path, header, settings)
             self._size = len(line)
         except InputError:
             if not force:
@@ -199,9 +199,9 @@ class Log:
 
     def _close(self) -> None:
         if self._is_writing:
-            with self._kind.writing(self.path):
+            with self._format.writing(self.path):
                 self._cut()  # a full disk may have left the beginning of a record
-        is_output = self._is_writing and not self._kind.start
+        is_output = self._is_writing and not self._format.start
         if not (is_output or os.fstat(self._file.fileno()).st_size):
             self.path.unlink(missing_ok=True)
 

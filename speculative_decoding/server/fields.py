@@ -77,25 +77,25 @@ def option_fields() -> dict[str, Field]:
     return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
 
 
-async def read_fields(request: Request, max_bytes: int, *kinds: str) -> dict[str, Any] | list[Part]:
+async def read_fields(request: Request, max_bytes: int, *media_types: str) -> dict[str, Any] | list[Part]:
     """Read a JSON object or a form. Raises `ServerError`.
 
     Args:
         request: The request.
         max_bytes: The maximum size of the body.
-        kinds: The accepted media types: `JSON`, `FORM` or `MULTIPART`.
+        media_types: The accepted media types: `JSON`, `FORM` or `MULTIPART`.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in kinds:
-        raise ServerError(415, f"Content-Type must be {' or '.join(kinds)}, not {kind[:80]!r}")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in media_types:
+        raise ServerError(415, f"Content-Type must be {' or '.join(media_types)}, not {media_type[:80]!r}")
     body = await read_body(request, max_bytes)
-    if kind == MULTIPART:
+    if media_type == MULTIPART:
         return parse_multipart(request.headers["content-type"], body)
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
-    if kind == JSON:
+    if media_type == JSON:
         return parse_json(text, "body") if text.strip() else {}
     try:
         return [Part(name, False, value.encode()) for name, value in parse_qsl(text, errors="strict")]

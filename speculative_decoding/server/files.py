@@ -26,7 +26,7 @@ async def translate_file(request: Request) -> Response:
     files: KeptFiles = request.app.state.files
     fields = await read_request(request, IN_FILES)
     client = client_address(request)
-    with files.room(client, len(fields["file"].content)):
+    with files.reserve(client, len(fields["file"].content)):
         given = await opened(request, fields["file"], fields.get("format"))
         request.scope["prompts"] = [given.text]
         content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))

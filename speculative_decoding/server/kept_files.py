@@ -47,7 +47,7 @@ class KeptFiles:
         self._used: Counter[str] = Counter()  # bytes by client: kept, and reserved
 
     @contextmanager
-    def room(self, client: str, size: int) -> Iterator[None]:
+    def reserve(self, client: str, size: int) -> Iterator[None]:
         """Reserve room for the translation of so many bytes within the context. Raises `ServerError`."""
         size *= GROWTH
         if self._used[client] + size > self._max_bytes - self._used.total() - size:
@@ -60,7 +60,7 @@ class KeptFiles:
             self._release(client, size)
 
     def keep(self, client: str, name: str, suffix: str, content: bytes) -> str:
-        """Keep a file, for which there is `room`, and return its random name.
+        """Keep a file, for which there is `reserve`, and return its random name.
 
         name: what users call it. suffix: the end of both names.
         """

@@ -21,13 +21,13 @@ class TurnScheduler(Scheduler[Any, Any], Protocol):
     """A scheduler whose items need a slot again and again: for each window of a recording, or prompt of a text.
 
     paused: The numbers of the items that can use a slot now.
-    room: How many of them can have a turn before the next round.
+    free_turns: How many of them can have a turn before the next round.
     """
 
     @property
     def paused(self) -> Sequence[int]: ...
     @property
-    def room(self) -> int: ...
+    def free_turns(self) -> int: ...
 
     def resume(self, number: int) -> Iterable[Progress]:
         """Give a paused item a slot, even if none is free. Returns progress that is available immediately."""
@@ -113,11 +113,11 @@ class Lane:
             self._forget(self._numbers[item])
 
     def step(self) -> None:
-        """Run a round, after as many turns as there is room for."""
+        """Run a round, after as many turns as are free."""
         for number in self._scheduler.paused:
             if not self._items[number].takes_turns:
                 self._tell(self._scheduler.resume(number))
-        for _ in range(self._scheduler.room):
+        for _ in range(self._scheduler.free_turns):
             if (turn := self._next_turn()) is None:
                 break
             self._give_turn(turn)
@@ -131,13 +131,13 @@ class Lane:
             if not self._turns.is_waiting(number):
                 self._turns.wait(number)
                 self._held[number] = set(self._first)
-        room = self._scheduler.room
-        if room <= 0:
+        free_turns = self._scheduler.free_turns
+        if free_turns <= 0:
             return None
         held = [number for number, firsts in self._held.items() if firsts & self._first]
         if clients := self._held_clients():
             held += [number for number in self._turns.items if self._items[number].address in clients]
-        return self._turns.take(newcomers_only=room <= self._extra, without=held)
+        return self._turns.take(newcomers_only=free_turns <= self._extra, without=held)
 
     def _give_turn(self, number: int) -> None:
         self._turns.charge(number, 1)

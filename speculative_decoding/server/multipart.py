@@ -73,8 +73,8 @@ class PartsReader:
 
     def on_headers_finished(self) -> None:
         # The parser drops `filename*`. RFC 7578 forbids it, but some clients send it for non-ASCII names
-        kind, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
-        if kind != b"form-data" or b"name" not in fields:
+        disposition, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
+        if disposition != b"form-data" or b"name" not in fields:
             raise invalid("a field has no name")
         try:
             self._name = fields[b"name"].decode()
@@ -104,8 +104,8 @@ def parse_multipart(content_type: str, body: bytes) -> list[Part]:
     """Split a body into its fields. Raises `ServerError`."""
     if len(content_type) > MAX_CONTENT_TYPE:
         raise invalid("its Content-Type is too long")
-    kind, fields = parse_options_header(content_type.encode("latin-1", "replace"))
-    if kind != MULTIPART.encode():
+    media_type, fields = parse_options_header(content_type.encode("latin-1", "replace"))
+    if media_type != MULTIPART.encode():
         raise ServerError(415, f"Content-Type must be multipart/form-data, not {content_type[:80]!r}")
     boundary = fields.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70 or not boundary.isascii():

@@ -8,10 +8,10 @@ export const authorization = () => {
   return token ? { Authorization: `Bearer ${token}` } : {};
 };
 
-export function appendSpan(parent, kind, text) {
+export function appendSpan(parent, className, text) {
   if (!text) return;
-  const element = document.createElement(kind === "rejected" ? "s" : "span");
-  element.className = kind;
+  const element = document.createElement(className === "rejected" ? "s" : "span");
+  element.className = className;
   element.textContent = text;
   parent.append(element);
 }

@@ -112,12 +112,12 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
 
 def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an event: its `type`, and `audio` or those of `SESSION` by option. Raises `ServerError`."""
-    kind = fields.get("type")
-    if not isinstance(kind, str) or kind not in EVENTS:
-        hint = written(suggested_option(str(kind), EVENTS))
-        problem = f"{short_repr(kind)} is not an event of a transcription; {hint}"
+    event_type = fields.get("type")
+    if not isinstance(event_type, str) or event_type not in EVENTS:
+        hint = written(suggested_option(str(event_type), EVENTS))
+        problem = f"{short_repr(event_type)} is not an event of a transcription; {hint}"
         raise ServerError.of_field("type", problem, "unknown_event")
-    return parse_fields(fields, EVENTS[kind])
+    return parse_fields(fields, EVENTS[event_type])
 
 
 def parse_audio(audio: str) -> bytes:

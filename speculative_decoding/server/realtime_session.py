@@ -184,8 +184,8 @@ class RealtimeSession:
         item, self._current = self._current, None
         item.stream.finish()
         self._send("input_audio_buffer.committed", item_id=item.id, previous_item_id=self._previous)
-        for kind in ("added", "done"):
-            self._send(f"conversation.item.{kind}", item=message_item(item), previous_item_id=self._previous)
+        for state in ("added", "done"):
+            self._send(f"conversation.item.{state}", item=message_item(item), previous_item_id=self._previous)
         self._previous = item.id
 
     def _clear(self) -> None:
@@ -204,16 +204,16 @@ class RealtimeSession:
     def _content(self) -> dict[str, Any]:
         return {"id": self._id, "object": "realtime.transcription_session", **self._settings.content}
 
-    def _send_transcription(self, item: Item, kind: str, **fields: Any) -> None:
-        name = f"conversation.item.input_audio_transcription.{kind}"
-        self._send(name, item_id=item.id, content_index=0, **fields)
+    def _send_transcription(self, item: Item, state: str, **fields: Any) -> None:
+        event_type = f"conversation.item.input_audio_transcription.{state}"
+        self._send(event_type, item_id=item.id, content_index=0, **fields)
 
-    def _send(self, kind: str, **fields: Any) -> None:
-        self._send_event({"type": kind, "event_id": new_id("event"), **fields})
+    def _send(self, event_type: str, **fields: Any) -> None:
+        self._send_event({"type": event_type, "event_id": new_id("event"), **fields})
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def message_item(item: Item) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Service:
         """The threads that read recordings and begin texts."""
         return self._thread.reading
 
-    def require_subpackage(self, count: int) -> None:
+    def require_capacity(self, count: int) -> None:
         """Raise `ServerError` if the queue has no room for `count` more prompts, texts or recordings."""
         limits = self.limits
         if self.admitted + count > limits.slots + limits.queue:
@@ -126,7 +126,7 @@ class Service:
         largest: The maximum size of a recording with its frames, or of a text, in bytes.
         """
         self.require_ready()
-        self.require_subpackage(1)
+        self.require_capacity(1)
         loop = asyncio.get_running_loop()
         upload = Upload(loop.time() + self.limits.max_seconds, partial(self._require_memory, largest))
         timer = loop.call_at(upload.deadline, upload.fail, self.timeout())
@@ -149,7 +149,7 @@ class Service:
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
         """Count an upload as queued within the context, while it is being opened. Raises `ServerError`."""
-        self.require_subpackage(1)
+        self.require_capacity(1)
         upload.is_opening = True
         try:
             yield
@@ -168,7 +168,7 @@ class Service:
             item.check(self.limits)
         if upload is None:
             self.require_ready()
-            self.require_subpackage(len(items))
+            self.require_capacity(len(items))
 
         deadline = asyncio.get_running_loop().time() + self.limits.max_seconds if upload is None else upload.deadline
         with self._decoding(items, self._requests, deadline) as request:

@@ -71,7 +71,7 @@ class ClientText(ClientItem):
     @property
     def is_ready(self) -> bool:
         """Whether it can go on before an output in the engine is complete."""
-        return bool(self.waiting) or (self.window.has_room and (bool(self.ahead) or self.may_read))
+        return bool(self.waiting) or (self.window.has_capacity and (bool(self.ahead) or self.may_read))
 
     @property
     def may_read(self) -> bool:
@@ -159,7 +159,7 @@ class TextScheduler(PartScheduler):
         return [number for number, text in self.texts.items() if text.is_ready and len(text.in_engine) < most]
 
     @property
-    def room(self) -> int:
+    def free_turns(self) -> int:
         return self._free + 1  # a client without a prompt in the engine does not need a free place
 
     def held_clients(self) -> Collection[str]:

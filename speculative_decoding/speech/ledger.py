@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..runs.log import Log, LogKind, parse_line
+from ..runs.log import Log, LogFormat, parse_line
 from ..runs.places import folded
 
-KIND = LogKind("output_dir", version=1)
+LOG_FORMAT = LogFormat("output_dir", version=1)
 WRITING, DONE = "writing", "done"
 
 
@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 
 class Ledger:
-    """What is finished in a folder. log: the open log, of kind `KIND`."""
+    """What is finished in a folder. log: the open log, with `LOG_FORMAT`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -62,7 +62,7 @@ class Ledger:
         self._append(source, outputs, DONE)
 
     def _append(self, source: Source, outputs: Mapping[str, Written], status: str) -> None:
-        fields = {"version": KIND.version, **source._asdict()}
+        fields = {"version": LOG_FORMAT.version, **source._asdict()}
         fields |= {"outputs": {name: written._asdict() for name, written in outputs.items()}, "status": status}
         self._log.append(fields, sync=True)
         self._add(source, outputs, status)
@@ -100,6 +100,6 @@ def parse_record(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
         outputs = {
             name: Written(str(each["settings"]), str(each["sha256"])) for name, each in fields["outputs"].items()
         }
-        return source, outputs if fields["version"] == KIND.version else {}, str(fields["status"])
+        return source, outputs if fields["version"] == LOG_FORMAT.version else {}, str(fields["status"])
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return Source("", 0, 0), {}, WRITING

@@ -16,7 +16,7 @@ from ..errors import InputError, Name, writing
 from ..runs.log import Log
 from ..runs.places import content_hash, new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
-from .ledger import KIND, Ledger, Source, Written, finished_outputs
+from .ledger import LOG_FORMAT, Ledger, Source, Written, finished_outputs
 from .media_files import output_names, place
 from .resumption import ResumptionLogs
 from .subtitle_options import SUBTITLES, SubtitleOptions
@@ -92,7 +92,7 @@ class OutputFolder:
         """
         with writing(Name("output_dir"), self.folder, "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with Log.open(self.folder / LEDGER, KIND) as log:
+        with Log.open(self.folder / LEDGER, LOG_FORMAT) as log:
             self._ledger = Ledger(log)
             self._settings = {each: self._digest(each, settings) for each in self.formats}
             self._windows = ResumptionLogs(self.folder, digest(settings))
@@ -140,7 +140,7 @@ class OutputFolder:
         }
         self._ledger.begin(one.source, written)
         for (_, name), content in contents.items():
-            with new_file(self.folder / name, "output_dir", KIND.kept) as write_to_file:
+            with new_file(self.folder / name, "output_dir", LOG_FORMAT.kept) as write_to_file:
                 write_to_file(content)
         self._ledger.finish(one.source, written)
         self._windows.remove(one.source)

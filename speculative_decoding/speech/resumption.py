@@ -15,12 +15,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..runs.log import Log, LogKind, parse_line
+from ..runs.log import Log, LogFormat, parse_line
 from .ledger import Source
 from .segments import Segment, Word
 from .transcription import ResumePoint
 
-KIND = LogKind("output_dir", version=1)
+LOG_FORMAT = LogFormat("output_dir", version=1)
 KNOWN = {each.name for each in fields(Segment)} - {"from_draft"}
 
 
@@ -72,7 +72,7 @@ class ResumptionLogs:
         if source not in self._open:
             settings = {"recording": [*source], "settings": self._settings}
             with ExitStack() as stack:
-                log = stack.enter_context(Log.open(self._path(source), KIND, settings, force=True))
+                log = stack.enter_context(Log.open(self._path(source), LOG_FORMAT, settings, force=True))
                 last = deque(points(log), maxlen=1)
                 self._open[source] = stack.pop_all(), log, last[0] if last else None
         return self._open[source]

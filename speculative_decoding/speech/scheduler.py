@@ -233,13 +233,13 @@ class Scheduler:
         return sum(not windows.is_live for windows in self._waiting.values())
 
     @property
-    def room(self) -> int:
+    def free_turns(self) -> int:
         """How many more recordings may be given a slot. Streams need none of these."""
         return self.slots - sum(not windows.is_live for windows, _ in self._decoding.values())
 
     @property
     def wants_more(self) -> bool:
-        return self.room > 0
+        return self.free_turns > 0
 
     @property
     def is_idle(self) -> bool:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from ..decoding.prompt import encode_prompt
 from ..errors import InputError, Name
 from ..models.audio import AudioFrames, Source
-from ..runs.log import Log, LogKind, parse_line
+from ..runs.log import Log, LogFormat, parse_line
 from ..sampling.options import MAX_SEED
 from ..session import Session
 from .options import TrainingOptions
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
 # Of the logs in a work folder. The settings of the run are in one of them. Increase the version to refuse old folders.
-KIND = LogKind(
+LOG_FORMAT = LogFormat(
     "output",
     version=5,
     continue_with=("continue with ", Name("resume")),
@@ -103,7 +103,7 @@ def write_outputs(
     missing = [index for index in range(len(prompts)) if index not in known][processes.rank :: processes.size]
     requests = [output_request(options, index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
-    with Log.open(path, KIND, {}) as log:
+    with Log.open(path, LOG_FORMAT, {}) as log:
         deque(log.records(partial(parse_output, vocab_size=vocab_size)), maxlen=0)  # they are kept
         results = session.batch_as_completed(requests, slots=options.slots, max_tokens=options.max_tokens)
         for done, result in enumerate(results, start=1):
@@ -125,7 +125,7 @@ def read_outputs(folder: Path, vocab_size: int) -> dict[int, Example | None]:
     """Return the outputs in the logs of all processes, by the index of their prompt."""
     known: dict[int, Example | None] = {}
     for path in sorted(folder.glob("outputs*.jsonl")):
-        with Log.open(path, KIND, {}) as log:
+        with Log.open(path, LOG_FORMAT, {}) as log:
             known |= log.records(partial(parse_output, vocab_size=vocab_size))
     return known
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..runs.log import Log, parse_line
-from .outputs import KIND, Example, appended
+from .outputs import LOG_FORMAT, Example, appended
 from .teacher import TEACHER_BATCH, TEACHER_POSITIONS, Teacher, TeacherTargets
 
 
@@ -52,10 +52,10 @@ class TargetStore:
             InputError: The disk is too small, or the folder is damaged or belongs to other examples.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        kind = replace(KIND, start_over=f"delete {folder}")
+        log_format = replace(LOG_FORMAT, start_over=f"delete {folder}")
         facts = {"bytes": self.nbytes, "layers": [*self.teacher.layers]}
         with ExitStack() as stack:
-            log = stack.enter_context(Log.open(folder / "done.jsonl", kind, facts))
+            log = stack.enter_context(Log.open(folder / "done.jsonl", log_format, facts))
             done = max(log.records(parse_done), default=0)
             sizes = {name: self._field_bytes(name, done) for name in self._ends}
             missing = self.nbytes - sum(sizes.values())

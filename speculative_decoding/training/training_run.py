@@ -39,7 +39,7 @@ from .batches import (
     Sampler,
 )
 from .options import TrainingOptions
-from .outputs import KIND, Example, write_outputs
+from .outputs import LOG_FORMAT, Example, write_outputs
 from .recordings import Prompt, Recording
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
@@ -95,17 +95,19 @@ class TrainingRun:
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Create the work folder, or check that it was created with the same settings."""
         path = self.work / "settings.jsonl"  # a log without records
-        kind = replace(KIND, start_over=f"delete {self.work}")
+        log_format = replace(LOG_FORMAT, start_over=f"delete {self.work}")
         with self.processes.in_turn():
             if (self.work / "settings.json").exists():  # of an earlier version
-                raise kind.refusal(f"{self.work} was written by another version", "finish the run with that version")
+                raise log_format.refusal(
+                    f"{self.work} was written by another version", "finish the run with that version"
+                )
             if self.processes.is_first:
                 with writing("training", self.work, WAY_OUT):
                     self.work.mkdir(parents=True, exist_ok=True)
             elif not path.exists():
                 problem = f"{path}: not found; all processes of a training need the same "
                 raise InputError((problem, Name("output"), " on a shared disk"))
-            with Log.open(path, kind, settings) as log:
+            with Log.open(path, log_format, settings) as log:
                 if self.processes.is_first and not (log.is_new or resume):
                     way_out = ("continue with ", Name("resume"), ", or delete it")
                     raise InputError(f"{self.work}: holds an unfinished training", way_out=way_out)

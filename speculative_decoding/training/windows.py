@@ -19,7 +19,7 @@ from ..speech.recording import open_audio
 from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech.speech_text import SpeechText
 from ..speech.window_requests import MAX_POSITIONS
-from .outputs import KIND, Example, SpeechWindow, appended, checked_ids
+from .outputs import LOG_FORMAT, Example, SpeechWindow, appended, checked_ids
 from .recordings import Recording, Spoken
 
 TIMED = 0.85  # share of outputs with timestamps
@@ -109,7 +109,7 @@ def write_windows(
     audio = session.model.audio
     assert audio is not None
     maker = WindowMaker(session.model, SpeechText(session.tokenizer, audio))
-    with Log.open(folder / "windows.jsonl", KIND, {}) as log:
+    with Log.open(folder / "windows.jsonl", LOG_FORMAT, {}) as log:
         windows = [*log.records(partial(parse_windows, vocab_size=session.model.config.vocab_size))]
         previous = [token for lines in windows for _, _, output in lines for token in output[:-1]]
         position = sum(count for lines in windows for count, _, _ in lines)

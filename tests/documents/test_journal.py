@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.documents.journal import KIND, Journal
+from speculative_decoding.documents.journal import LOG_FORMAT, Journal
 from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.documents.tokens import Text
 from speculative_decoding.runs.log import Log
@@ -26,7 +26,7 @@ def run(
 ) -> tuple[list[str], int]:
     """Decode pieces with a journal; return the outputs, and how many were decoded. stop: interrupt after this piece."""
     outputs, count = [], 0
-    with Log.open(path, KIND, SETTINGS | changed, force=force) as log:
+    with Log.open(path, LOG_FORMAT, SETTINGS | changed, force=force) as log:
         journal = Journal(log, force=force)
         for number, piece in enumerate(pieces, 1):
             decoded = journal.recorded(number, piece, "a.txt")

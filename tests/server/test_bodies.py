@@ -22,7 +22,7 @@ from tests.support.waiting import ManualLoop, run_manually
 LIMIT = 20_000
 
 
-def request(chunks: Sequence[bytes], kind: str = "application/json", length: int | None = None) -> Request:
+def request(chunks: Sequence[bytes], media_type: str = "application/json", length: int | None = None) -> Request:
     """Return a request whose body arrives in these chunks, and then no more. Its last chunk ends it."""
     left: Iterator[bytes] = iter(chunks)
     count = len(chunks)
@@ -34,7 +34,7 @@ def request(chunks: Sequence[bytes], kind: str = "application/json", length: int
             await asyncio.Event().wait()
         return {"type": "http.request", "body": chunk, "more_body": count > 0}
 
-    headers = [(b"content-type", kind.encode())]
+    headers = [(b"content-type", media_type.encode())]
     headers += [] if length is None else [(b"content-length", str(length).encode())]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
 

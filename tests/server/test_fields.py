@@ -1,4 +1,4 @@
-"""Fields of JSON objects and of both kinds of forms: each is accepted, or refused with its name."""
+"""Fields of JSON objects and of both encodings of forms: each is accepted, or refused with its name."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ SESSION: Mapping[str, Field] = {
 }
 
 
-def read(body: bytes, kind: str = JSON, kinds: tuple[str, ...] = (JSON,)) -> Any:
-    return asyncio.run(read_fields(request([body], kind), LIMIT, *kinds))
+def read(body: bytes, media_type: str = JSON, media_types: tuple[str, ...] = (JSON,)) -> Any:
+    return asyncio.run(read_fields(request([body], media_type), LIMIT, *media_types))
 
 
 def texts(**fields: str | list[str]) -> list[Part]:
@@ -66,8 +66,8 @@ def test_null_fields_count_as_missing_and_a_byte_order_mark_is_skipped() -> None
 
 
 def test_the_media_type_is_not_case_sensitive() -> None:
-    kind = "Application/X-WWW-Form-URLEncoded; charset=utf-8"
-    assert read(b"q=a&q=b+c&r=%C3%A9", kind, (JSON, FORM)) == texts(q=["a", "b c"], r="é")
+    media_type = "Application/X-WWW-Form-URLEncoded; charset=utf-8"
+    assert read(b"q=a&q=b+c&r=%C3%A9", media_type, (JSON, FORM)) == texts(q=["a", "b c"], r="é")
 
 
 MALFORMED: list[tuple[bytes, str, int, str | None, str]] = [
@@ -79,10 +79,12 @@ MALFORMED: list[tuple[bytes, str, int, str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "kind", "status", "code", "words"), MALFORMED, ids=lambda value: str(value)[:30])
-def test_malformed_bodies_are_refused(body: bytes, kind: str, status: int, code: str | None, words: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "media_type", "status", "code", "words"), MALFORMED, ids=lambda value: str(value)[:30]
+)
+def test_malformed_bodies_are_refused(body: bytes, media_type: str, status: int, code: str | None, words: str) -> None:
     with pytest.raises(ServerError) as error:
-        read(body, kind)
+        read(body, media_type)
     assert (error.value.status, error.value.code) == (status, code) and words in error.value.message
 
 
@@ -117,7 +119,7 @@ def test_forms_have_the_values_of_json(fields: dict[str, Any]) -> None:
     form = {name: written(value) for name, value in fields.items()}
     expected = parse_fields(fields, TABLE)
     assert parse_fields(texts(**form), TABLE) == expected
-    if "" not in form.get("q", []):  # this kind of form leaves out empty texts
+    if "" not in form.get("q", []):  # this encoding leaves out empty texts
         body = urlencode(form, doseq=True).encode()
         assert parse_fields(read(body[:LIMIT], FORM, (FORM,)), TABLE) == expected or len(body) > LIMIT
 

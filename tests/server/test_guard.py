@@ -21,7 +21,7 @@ def answer(
     path: str = "/v1/models",
     token: str | None = None,
     app: Any = None,
-    kind: str = "http",
+    scope_type: str = "http",
     subprotocols: Sequence[str] = (),
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the messages of the response, and the statuses that were logged. The application answers 200."""
@@ -35,8 +35,8 @@ def answer(
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    scope: dict[str, Any] = {"type": kind, "path": path, "headers": raw}
-    if kind == "websocket":
+    scope: dict[str, Any] = {"type": scope_type, "path": path, "headers": raw}
+    if scope_type == "websocket":
         scope |= {"subprotocols": list(subprotocols), "extensions": {"websocket.http.response": {}}}
     guard = Guard(app or accept, ["Texts.example"], token, lambda scope, status, seconds: logged.append(status))
     asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def refusal(*headers: tuple[str, str], **options: Any) -> tuple[int, str | None]
     """
     sent, logged = answer(*headers, **options)
     assert logged == [sent[0]["status"]]
-    as_socket, logged = answer(*headers, **options, kind="websocket")
+    as_socket, logged = answer(*headers, **options, scope_type="websocket")
     if len(sent) > 1:
         assert as_socket == [each | {"type": f"websocket.{each['type']}"} for each in sent]
     assert as_socket[0]["status"] == sent[0]["status"] == logged[0]
@@ -107,7 +107,7 @@ SUBPROTOCOL = "openai-insecure-api-key."
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "status"),
+    ("scope_type", "given", "status"),
     [
         ("websocket", ["realtime", SUBPROTOCOL + TOKEN], 200),
         ("websocket", [SUBPROTOCOL + TOKEN.replace("-", "%2D")], 200),  # a page escapes what a subprotocol cannot have
@@ -119,11 +119,11 @@ SUBPROTOCOL = "openai-insecure-api-key."
         ("http", [SUBPROTOCOL + TOKEN], 401),
     ],
 )
-def test_only_a_socket_may_have_the_token_in_a_subprotocol(kind: str, given: Sequence[str], status: int) -> None:
+def test_only_a_socket_may_have_the_token_in_a_subprotocol(scope_type: str, given: Sequence[str], status: int) -> None:
     offered = ("sec-websocket-protocol", ", ".join(given))
-    assert answer(HOST, offered, token=TOKEN, kind=kind, subprotocols=given)[1] == [status]
+    assert answer(HOST, offered, token=TOKEN, scope_type=scope_type, subprotocols=given)[1] == [status]
     wrong = ("authorization", "Bearer wrong")  # has precedence
-    assert answer(HOST, offered, wrong, token=TOKEN, kind=kind, subprotocols=given)[1] == [401]
+    assert answer(HOST, offered, wrong, token=TOKEN, scope_type=scope_type, subprotocols=given)[1] == [401]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_only_pages_without_texts_need_no_token(path: str, status: int) -> None:
 @pytest.mark.parametrize("path", ["/translate", "/translate_file", "/detect"])
 def test_libretranslate_may_send_its_token_in_the_body(path: str) -> None:
     assert answer(HOST, path=path, token=TOKEN)[1] == [200]  # `read_request` checks it
-    assert answer(HOST, path=path, token=TOKEN, kind="websocket")[1] == [401]  # it has no body
+    assert answer(HOST, path=path, token=TOKEN, scope_type="websocket")[1] == [401]  # it has no body
     assert answer(HOST, ("authorization", "Bearer x"), path=path, token=TOKEN)[1] == [401]
 
 

@@ -1,4 +1,4 @@
-"""Translated files: their names, their time, and their room in memory."""
+"""Translated files: their names, their time, and the memory that is reserved for them."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ async def test_names_are_long_and_random(loop: ManualLoop) -> None:
 
 
 def admitted(files: KeptFiles, client: str, size: int) -> int:
-    """Return how many files of this size a client can have translated one after the other."""
+    """Return how many files of this size a client can have translated, one after another."""
     count = 0
-    with ExitStack() as rooms:
+    with ExitStack() as reserved:
         while True:
             try:
-                rooms.enter_context(files.room(client, size))
+                reserved.enter_context(files.reserve(client, size))
             except ServerError as error:
                 assert error.status == 429 and (error.headers or {})["Retry-After"] == "60"
                 return count
             count += 1
-            rooms.close()
+            reserved.close()
             files.keep(client, "a", "", b"x" * size)
 
 
@@ -83,17 +83,17 @@ def test_each_client_has_a_share(sent: list[tuple[str, int]], expected: list[int
 
 
 @property_test
-async def test_room_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> None:
+async def test_memory_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> None:
     """A translation that grows more than expected is kept, too."""
     files = KeptFiles(60.0, 1200)
-    with files.room("a", 200), files.room("b", 100):
-        with pytest.raises(ServerError), files.room("c", 200):
+    with files.reserve("a", 200), files.reserve("b", 100):
+        with pytest.raises(ServerError), files.reserve("c", 200):
             pass
-        with pytest.raises(ServerError), files.room("b", 150):
+        with pytest.raises(ServerError), files.reserve("b", 150):
             pass
         key = files.keep("a", "a", "", b"x" * 500)
     assert len(files.get(key).content) == 500
-    with files.room("c", 100):
+    with files.reserve("c", 100):
         pass
 
 

@@ -50,7 +50,7 @@ class Outputs:
         return len(self.paused)
 
     @property
-    def room(self) -> int:
+    def free_turns(self) -> int:
         return SLOTS + EXTRA - len(self.with_slot)
 
     @property

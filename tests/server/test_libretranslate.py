@@ -192,13 +192,13 @@ def test_errors_have_libretranslates_form(guarded: Serving, method: str, path: s
         assert other.status_code == 405 and isinstance(other.json()["error"], str)
 
 
-@pytest.mark.parametrize("kind", ["json", "data", "files"])
-def test_the_token_may_be_a_field_of_all_kinds_of_requests(guarded: Serving, kind: str) -> None:
+@pytest.mark.parametrize("encoding", ["json", "data", "files"])
+def test_the_token_may_be_a_field_of_requests_in_each_encoding(guarded: Serving, encoding: str) -> None:
     for token, status in ((TOKEN, 200), ("x", 401)):
         fields = {"q": "a", "api_key": token}
-        sent: Any = {name: (None, value) for name, value in fields.items()} if kind == "files" else fields
+        sent: Any = {name: (None, value) for name, value in fields.items()} if encoding == "files" else fields
         with guarded.client() as client:
-            assert client.post("/detect", **{kind: sent}).status_code == status
+            assert client.post("/detect", **{encoding: sent}).status_code == status
 
 
 def test_a_file_needs_the_token_that_made_it(guarded: Serving) -> None:

@@ -68,17 +68,17 @@ MALFORMED: list[tuple[str, bytes, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "body", "status", "words"), MALFORMED, ids=lambda value: str(value)[:30])
-def test_malformed_forms_are_refused(kind: str, body: bytes, status: int, words: str) -> None:
+@pytest.mark.parametrize(("media_type", "body", "status", "words"), MALFORMED, ids=lambda value: str(value)[:30])
+def test_malformed_forms_are_refused(media_type: str, body: bytes, status: int, words: str) -> None:
     with pytest.raises(ServerError, match=words) as error:
-        parse_multipart(kind, body)
+        parse_multipart(media_type, body)
     assert error.value.status == status
 
 
 def test_the_longest_content_type_is_accepted() -> None:
     boundary = "b" * 70
-    kind = f"multipart/form-data; boundary={boundary}; "
-    padded = kind + "a" * (multipart.MAX_CONTENT_TYPE - len(kind))
+    media_type = f"multipart/form-data; boundary={boundary}; "
+    padded = media_type + "a" * (multipart.MAX_CONTENT_TYPE - len(media_type))
     assert parse_multipart(padded, part().replace(b"--b", b"--" + boundary.encode()) + f"--{boundary}--".encode())
 
 

@@ -100,8 +100,8 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         page.keyboard.press("Control+Enter")
         shown(page, "summary", "tokens per target call")
         spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
-        assert "".join(text for kind, text in spans if kind != "rejected") == alone
-        assert {"accepted", "target"} <= {kind for kind, _ in spans}
+        assert "".join(text for class_name, text in spans if class_name != "rejected") == alone
+        assert {"accepted", "target"} <= {class_name for class_name, _ in spans}
         page.check("#compare")
         page.click("#generate")
         shown(page, "comparison", "(medians of 3 repeats)")
@@ -160,7 +160,7 @@ def press(page: Any, *keys: str) -> str:
 def colors(page: Any) -> list[tuple[str, bool]]:
     """Return each letter of the output, and whether it has the color of accepted draft tokens."""
     spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
-    return [(letter, kind == "accepted") for kind, text in spans for letter in text]
+    return [(letter, class_name == "accepted") for class_name, text in spans for letter in text]
 
 
 @cache

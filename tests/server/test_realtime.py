@@ -73,10 +73,10 @@ def say(connection: RealtimeConnection, pcm: bytes) -> None:
     connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
 
 
-def receive(connection: RealtimeConnection, kind: str) -> list[Any]:
+def receive(connection: RealtimeConnection, event_type: str) -> list[Any]:
     """Return the events up to one of this type."""
     found = [connection.recv()]
-    while found[-1].type != kind:
+    while found[-1].type != event_type:
         assert found[-1].type != "error", found[-1]
         found.append(connection.recv())
     return found
@@ -190,11 +190,11 @@ def test_a_round_that_fails_ends_the_items_in_progress_only() -> None:
         client.realtime.connect() as connection,
     ):
         gated.failures = 1
-        for kind in (FAILED, COMPLETED):
+        for event_type in (FAILED, COMPLETED):
             say(connection, speech(0, 0.5))
             connection.input_audio_buffer.commit()
             gated.allow()
-            receive(connection, kind)
+            receive(connection, event_type)
     assert server.metric("errors_total", code="round_failed") == 1
 
 
@@ -238,8 +238,8 @@ class Socket:
     async def close(self, code: int, reason: str = "") -> None:
         self.code = code
 
-    def send(self, kind: str, **fields: Any) -> None:
-        self.messages.put_nowait({"type": "websocket.receive", "text": json.dumps({"type": kind, **fields})})
+    def send(self, event_type: str, **fields: Any) -> None:
+        self.messages.put_nowait({"type": "websocket.receive", "text": json.dumps({"type": event_type, **fields})})
 
     def say(self, seconds: float) -> None:
         audio = base64.b64encode(speech(0, seconds)).decode()

@@ -67,10 +67,10 @@ class Client:
     def cancel(self, stream: Stream) -> None:
         stream.state = "cancelled"
 
-    def send(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+    def send(self, event_type: str, **fields: Any) -> list[dict[str, Any]]:
         """Send an event. Returns the events that answer it."""
         before = len(self.events)
-        self.session.receive(json.dumps({"type": kind, **fields}))
+        self.session.receive(json.dumps({"type": event_type, **fields}))
         return self.events[before:]
 
     def update(self, **session: Any) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Client:
         return self.events[before:]
 
 
-def kinds(events: list[dict[str, Any]]) -> list[str]:
+def event_types(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("conversation.item.input_audio_transcription.") for event in events]
 
 
@@ -216,7 +216,7 @@ def test_an_event_that_cannot_be_used_is_one_error(text: str, param: str | None,
     client.session.receive(text)
     (event,) = client.events
     assert (event["type"], event["error"]["param"], event["error"]["code"]) == ("error", param, code)
-    assert kinds(client.update()) == ["session.updated"]
+    assert event_types(client.update()) == ["session.updated"]
 
 
 def test_an_item_is_the_speech_between_two_commits() -> None:
@@ -246,16 +246,16 @@ def test_less_than_a_tenth_of_a_second_is_not_committed() -> None:
         (event,) = client.commit()
         assert event["error"]["code"] == "input_audio_buffer_commit_empty"
     client.say(bytes(2))
-    assert "input_audio_buffer.committed" in kinds(client.commit()) and len(client.streams) == 1
+    assert "input_audio_buffer.committed" in event_types(client.commit()) and len(client.streams) == 1
 
 
 def test_a_cleared_item_sends_nothing_more() -> None:
     client = Client()
     client.say()
-    assert kinds(client.send("input_audio_buffer.clear")) == ["input_audio_buffer.cleared"]
+    assert event_types(client.send("input_audio_buffer.clear")) == ["input_audio_buffer.cleared"]
     assert client.streams[0].state == "cancelled" and client.hear("late") == []
     client.session.fail(client.streams[0], SLOW)
-    assert kinds(client.commit()) == ["error"]
+    assert event_types(client.commit()) == ["error"]
     client.say()
     assert client.commit()[0]["previous_item_id"] is None
 
@@ -271,15 +271,15 @@ def test_speech_that_is_refused_is_dropped_until_the_next_commit_or_clear() -> N
     client.say()
     client.slow = SLOW
     failed, error = client.say()
-    assert kinds([failed, error]) == ["failed", "error"] and client.streams[0].state == "cancelled"
+    assert event_types([failed, error]) == ["failed", "error"] and client.streams[0].state == "cancelled"
     client.slow = None
     assert client.say() == []
     client.send("input_audio_buffer.clear")
     client.say()
     client.session.fail(client.streams[1], SLOW)
-    assert kinds(client.events[-1:]) == ["failed"] and client.say() == []
+    assert event_types(client.events[-1:]) == ["failed"] and client.say() == []
     assert client.commit()[0]["error"]["code"] == "too_much_audio"
-    assert client.say() == [] and kinds(client.commit())[0] == "input_audio_buffer.committed"
+    assert client.say() == [] and event_types(client.commit())[0] == "input_audio_buffer.committed"
 
 
 def test_hypotheses_are_sent_on_request() -> None:
@@ -300,7 +300,7 @@ def test_the_end_of_the_server_commits_what_can_be_committed(size: int, state: s
     client.say(bytes(size))
     client.session.finish()
     assert [stream.state for stream in client.streams] == ([state] if state else [])
-    assert ("input_audio_buffer.committed" in kinds(client.events)) == (state == "finished")
+    assert ("input_audio_buffer.committed" in event_types(client.events)) == (state == "finished")
 
 
 NAMES = [
@@ -344,7 +344,7 @@ def test_any_events_are_answered_with_valid_events(actions: list[tuple[str, Any]
             case "hear" if running:
                 client.hear(*value, stream=running[0])
             case "last" if ended:
-                assert kinds(client.hear("end", stream=ended[0], last=True))[-1] == "completed"
+                assert event_types(client.hear("end", stream=ended[0], last=True))[-1] == "completed"
                 client.streams[ended[0]].state = "done"
             case "fail" if running:
                 client.session.fail(client.streams[running[-1]], SLOW)

@@ -110,11 +110,11 @@ def test_text_equals_the_sessions(client: openai.OpenAI) -> None:
     assert (found.usage.type, found.usage.seconds) == ("duration", expected.seconds)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("text", "text/plain"), ("srt", "application/x-subrip")])
-def test_formats_are_those_of_the_command_line(server: Serving, name: str, kind: str) -> None:
+@pytest.mark.parametrize(("name", "media_type"), [("text", "text/plain"), ("srt", "application/x-subrip")])
+def test_formats_are_those_of_the_command_line(server: Serving, name: str, media_type: str) -> None:
     expected = alone(0)
     found = post(server, response_format=name)
-    assert found.headers["content-type"].startswith(kind)
+    assert found.headers["content-type"].startswith(media_type)
     assert found.text == (expected.text.strip() + "\n" if name == "text" else "".join(srt(expected.segments)))
 
 
@@ -274,7 +274,7 @@ def test_unsuitable_files_are_refused_in_one_line(server: Serving, content: byte
     assert uploaded(server) == 0
 
 
-def test_models_refuse_the_other_kind_of_input(server: Serving) -> None:
+def test_models_refuse_the_other_type_of_input(server: Serving) -> None:
     for path in ("/v1/completions", "/translate"):
         response = server.post(path, prompt="a", q="a")
         assert response.status_code == 404 and "transcribes speech" in response.text

@@ -7,7 +7,7 @@ from pathlib import Path
 from speculative_decoding import Session
 from speculative_decoding.runs.log import Log
 from speculative_decoding.training.options import TrainingOptions
-from speculative_decoding.training.outputs import KIND, Example, output_request, read_outputs, write_outputs
+from speculative_decoding.training.outputs import LOG_FORMAT, Example, output_request, read_outputs, write_outputs
 from tests.support.tiny import VOCAB
 from tests.support.training import (
     TARGET,
@@ -38,7 +38,7 @@ def test_sampled_share_depends_on_seed_and_index_only(tmp_path: Path) -> None:
 
 def test_damaged_outputs_are_decoded_again_with_all_that_follow(tmp_path: Path) -> None:
     for name, first in (("outputs.jsonl", 0), ("outputs-1.jsonl", 10)):
-        with Log.open(tmp_path / name, KIND, {}) as log:
+        with Log.open(tmp_path / name, LOG_FORMAT, {}) as log:
             log.append([first, [3, 1], [4, 1]])
             log.append([first + 1])
     whole = (tmp_path / "outputs.jsonl").read_text()

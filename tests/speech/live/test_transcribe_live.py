@@ -162,16 +162,16 @@ def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording(monkeyp
     scheduler = scheduler_of(live_slots=3)
     stream = scheduler.open_stream(every=STEP)
     assert not [*scheduler.start(0, stream)]
-    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
+    assert (scheduler.is_idle, scheduler.paused, scheduler.free_turns) == (True, [], 1)
     stream.append(noise(3, STEP))
-    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (False, [0], 1)
+    assert (scheduler.is_idle, scheduler.paused, scheduler.free_turns) == (False, [0], 1)
     assert not [*scheduler.resume(0)]
     stream.append(noise(4, STEP))  # it is due again, but still being decoded
-    assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [], 1)
+    assert (scheduler.running, scheduler.paused, scheduler.free_turns) == (1, [], 1)
     assert [*scheduler.start(1, scheduler.open(noise(5, SECONDS)))]
-    assert (scheduler.running, scheduler.paused, scheduler.room) == (1, [1], 1)
+    assert (scheduler.running, scheduler.paused, scheduler.free_turns) == (1, [1], 1)
     assert not [*scheduler.resume(1)]
-    assert (scheduler.running, scheduler.paused, scheduler.room) == (2, [], 0)
+    assert (scheduler.running, scheduler.paused, scheduler.free_turns) == (2, [], 0)
     assert engines == [3, 1]
     other = scheduler.open_stream(every=STEP)
     assert not [*scheduler.start(2, other)]
@@ -179,7 +179,7 @@ def test_a_stream_waits_until_it_is_due_and_takes_no_slot_of_a_recording(monkeyp
         scheduler.cancel(number)
     for each in (stream, other):
         each.append(noise(4, STEP))
-    assert (scheduler.is_idle, scheduler.paused, scheduler.room) == (True, [], 1)
+    assert (scheduler.is_idle, scheduler.paused, scheduler.free_turns) == (True, [], 1)
 
 
 def test_reading_ahead_writes_the_text_of_what_was_heard_together() -> None:

@@ -16,18 +16,18 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.runs import log as log_module
-from speculative_decoding.runs.log import Log, LogKind, changed_setting, parse_line
+from speculative_decoding.runs.log import Log, LogFormat, changed_setting, parse_line
 from tests.support.kill_states import KillStates
 
-KIND = LogKind("output", version=3)
+LOG_FORMAT = LogFormat("output", version=3)
 SETTINGS = {"seed": 0, "names": ("a", "ö")}
 WORK = [["one", 1], ["zwei ö", 2], {"three": "\n\0"}, []]
 
 
 def run(path: Path, *, settings: dict[str, Any] | None = SETTINGS, force: bool = False) -> int:
     """Do the work that a log lacks; return how much that is."""
-    kind = replace(KIND, start=b"") if settings is None else KIND
-    with Log.open(path, kind, settings, force=force) as log:
+    log_format = replace(LOG_FORMAT, start=b"") if settings is None else LOG_FORMAT
+    with Log.open(path, log_format, settings, force=force) as log:
         done = [*log.records(parse_line)]
         assert done == WORK[: len(done)]
         for each in WORK[len(done) :]:
@@ -112,7 +112,7 @@ def test_settings_are_on_disk_before_the_first_record_and_all_records_at_the_end
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
-    with Log.open(path, KIND, SETTINGS) as log:
+    with Log.open(path, LOG_FORMAT, SETTINGS) as log:
         log.append("a")
         header = path.read_bytes().index(b"\n") + 1
         assert sizes == [0, header]
@@ -120,7 +120,7 @@ def test_settings_are_on_disk_before_the_first_record_and_all_records_at_the_end
         log.append("c")
         assert sizes[2:] == [header + 8]
     assert sizes[3:] == [path.stat().st_size] == [header + 12]
-    with pytest.raises(KeyboardInterrupt), Log.open(path, KIND, SETTINGS) as log:
+    with pytest.raises(KeyboardInterrupt), Log.open(path, LOG_FORMAT, SETTINGS) as log:
         assert [*log.records(parse_line)] == ["a", "b", "c"]
         log.append("d")
         raise KeyboardInterrupt
@@ -172,11 +172,11 @@ def test_other_settings_and_versions_are_refused_and_replaced_by_force(path: Pat
 
 
 def test_exactness_of_the_first_run_is_recorded_and_may_be_left_open(path: Path) -> None:
-    with Log.open(path, KIND, SETTINGS) as log:
+    with Log.open(path, LOG_FORMAT, SETTINGS) as log:
         assert log.is_new
         log.settings |= {"exact": True, "comparison": 1}
         log.begin()
-    with Log.open(path, KIND, SETTINGS) as log:
+    with Log.open(path, LOG_FORMAT, SETTINGS) as log:
         assert not log.is_new and log.settings["exact"] is True
     assert changed_setting(log.settings, SETTINGS | {"names": ["a", "ö"], "exact": False}) == "exact was true, is false"
 
@@ -196,7 +196,7 @@ def test_another_file_is_never_touched(path: Path) -> None:
 
 
 def test_a_second_run_is_refused_and_a_run_without_records_leaves_nothing(path: Path) -> None:
-    with Log.open(path, KIND, SETTINGS):
+    with Log.open(path, LOG_FORMAT, SETTINGS):
         with pytest.raises(InputError, match="another run is writing it; wait, or name another output"):
             run(path)
         assert path.exists()
@@ -204,18 +204,18 @@ def test_a_second_run_is_refused_and_a_run_without_records_leaves_nothing(path: 
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name another output"):
         run(path / "log")
     run(path)
-    with Log.open(path, KIND, SETTINGS):
+    with Log.open(path, LOG_FORMAT, SETTINGS):
         pass
     assert run(path) == 0
-    with Log.open(path, KIND, SETTINGS) as log:
+    with Log.open(path, LOG_FORMAT, SETTINGS) as log:
         log.remove()
     assert not path.exists()
 
 
 def test_a_header_may_have_any_settings(path: Path) -> None:
     for settings in ({}, {"a": {"b": [None, 1.5, "\n"]}}, {"x" * 10_000: True}):
-        with Log.open(path, KIND, settings, force=True) as log:
+        with Log.open(path, LOG_FORMAT, settings, force=True) as log:
             log.begin()
         assert json.loads(path.read_bytes()) == {"version": 3, "settings": settings}
-        with Log.open(path, KIND, settings) as log:
+        with Log.open(path, LOG_FORMAT, settings) as log:
             assert not log.is_new
