@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
 MAX_CHARACTERS = 1000
 MAX_MISSPELT = 80  # characters of a name
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PACKAGE = os.path.dirname(__file__) + os.sep
 
 
+class Message:
+    """A text that mentions options, for which each front end shows its own name: `Message("requires {quantize}")`.
+
+    A placeholder without a value is the Python name of an option. Values are inserted as they are, braces included:
+    `Message("must be <= {max_tokens} ({limit})", limit=512)`. A value may be a `Message` or a `Name`.
+    """
+
+    def __init__(self, template: str, /, **values: object) -> None:
+        self.template = template
+        self.values = values
+
+    def __str__(self) -> str:
+        return shown(self)
+
+
 class Name(str):
-    """The Python name of an option or parameter, as a part of `Words`. Each front end shows its own name instead."""
+    """The Python name of an option that is only known at run time, as a value of a `Message`."""
 
 
-Words = str | tuple[str, ...]  # a text, or its parts in order; parts of type `Name` are names of options
+def shown(value: object, name: Callable[[str], str] = str) -> str:
+    """Return a text, `Message`, `Name` or other value as text. name: returns a front end's name for an option."""
+    if isinstance(value, Message):
+        values = value.values
+        return PLACEHOLDER.sub(lambda found: shown(values.get(found[1], Name(found[1])), name), value.template)
+    return name(str(value)) if isinstance(value, Name) else str(value)
 
 
-def words(text: Words) -> tuple[str, ...]:
-    """Return the parts of a text."""
-    return text if isinstance(text, tuple) else (text,)
-
-
-def written(text: Words, name: Callable[[str], str] = str) -> str:
-    """Join the parts of a text. name: returns what a front end calls an option, such as its flag."""
-    return "".join(name(str(part)) if isinstance(part, Name) else part for part in words(text))
+def joined(separator: str, texts: Iterable[str | Message]) -> Message:
+    """Return one message with a separator between the texts."""
+    values = {f"text{i}": text for i, text in enumerate(texts)}
+    return Message(separator.join(f"{{{key}}}" for key in values), **values)
 
 
 class Note(UserWarning):
-    """A note about a request or file that is still used. text: contains a `Name` for each option."""
+    """A note about a request or file that is still used."""
 
-    def __init__(self, text: Words) -> None:
-        super().__init__(written(text))
+    def __init__(self, text: str | Message) -> None:
+        super().__init__(str(text))
         self.text = text
 
 
-def note(text: Words) -> None:
+def note(text: str | Message) -> None:
     """Issue a warning that names the line outside this package that made the call.
 
     Python shows a message once for each such line. The command line shows it each time.
@@ -56,30 +74,30 @@ def note(text: Words) -> None:
 class InputError(ValueError):
     """An option, prompt, folder or file cannot be used.
 
-    No code parses its text. Options that it mentions are marked with `Name`, and each front end shows its own name:
-    `InputError(("has no effect without ", Name("word_timestamps")), "clip_timestamps", "turn them on")`.
+    No code parses its text. Each front end shows its own names for the options that a `Message` mentions:
+    `InputError(Message("has no effect without {word_timestamps}"), "clip_timestamps", "turn them on")`.
 
     problem: What is wrong, with the value that was given.
     field: The Python name of the option or parameter that the error is about.
     way_out: What to do instead.
     """
 
-    def __init__(self, problem: Words, field: str | None = None, way_out: Words = "") -> None:
+    def __init__(self, problem: str | Message, field: str | None = None, way_out: str | Message = "") -> None:
         super().__init__(problem, field, way_out)
         self.problem = problem
         self.field = field
         self.way_out = way_out
 
     def message(self, name: Callable[[str], str] = str) -> str:
-        """Return the line to print. name: see `written`."""
+        """Return the line to print. name: see `shown`."""
         subject = "" if self.field is None else f"{name(self.field)}: "
-        way_out = written(self.way_out, name)
-        return one_line(f"{subject}{written(self.problem, name)}{way_out and '; '}{way_out}")
+        way_out = shown(self.way_out, name)
+        return one_line(f"{subject}{shown(self.problem, name)}{way_out and '; '}{way_out}")
 
     def at(self, place: str) -> InputError:
         """Return this error with a place in the input, such as a line of a file, before its message."""
-        subject = () if self.field is None else (Name(self.field), ": ")
-        return InputError((f"{place}: ", *subject, *words(self.problem)), way_out=self.way_out)
+        parts = [place, self.problem] if self.field is None else [place, Name(self.field), self.problem]
+        return InputError(joined(": ", parts), way_out=self.way_out)
 
     def __str__(self) -> str:
         return self.message()
@@ -116,7 +134,7 @@ def similar_names(name: str, known: Collection[str], count: int = 1, cutoff: flo
 
 
 @contextmanager
-def writing(what: str, path: Path, way_out: Words = "name another file") -> Iterator[None]:
+def writing(what: str, path: Path, way_out: str | Message = "name another file") -> Iterator[None]:
     """Turn an OSError while a file is written, usually a full disk, into an `InputError`.
 
     what: The option that names the file, as a `Name`; or a description of the file.

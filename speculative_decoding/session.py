@@ -30,7 +30,7 @@ from .drafters import (
 )
 from .drafters.base import MEMORY
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
-from .errors import InputError, Name, note
+from .errors import InputError, Message, note
 from .loading.load import ModelHandle
 from .loading.pair import DraftPrompt, ModelPair, open_pair, require_draft, token_difference
 from .loading.tokenizer import Tokenizer
@@ -333,7 +333,7 @@ class Session:
             if (difference := token_difference(self.model, draft)) is not None:
                 raise InputError(
                     f"draft model: {difference}",
-                    way_out=("give its ", Name("draft_tokenizer"), " to draft its text, or choose another draft"),
+                    way_out=Message("give its {draft_tokenizer} to draft its text, or choose another draft"),
                 )
             return DraftModel(draft, vocabulary)
         assert draft is not None
@@ -669,7 +669,7 @@ class Session:
                 ngram = self._ngrams.get(size) or NgramDrafter(pieces=self.model.pieces, max_ngram_size=size)
                 self._ngrams[size] = ngram
             elif size != self.options.max_ngram_size:
-                raise InputError(("has no effect with an ", Name("ngram")), "max_ngram_size", "leave one of them out")
+                raise InputError(Message("has no effect with an {ngram}"), "max_ngram_size", "leave one of them out")
         make = self._writing_drafter if self.drafts_text else self._make_model_drafter
         return choose_drafter(options, self.model, make, ngram)
 

@@ -469,10 +469,10 @@ speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
 cli/flags.py: a device is replaced | documents/test_command.py
-- require_file(Path(path), name[0])
+- require_file(Path(path), option)
 + pass
 cli/flags.py: a file that a run reads is replaced | documents/test_command.py
-- if other[0] != name[0]:
+- if other.option != file.option:
 + if False:
 cli/flags.py: a link is another file | documents/test_command.py
 - return status.st_dev, status.st_ino

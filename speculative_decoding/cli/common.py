@@ -19,7 +19,7 @@ from typing import Any
 
 from ..checkpoints.files import open_text
 from ..checkpoints.text import decode_text
-from ..errors import InputError, Name, Note, one_line, writing, written
+from ..errors import InputError, Name, Note, one_line, shown, writing
 from ..models.backend import computing
 from .parser import Parser, flag
 
@@ -55,7 +55,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        say(f"{program}: note: {written(message.text, name) if isinstance(message, Note) else message}")
+        say(f"{program}: note: {shown(message.text if isinstance(message, Note) else message, name)}")
 
     warnings.showwarning = show
     warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off

@@ -17,7 +17,7 @@ from rich.text import Text as Line
 
 from ..decoding.prompt import check_languages, check_token_ids
 from ..drafters import with_default_drafter
-from ..errors import InputError, Name, similar_names, written
+from ..errors import InputError, Message, Name, shown, similar_names
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
@@ -83,7 +83,7 @@ class ConsoleState:
         elif name == "baseline":
             self.change({"drafter": "none" if value else None})
         elif name == "compare" and value and len(decoding_modes(self.session)) == 1:
-            way_out = ("turn ", Name("baseline"), " off, or choose a ", Name("draft_model"))
+            way_out = Message("turn {baseline} off, or choose a {draft_model}")
             raise InputError("has no draft to compare", name, way_out)
         else:
             if name == "prefix":
@@ -257,7 +257,7 @@ def add_setting(name: str, spec: OptionSpec) -> None:
 
     words = [word for word in placeholder.split("|") if word.islower()]
 
-    @Command(usage, written(spec.help, command_name), current, lambda: words)
+    @Command(usage, shown(spec.help, command_name), current, lambda: words)
     def change(state: ConsoleState, text: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..loading.load import BITS, DTYPES, GROUP_SIZES
 from .common import say, start_alone
 from .parser import File, Parser, argument_type
@@ -61,7 +61,7 @@ def convert(chosen: argparse.Namespace) -> int:
         say(f"{folder}: {manifest.verify(folder)} files match the manifest")
         return 0
     if "quantize" not in given and "group_size" in given:
-        raise InputError(("has no effect without ", Name("quantize")), "group_size", "give both, or leave it out")
+        raise InputError(Message("has no effect without {quantize}"), "group_size", "give both, or leave it out")
 
     bytes_read = 0
     started = time.perf_counter()

@@ -14,7 +14,7 @@ from ..decoding.prompt import make_request
 from ..decoding.results import GenerationResult
 from ..draft_length import FixedLength
 from ..drafters import with_default_drafter
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames
 from ..rows.scheduling import BatchResult
@@ -127,8 +127,8 @@ def require_comparable(options: GenerationOptions, subject: str | None = None) -
     """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
         name, value = ("acceptance", options.acceptance) if options.acceptance else ("delta", f"{options.delta:g}")
-        raise InputError(
-            ("independent samples differ (got ", Name("temperature"), f" {options.temperature:g}, expected 0)"),
-            subject,
-            ("use ", Name("temperature"), " 0, or leave out ", Name(name), f" {value}"),
+        found = Message(
+            "independent samples differ (got {temperature} {value}, expected 0)", value=f"{options.temperature:g}"
         )
+        way_out = Message("use {temperature} 0, or leave out {other} {value}", other=Name(name), value=value)
+        raise InputError(found, subject, way_out)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from ..errors import InputError, Name
-from ..runs.places import folded, require_file, require_writable
+from ..errors import InputError, Message, Name
+from ..runs.places import NamedFile, folded, require_file, require_writable
 from ..sampling import GenerationOptions
 from ..sampling.options import is_address
 from ..sampling.values import BASIC, Bool, Text
@@ -47,9 +47,6 @@ def all_but(kind: type, *names: str) -> list[str]:
 FILES_READ = ("draft_vocab_text", "draft_text_file", "memory")  # shared flags that name a file to read, or several
 FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
-# The option that names a file, as `Words`, and the file
-NamedFile = tuple[tuple[str, ...], str | Path]
-
 
 def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()) -> None:
     """Raise `InputError` if a file cannot be written, or if a file to write is also given for another purpose.
@@ -57,22 +54,24 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
     read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`. Those in `written` are
     replaced as a whole, so they must be regular files.
     """
-    for name, path in read:
+    for option, path, _ in read:
         if is_address(path):
-            raise InputError(f"{path} is an address, not a file", name[0], "download it, and name the file")
-    for name, path in written:
-        require_file(Path(path), name[0])
+            raise InputError(f"{path} is an address, not a file", option, "download it, and name the file")
+    for option, path, _ in written:
+        require_file(Path(path), option)
     by_flag = {name: given[name] for name in FILES_WRITTEN if name in given}
     for flag, path in by_flag.items():
         require_writable(path, flag)
-    used = {identity(path): name for name, path in read}
+    used = {identity(file.path): file for file in read}
     for flag in FILES_READ:
         paths = given.get(flag, ())
-        used |= {identity(path): (Name(flag),) for path in ([paths] if isinstance(paths, Path) else paths)}
-    for name, path in reversed([*written, *(((Name(flag),), path) for flag, path in by_flag.items())]):
-        other = used.setdefault(identity(path), name)
-        if other[0] != name[0]:
-            raise InputError((f"{path} is already used by ", *other), name[0], "name another")
+        used |= {identity(path): NamedFile(flag, path) for path in ([paths] if isinstance(paths, Path) else paths)}
+    for file in reversed([*written, *(NamedFile(flag, path) for flag, path in by_flag.items())]):
+        other = used.setdefault(identity(file.path), file)
+        if other.option != file.option:
+            user = Message("{option}{part}", option=Name(other.option), part=other.part)
+            problem = Message("{path} is already used by {user}", path=file.path, user=user)
+            raise InputError(problem, file.option, "name another")
 
 
 def identity(path: str | Path) -> object:

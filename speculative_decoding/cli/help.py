@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import one_line, written
+from ..errors import one_line, shown
 from ..sampling.values import OptionSpec
 
 
@@ -39,8 +39,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def help_text(spec: OptionSpec, name: Callable[[str], str]) -> str:
-    """Return the help of a field with its default. name: see `written`."""
-    text = written(spec.help, name)
+    """Return the help of a field with its default. name: see `shown`."""
+    text = shown(spec.help, name)
     if spec.default is False or spec.default in (None, "", ()):
         return text
     default = f"default: {'on' if spec.default is True else as_typed(spec.default)})"

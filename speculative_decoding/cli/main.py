@@ -15,7 +15,7 @@ from typing import Annotated as A
 from typing import Any
 
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
@@ -115,12 +115,12 @@ def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
             raise InputError(
                 "compares with and without a draft",
                 name,
-                ("choose a ", Name("drafter"), ", or name a ", Name("draft_model")),
+                Message("choose a {drafter}, or name a {draft_model}"),
             )
     count = options.num_return_sequences
     if count > 1:
         raise InputError(
-            ("needs a single output, not ", Name("num_return_sequences"), f" {count}"), views[0], "leave one out"
+            Message("needs a single output, not {num_return_sequences} {count}", count=count), views[0], "leave one out"
         )
 
 

@@ -1,8 +1,8 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
 A field `name: Annotated[type, Value, "help", *marks] = default` becomes the flag --name, unless a `Flag` says
-otherwise (sampling/values.py). The help text may be `Words`. A flag that is not given sets no attribute in the parsed
-namespace.
+otherwise (sampling/values.py). The help text may be a `Message`. A flag that is not given sets no attribute in the
+parsed namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import InputError, Name, one_line, similar_names
+from ..errors import InputError, Message, one_line, similar_names
 from ..sampling.options import OTHER_NAMES, is_address, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
@@ -180,7 +180,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name in option_specs()}
     if "baseline" in args:
         if "drafter" in options:
-            raise InputError(("cannot be combined with ", Name("baseline")), "drafter", "leave one of them out")
+            raise InputError(Message("cannot be combined with {baseline}"), "drafter", "leave one of them out")
         options["drafter"] = "none"
     return options
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from ..decoding.prompt import check_languages, check_token_ids, has_language_prefixes
 from ..drafters import with_default_drafter
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading.load import BUNDLED, DTYPES, ModelHandle, Shard, local_folder, locate
 from ..loading.names import shown_name
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
@@ -63,13 +63,12 @@ DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 a
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
-DRAFT_PREFIX = (
-    *("text to put before every prompt for a draft model of another vocabulary, in place of ", Name("prefix")),
-    *(" (default: ", Name("prefix"), ")"),
+DRAFT_PREFIX = Message(
+    "text to put before every prompt for a draft model of another vocabulary, in place of {prefix} (default: {prefix})"
 )
 NAMED = "as the tokenizer of such a draft model names it (default: "
-DRAFT_SRC_LANG = (f"language of the prompt, {NAMED}", Name("src_lang"), ")")
-DRAFT_TGT_LANG = (f"language of the output, {NAMED}", Name("tgt_lang"), ")")
+DRAFT_SRC_LANG = Message("language of the prompt, {named}{src_lang})", named=NAMED)
+DRAFT_TGT_LANG = Message("language of the output, {named}{tgt_lang})", named=NAMED)
 SAVE_SECONDS = 60.0
 DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 MEMORY = (
@@ -92,7 +91,7 @@ class ModelFlags:
         """Find the folders of the models; `SELF_DRAFT` has none. Raises an `InputError` that names the flag."""
         if not self.model and self.adapter is not None:
             raise InputError(
-                f"{self.adapter} needs the model that it was trained for", "adapter", ("name it with ", Name("model"))
+                f"{self.adapter} needs the model that it was trained for", "adapter", Message("name it with {model}")
             )
         draft: str | Path | None
         target, draft = (find(self.model, "model"), None) if self.model else find_default_pair()
@@ -116,7 +115,7 @@ def find_default_pair() -> tuple[Path, Path]:
     raise InputError(
         "is missing, and this installation has no bundled models",
         "model",
-        ("name a model on the Hub, or a folder that `speculative-decoding convert ", Name("model"), " NAME` wrote"),
+        Message("name a model on the Hub, or a folder that `speculative-decoding convert {model} NAME` wrote"),
     )
 
 
@@ -137,7 +136,9 @@ class DraftFlags:
     def __post_init__(self) -> None:
         for name, other in (("draft_vocab", "draft_vocab_text"), ("draft_vocab_text", "draft_vocab")):
             if getattr(self, name) is not None and getattr(self, other) is None:
-                raise InputError(("has no effect without ", Name(other)), name, "give both, or leave it out")
+                raise InputError(
+                    Message("has no effect without {other}", other=Name(other)), name, "give both, or leave it out"
+                )
         if self.memory is not None:
             require_subpackage("memory", "memory")
 
@@ -163,7 +164,9 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
-            (f"{args.draft_model} has no effect with ", Name("num_beams"), f" {beams}"), "draft_model", "leave one out"
+            Message("{folder} has no effect with {num_beams} {beams}", folder=args.draft_model, beams=beams),
+            "draft_model",
+            "leave one out",
         )
     config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
     if prefix := getattr(args, "prefix", ""):
@@ -190,14 +193,20 @@ def make_run_config(
             raise InputError(
                 f"{given.get(unusable, '')} has no effect without a draft model".lstrip(),
                 unusable,
-                ("name one with ", Name("draft_model"), ", choose another ", Name("drafter"), ", or leave it out"),
+                Message("name one with {draft_model}, choose another {drafter}, or leave it out"),
             )
     for name, drafters in DRAFTERS_OF_FLAGS.items():
         if name in changed and drafter not in drafters:
             if (beams := options.num_beams) > 1:
-                raise InputError(("has no effect with ", Name("num_beams"), f" {beams}"), name, "leave one of them out")
+                raise InputError(
+                    Message("has no effect with {num_beams} {beams}", beams=beams), name, "leave one of them out"
+                )
             raise InputError(
-                ("only applies to ", Name("drafter"), f" {' or '.join(drafters)}, not {drafter}"), name, "leave it out"
+                Message(
+                    "only applies to {drafter} {allowed}, not {chosen}", allowed=" or ".join(drafters), chosen=drafter
+                ),
+                name,
+                "leave it out",
             )
     (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
     if flags.draft_text_file:

@@ -13,7 +13,7 @@ from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult, GenerationStats
 from ..draft_length.store import COMPARISON
 from ..engine import Event
-from ..errors import written
+from ..errors import shown
 from ..loading.tokenizer import unknown_characters
 from ..session import Session
 from .common import printing, say
@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # by mode; the baseline uses the fastest
 def note_exactness(session: Session, slots: int = 1) -> None:
     """Print a note if drafting or batching may change the output."""
     if note := session.planner.exactness_note(session.options_with({}), slots):
-        say(f"note: {written(note, flag)}")
+        say(f"note: {shown(note, flag)}")
 
 
 def settle_exactness(session: Session, slots: int, log: Log | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..draft_length.base import DraftLength
 from ..drafters.base import TEXT, Followable, RequestView
-from ..errors import InputError, Name, note, similar_names
+from ..errors import InputError, Message, note, similar_names
 from ..loading.tokenizer import Tokenizer
 from ..models.audio import AudioFrames, Source, TextTokens
 from ..models.base import EncoderDecoder
@@ -171,10 +171,10 @@ def language_prefix(model: EncoderDecoder, tokenizer: Tokenizer, src_lang: str |
 def note_prefixes(prefixes: tuple[str, ...]) -> None:
     shown = ", ".join(map(repr, prefixes))
     note(
-        (
-            f"the tasks of this model have prefixes ({shown}), and a prompt begins with none; put one before each "
-            "prompt, for example with ",
-            *(Name("prefix"), " or ", Name("tgt_lang")),
+        Message(
+            "the tasks of this model have prefixes ({shown}), and a prompt begins with none; "
+            "put one before each prompt, for example with {prefix} or {tgt_lang}",
+            shown=shown,
         )
     )
 
@@ -188,7 +188,9 @@ def check_languages(model: EncoderDecoder, tokenizer: Tokenizer, options: Genera
         own = language_prefix(model, tokenizer, options.src_lang, options.tgt_lang)
         if own and prefix not in ("", own):
             name = "src_lang" if options.tgt_lang is None else "tgt_lang"
-            raise InputError(("has no effect with ", Name("prefix"), f" {prefix!r}"), name, "leave one of them out")
+            raise InputError(
+                Message("has no effect with {prefix} {value}", value=repr(prefix)), name, "leave one of them out"
+            )
         return own
     for name, language in (("src_lang", options.src_lang), ("tgt_lang", options.tgt_lang)):
         if language is not None:

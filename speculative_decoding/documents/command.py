@@ -26,11 +26,12 @@ from ..cli.runner import settle_exactness
 from ..cli.summary import summary_notes
 from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
 from ..rows.parts import PartScheduler
 from ..runs.log import Log
+from ..runs.places import NamedFile
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Int, Text
 from ..subpackages import require_subpackage
@@ -73,7 +74,7 @@ class DocumentFlags(RunFlags):
 
     def __post_init__(self) -> None:
         if self.force and self.output in (None, STANDARD) and self.write_memory is None:
-            raise InputError(("has no effect without ", Name("output")), "force", "give both, or leave it out")
+            raise InputError(Message("has no effect without {output}"), "force", "give both, or leave it out")
         if self.write_memory is not None:
             require_subpackage("memory", "write_memory")
             if self.write_memory.suffix.lower() != ".tmx":
@@ -104,7 +105,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
     places = Destinations(flags.files, flags.output, flags.write_memory)
-    places.check(vars(chosen), [] if flags.keep is None else [((Name("keep"),), flags.keep)])
+    places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
     documents = [document_of(*each, options) for each in zip(flags.files, places.outputs, strict=True)]
     with ExitStack() as stack:
@@ -174,7 +175,7 @@ def languages_of(options: GenerationOptions, prefix: str, write_memory: Path | N
     languages = options.src_lang or source, options.tgt_lang or target
     if write_memory is not None:
         if None in languages:
-            way_out = ("name them with ", Name("src_lang"), " and ", Name("tgt_lang"))
+            way_out = Message("name them with {src_lang} and {tgt_lang}")
             raise InputError("needs the languages of the sources and the outputs", "write_memory", way_out)
         tags = [language_tag(each) for each in languages if each]
         if tags[0] == tags[1]:

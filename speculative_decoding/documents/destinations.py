@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..cli.flags import NamedFile, check_files
+from ..cli.flags import check_files
 from ..errors import InputError, Name, writing
-from ..runs.places import folded, not_replaced, require_folder, require_writable
+from ..runs.places import NamedFile, folded, not_replaced, require_folder, require_writable
 from ..sampling.options import is_address
 
 STANDARD = "-"  # standard input, or standard output
@@ -88,10 +88,10 @@ class Destinations:
             # A folder that does not exist is created, but not the one above it
             is_created = path.parent == self.folder and not self.folder.exists()
             require_writable(path.parent if is_created else path, name)
-        inputs: list[NamedFile] = [((Name("files"),), name) for name in self.files if name != STANDARD]
-        written: list[NamedFile] = [((Name(name),), path) for name, path in self._written]
+        inputs = [NamedFile("files", name) for name in self.files if name != STANDARD]
+        written = [NamedFile(name, path) for name, path in self._written]
         if self.journal is not None:
-            written.append(((Name("output"), "'s journal"), self.journal))
+            written.append(NamedFile("output", self.journal, "'s journal"))
         check_files(given, [*inputs, *read], written)
 
     def make_folder(self) -> None:

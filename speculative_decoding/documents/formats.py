@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import Any, cast
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from .tokens import Part
 
 # Lines of a document, each with its line end, and the `DocumentOptions` -> the parts of the document
@@ -93,4 +93,6 @@ def format_of(name: str, field: str = "files") -> str:
     if suffix in CONVERSION_OF:
         raise InputError(f"{name}: {suffix} is not supported", field, CONVERSION_OF[suffix])
     format = "markdown" if suffix in MARKDOWN_DIALECTS else "text"
-    raise InputError(f"{name}: the suffix {suffix} is unknown", field, ("read it with ", Name("format"), f" {format}"))
+    raise InputError(
+        f"{name}: the suffix {suffix} is unknown", field, Message("read it with {format} {value}", value=format)
+    )

@@ -15,7 +15,7 @@ from markdown_it.common.html_blocks import block_names
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token as Event
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from .layout import line_break_text
 from .markdown_writing import writers_of
 from .marks import KINDS
@@ -187,7 +187,7 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
     """
     if sum(content.content.count(mark) for mark in MARKS) > MAX_MARKS:
         problem = f"line {content.line}: a paragraph has more than {MAX_MARKS:,} characters of markup"
-        raise InputError(problem, way_out=("divide it, or set ", Name("format"), " to text"))
+        raise InputError(problem, way_out=Message("divide it, or set {format} to text"))
     parts = single_spaced(Inline(content, env).without_kept())
     line = content.line
     tokens: list[Token] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated as A
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..sampling.options import validate
 from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text, specs_of
 from .formats import FORMATS
@@ -37,8 +37,12 @@ class DocumentOptions:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.unwrap and self.format not in (None, "text"):
-            raise InputError(("has no effect with ", Name("format"), f" {self.format}"), "unwrap", "leave it out")
+            raise InputError(
+                Message("has no effect with {format} {value}", value=self.format), "unwrap", "leave it out"
+            )
         if self.unwrap and self.unit == "line":
-            raise InputError(("cannot be combined with ", Name("unit"), " line"), "unwrap", "leave one of them out")
+            raise InputError(Message("cannot be combined with {unit} line"), "unwrap", "leave one of them out")
         if self.fields and self.format not in (None, "jsonl"):
-            raise InputError(("has no effect with ", Name("format"), f" {self.format}"), "fields", "leave it out")
+            raise InputError(
+                Message("has no effect with {format} {value}", value=self.format), "fields", "leave it out"
+            )

@@ -13,7 +13,7 @@ from typing import IO, Self
 
 from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS, WAY_OUT, require_no_nul
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from .charset import HEAD, declared_encoding
 from .formats import FORMATS, format_of
 from .options import DocumentOptions
@@ -102,7 +102,7 @@ class DocumentFile:
         start = self._file.tell()
         size = self._file.seek(0, os.SEEK_END) - start
         if size > self._max_bytes and not self._is_streamed:
-            way_out = ("split it, or raise ", Name("max_document"))
+            way_out = Message("split it, or raise {max_document}")
             raise InputError(f"has more than {self._max_bytes} bytes", way_out=way_out)
         self._file.seek(start)
         self._find_encoding(self._file.read(HEAD))

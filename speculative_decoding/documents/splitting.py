@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise
 
-from ..errors import Name, note
+from ..errors import Message, note
 from ..loading.language_map import language_of, languages_named
 from .options import DocumentOptions
 from .survival import Required, must_survive
@@ -60,7 +60,7 @@ def effective_unit(options: DocumentOptions) -> str:
     if options.unit != "sentence" or has_sentences():
         return options.unit
     way_out = "for sentences, run pip install sentencex"
-    note((Name("unit"), f" sentence requires sentencex, so each line is one prompt; {way_out}"))
+    note(Message("{unit} sentence requires sentencex, so each line is one prompt; {way_out}", way_out=way_out))
     return "line"
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ..drafters.base import COPY, MEMORY, MODEL, TEXT
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from .base import DraftLength, DraftOutcome
 from .passes import TYPICAL_TOKENS, RoundCosts
 
@@ -112,7 +112,7 @@ class AdaptiveLength(DraftLength):
             raise InputError(
                 f"must be >= 1, not {max_draft_tokens}",
                 "max_draft_tokens",
-                (Name("num_draft_tokens"), " 0 turns drafting off"),
+                Message("{num_draft_tokens} 0 turns drafting off"),
             )
         self._max_draft_tokens = max_draft_tokens
         self._costs = costs

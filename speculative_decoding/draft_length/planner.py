@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ..drafters.base import BatchDrafter
-from ..errors import InputError, Name, Words
+from ..errors import InputError, Message
 from ..models.backend import computing
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
@@ -144,7 +144,7 @@ class PassPlanner:
         for rows in powers_of_two(slots):
             calibration.measure_fully(rows, exact=exact)
 
-    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> Words | None:
+    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> str | Message | None:
         """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
         if options.num_beams > 1 or not options.is_comparable or options.strict is False:
             return None
@@ -152,14 +152,14 @@ class PassPlanner:
         if own is None or self.widths(options, slots).exact:
             return None
         length = options.draft_tokens
-        way_out: Words
+        way_out: str | Message
         if isinstance(length, int) and own.width_for(length + 1) is None:
-            way_out = ("no exact passes are so wide on this device; choose a smaller ", Name("num_draft_tokens"))
+            way_out = Message("no exact passes are so wide on this device; choose a smaller {num_draft_tokens}")
         elif not own.batches_match(slots):
-            way_out = ("no exact passes of batches on this device; decode with 1 slot",)
+            way_out = "no exact passes of batches on this device; decode with 1 slot"
         else:
-            way_out = (Name("strict"), " prevents that, but may be slower")
-        return ("tokens may differ where the target's scores nearly tie; ", *way_out)
+            way_out = Message("{strict} prevents that, but may be slower")
+        return Message("tokens may differ where the target's scores nearly tie; {way_out}", way_out=way_out)
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
         return self._draft is not None and options.runs_draft_model
@@ -186,7 +186,7 @@ def is_exact(own: ExactWidths, strict: bool | None, fixed: int | None, slots: in
         raise InputError(
             f"{fixed} is too many for exact passes on this device, which have up to {max(own.widths) - 1}",
             "num_draft_tokens",
-            ("choose fewer, or leave out ", Name("strict")),
+            Message("choose fewer, or leave out {strict}"),
         )
     return exact
 

@@ -19,7 +19,6 @@ from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS
 from ..cli.common import say, write_stats, write_to_stdout
 from ..cli.flags import (
-    NamedFile,
     RunFlags,
     add_decoding_flags,
     all_but,
@@ -33,8 +32,9 @@ from ..cli.runner import settle_exactness
 from ..cli.start import start
 from ..cli.summary import summary_notes
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..rows.scheduling import Progress, Scheduler
+from ..runs.places import NamedFile
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import Bool, Flag, Int, Number, Text
@@ -79,10 +79,10 @@ class BatchFlags(RunFlags):
 
     def __post_init__(self) -> None:
         if self.resume and self.force:
-            raise InputError(("cannot be combined with ", Name("resume")), "force", "leave one of them out")
+            raise InputError(Message("cannot be combined with {resume}"), "force", "leave one of them out")
         for name in ("resume", "force"):
             if getattr(self, name) and self.output is None:
-                raise InputError(("has no effect without ", Name("output")), name, "give both, or leave it out")
+                raise InputError(Message("has no effect without {output}"), name, "give both, or leave it out")
 
 
 def batch_parser(program: str) -> Parser:
@@ -106,10 +106,10 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     """Decode the file and return the exit status: 1 if some lines were errors."""
     given = vars(chosen)
     flags = flags_from(BatchFlags, chosen)
-    files: list[NamedFile] = [((Name("input"),), flags.input)]
+    files = [NamedFile("input", flags.input)]
     written: list[NamedFile] = []
     if flags.output is not None:
-        written = [((Name("output"),), flags.output), ((Name("output"), "'s settings"), settings_path(flags.output))]
+        written = [NamedFile("output", flags.output), NamedFile("output", settings_path(flags.output), "'s settings")]
     check_files(given, files, written)
     if shares_lines(chosen, processes):
         return decode_file(run_config_from(chosen), flags, processes)
@@ -126,7 +126,7 @@ def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> 
         return False
     if share != "tensor" and "ngram_store" in chosen:
         raise InputError(
-            ("cannot be combined with ", Name("parallel"), " data, where each process decodes different lines"),
+            Message("cannot be combined with {parallel} data, where each process decodes different lines"),
             "ngram_store",
             "leave it out",
         )
@@ -256,7 +256,7 @@ def require_recordings(options: GenerationOptions, files: BatchFlags, processes:
     if processes is not None:
         raise InputError("recordings are transcribed by one process", "input", "start it without mlx.launch")
     if files.max_memory is not None:
-        raise InputError("has no effect on recordings", "max_memory", ("lower ", Name("slots")))
+        raise InputError("has no effect on recordings", "max_memory", Message("lower {slots}"))
     if files.prefix:
         raise InputError("has no effect on recordings", "prefix", "leave it out")
     from ..speech.keywords import DECODING

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints.json_text import is_json_value
 from ..cli.lines import InputLine
-from ..errors import InputError, Name, UnknownOption, similar_names
+from ..errors import InputError, Message, UnknownOption, similar_names
 from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
 
@@ -47,7 +47,7 @@ class LineFields:
     Args:
         own: The fields that such a line may have: its input and options.
         record: The fields that its record has.
-        similar: Maps the `similarity_key` of a name that looks like an option to the `Words` for the right options.
+        similar: Maps the `similarity_key` of a name that looks like an option to the right options.
     """
 
     own: Collection[str]
@@ -73,14 +73,15 @@ class LineFields:
 
     def _refuse_similar(self, name: str) -> None:
         """Raise `InputError` if the name of a user's field looks like an option."""
-        option = self._meant_option(name)
-        if option in [(each,) for each in JOB_OPTIONS]:
+        options = self._meant_options(name)
+        if options in [(each,) for each in JOB_OPTIONS]:
             raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
-        if option is not None:
-            way_out = ("use ", *option) if option else ("leave it out",)
-            raise UnknownOption("unknown option", name, (*way_out, ", or rename the field if it is not an option"))
+        if options is not None:
+            use = Message("use {names}", names=listed(options)) if options else "leave it out"
+            way_out = Message("{use}, or rename the field if it is not an option", use=use)
+            raise UnknownOption("unknown option", name, way_out)
 
-    def _meant_option(self, name: str) -> tuple[str, ...] | None:
+    def _meant_options(self, name: str) -> tuple[str, ...] | None:
         """Return the options to use instead of a name that looks like an option. Tolerates a typo in a long name."""
         key = similarity_key(name)
         if key in self.similar:
@@ -104,7 +105,7 @@ PROMPT = LineFields(
     PROMPT_FIELDS,
     RECORD_FIELDS,
     {
-        **{similarity_key(name): listed(meant_options(name, option_specs())) for name in OTHER_NAMES},
-        **{similarity_key(name): (Name(name),) for name in (*PROMPT_FIELDS, *JOB_OPTIONS)},
+        **{similarity_key(name): tuple(meant_options(name, option_specs())) for name in OTHER_NAMES},
+        **{similarity_key(name): (name,) for name in (*PROMPT_FIELDS, *JOB_OPTIONS)},
     },
 )

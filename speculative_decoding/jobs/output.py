@@ -16,14 +16,14 @@ from typing import Any
 
 from ..checkpoints.files import read_json_object
 from ..cli.lines import InputLine
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..runs.log import Log, LogFormat, is_header, parse_line
 from ..runs.places import atomic_write, clean_up, require_file
 from .fields import INPUT_HASH, input_hash
 from .job import add_error
 
 VERSION = 4
-LOG_FORMAT = LogFormat("output", VERSION, ("continue with ", Name("resume")), start=b"")
+LOG_FORMAT = LogFormat("output", VERSION, Message("continue with {resume}"), start=b"")
 cannot_resume = partial(LOG_FORMAT.refusal, option="resume")
 
 
@@ -60,7 +60,7 @@ class ResumableOutput:
         require_file(path, "output")
         with Log.open(path, LOG_FORMAT) as log:
             if not (log.is_new or resume or force):
-                way_out = ("continue it with ", Name("resume"), ", or replace it with ", Name("force"))
+                way_out = Message("continue it with {resume}, or replace it with {force}")
                 raise InputError(f"{path} already exists", "output", way_out)
             log.is_new |= force
             log.settings = dict(settings)

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import Name
 from ..sampling import GenerationOptions
-from ..sampling.options import OTHER_NAMES, listed, meant_options, validate
+from ..sampling.options import OTHER_NAMES, meant_options, validate
 from ..sampling.values import Text
 from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
@@ -27,8 +26,8 @@ RECORDING = LineFields(
     {*RECORD_FIELDS, "language", "seconds", "segments"},
     {
         **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(FIELDS)), ()),
-        **{similarity_key(name): listed(meant) for name in OTHER_NAMES if (meant := meant_options(name, FIELDS))},
-        **{similarity_key(name): (Name(name),) for name in (*FIELDS, *JOB_OPTIONS)},
+        **{similarity_key(name): tuple(meant) for name in OTHER_NAMES if (meant := meant_options(name, FIELDS))},
+        **{similarity_key(name): (name,) for name in (*FIELDS, *JOB_OPTIONS)},
     },
 )
 

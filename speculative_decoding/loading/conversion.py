@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
-from ..errors import InputError, Name, writing
+from ..errors import InputError, Message, Name, writing
 from ..models.base import checked_sources
 from ..runs.places import atomic_directory
 from . import hub, manifest
@@ -125,7 +125,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
         raise InputError(f"{output} is the model to convert", "output", way_out)
     if not force:
         raise InputError(
-            f"{output} already exists", "output", ("name another folder, or replace it with ", Name("force"))
+            f"{output} already exists", "output", Message("name another folder, or replace it with {force}")
         )
     written = {manifest.MANIFEST, *manifest.read(output)["files"]}
     if others := sorted(path.name for path in output.iterdir() if path.name not in written or not path.is_file()):
@@ -153,5 +153,5 @@ def check_space(output: Path, weight_bytes: int) -> None:
         raise InputError(
             f"{output}: not enough disk space (needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free)",
             "output",
-            ("name a folder on a larger disk, or choose a smaller ", Name("dtype")),
+            Message("name a folder on a larger disk, or choose a smaller {dtype}"),
         )

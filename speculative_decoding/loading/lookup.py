@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..checkpoints import ADAPTER_CONFIG
-from ..errors import MAX_MISSPELT, InputError, written
+from ..errors import MAX_MISSPELT, InputError
 from ..sampling.options import is_address
 from . import hub
 from .names import FORMER_NAMES, MODELS, is_hub_name
@@ -101,7 +101,7 @@ def download_adapter(name: str) -> Path:
     try:
         return hub.fetch(name)
     except hub.UnknownModel as error:
-        way_out = "check the name, or name a folder that PEFT saved" if error.is_unreached else written(error.way_out)
+        way_out = "check the name, or name a folder that PEFT saved" if error.is_unreached else str(error.way_out)
         raise InputError(f"{name!r}: not a local folder, {error.reason}", "adapter", way_out) from error
     except InputError as error:
         raise InputError(error.problem, "adapter", error.way_out) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import InputError, Name, note, words
+from ..errors import InputError, Message, note
 from ..models import memory_budget
 from ..models.base import EncoderDecoder
 from ..sampling.options import short_repr, validate
@@ -84,7 +84,13 @@ class ModelPair:
             memory_budget.note_slow(shown_name(self.target.folder), nbytes, available)
         self.target.load_weights()
         if ignored := model.generation_config.note(given):
-            note((f"{shown_name(self.target.folder)}, generation_config.json: ", *words(ignored)))
+            note(
+                Message(
+                    "{folder}, generation_config.json: {ignored}",
+                    folder=shown_name(self.target.folder),
+                    ignored=ignored,
+                )
+            )
         if self.draft is not None:
             self.draft.load_weights()
         if isinstance(self.draft, ModelHandle):
@@ -124,7 +130,7 @@ def open_pair(
     """
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(
-            (f"{group_size} has no effect without ", Name("quantize")),
+            Message("{size} has no effect without {quantize}", size=group_size),
             "group_size",
             "give 4 or 8 bits, or leave it out",
         )
@@ -132,7 +138,7 @@ def open_pair(
         raise InputError(
             f"{SELF_DRAFT!r} needs a target that is not quantized",
             "draft",
-            ("leave out ", Name("quantize"), f" {quantize}"),
+            Message("leave out {quantize} {value}", value=quantize),
         )
     group_size = 64 if group_size is None else group_size
     open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file, adapter=adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading.language_map import language_of
 
 MAX_SHOWN = 20
@@ -35,7 +35,9 @@ def choose_languages(found: Iterable[str], source: str | None, target: str | Non
     for name, wanted in (("src_lang", source), ("tgt_lang", target)):
         if wanted is not None and not any(closeness(wanted, each) for each in found):
             raise InputError(
-                f"has no texts in {wanted}, only in {listed(found)}", "memory", ("name another ", Name(name))
+                f"has no texts in {wanted}, only in {listed(found)}",
+                "memory",
+                Message("name another {other}", other=Name(name)),
             )
     different = [each for number, each in enumerate(found) if not any(closeness(each, b) for b in found[:number])]
     if source is None and target is None and said is not None:
@@ -51,7 +53,7 @@ def choose_languages(found: Iterable[str], source: str | None, target: str | Non
             if len(different) != 2
             else (f"does not say which of its languages {listed(found)} is that of the sources")
         )
-        raise InputError(problem, "memory", ("name ", Name("src_lang"), " and ", Name("tgt_lang")))
+        raise InputError(problem, "memory", Message("name {src_lang} and {tgt_lang}"))
     return source, target
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from ..checkpoints.files import open_if_regular
 from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..cli.lines import decode_line, read_lines
-from ..errors import InputError, note, words
+from ..errors import InputError, Message, note
 
 MAX_NAMED = 5  # skipped lines that a note names
 
@@ -57,7 +57,9 @@ class PairFile:
             yield from READERS[self.path.suffix.lower()](self, self._file)
         except InputError as error:
             raise InputError(
-                (f"{self.path} ", *words(error.problem)), "memory", error.way_out or "repair it"
+                Message("{path} {problem}", path=self.path, problem=error.problem),
+                "memory",
+                error.way_out or "repair it",
             ) from error
 
     def skip(self, line: int, reason: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import CheckpointError, Name, Words
+from ..errors import CheckpointError, Message, Name, joined
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import MAX_REPEATED, MAX_TOKENS, option_specs, short_repr
 from ..sampling.values import Int, ListOf, Number, Value
@@ -95,15 +95,16 @@ class GenerationConfig:
             raise CheckpointError(f"{file}: {', '.join(map(repr, fields))} leaves no token; remove ids that may occur")
         return cls(**found, ignored={name: known[name] for name in IGNORED if known.get(name)})
 
-    def note(self, given: Collection[str] = ()) -> Words:
+    def note(self, given: Collection[str] = ()) -> str | Message:
         """Return a note about the ignored fields, or "". given: options set by the caller, which need no note."""
         notes = []
         for name, value in self.ignored.items():
             option, purpose = IGNORED[name]
             if option not in given and not (value == 1 and name in OFF_AT_ONE):
-                instead = (" (set ", Name(option), f"{purpose})") if option else ()
-                notes += [f"; {name} {short_repr(value)} is ignored", *instead]
-        return (notes[0].removeprefix("; "), *notes[1:]) if notes else ""
+                way_out = Message(" (set {option}{purpose})", option=Name(option), purpose=purpose) if option else ""
+                problem = f"{name} {short_repr(value)} is ignored"
+                notes.append(Message("{problem}{way_out}", problem=problem, way_out=way_out))
+        return joined("; ", notes) if notes else ""
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
         """Return the options with None replaced by this model's values.

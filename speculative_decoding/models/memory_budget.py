@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import InputError, Name, note
+from ..errors import InputError, Message, note
 from .base import MAX_BATCHED_SOURCE, EncoderDecoder
 from .device import gpu_info
 from .draft_head import DraftHead
@@ -85,7 +85,7 @@ def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_b
             f"for {max_tokens} tokens, strict passes reserve about {needed / GB:.0f} GB for the KV cache on this "
             f"device, and {available / GB:.0f} GB are free",
             "max_tokens",
-            ("choose fewer, or passes without ", Name("strict")),
+            Message("choose fewer, or passes without {strict}"),
         )
 
 

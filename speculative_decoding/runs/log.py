@@ -22,10 +22,12 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import InputError, Name, Words, words, writing
+from ..errors import InputError, Message, Name, writing
 from .places import open_locked, write_all
 
 MAX_LINE_BYTES = 1 << 28  # limits the memory that a damaged file without newlines takes
+
+START_OVER = Message("start over with {force}")
 
 Settings = Mapping[str, Any]  # JSON values
 Record = TypeVar("Record")
@@ -45,14 +47,14 @@ class LogFormat:
 
     option: str
     version: int
-    continue_with: Words = "run the same command again to continue"
-    start_over: Words = ("start over with ", Name("force"))
+    continue_with: str | Message = "run the same command again to continue"
+    start_over: str | Message = START_OVER
     start: bytes = b'{"version": '
 
     @property
-    def kept(self) -> Words:
+    def kept(self) -> str | Message:
         """The way out of a full disk."""
-        return "what is finished is kept; ", *words(self.continue_with)
+        return Message("what is finished is kept; {continue_with}", continue_with=self.continue_with)
 
     def header(self, settings: Settings | None) -> str:
         return json.dumps({"version": self.version, "settings": settings}) + "\n"
@@ -68,17 +70,25 @@ class LogFormat:
             raise self.refusal(f"{path} was written with other settings ({changed})", "give the same settings")
         return settings
 
-    def refusal(self, problem: Words, way_out: Words = "restore it", option: str | None = None) -> InputError:
+    def refusal(
+        self, problem: str | Message, way_out: str | Message = "restore it", option: str | None = None
+    ) -> InputError:
         """Return the error of a run that cannot be continued. option: what it is about (default: `self.option`)."""
-        return InputError(problem, option or self.option, (*words(way_out), ", or ", *words(self.start_over)))
+        return InputError(
+            problem,
+            option or self.option,
+            Message("{way_out}, or {start_over}", way_out=way_out, start_over=self.start_over),
+        )
 
     def another_file(self, path: Path) -> InputError:
-        way_out = ("name another ", Name(self.option), ", or move that file")
+        way_out = Message("name another {option}, or move that file", option=Name(self.option))
         return InputError(f"{path} is needed to record what is finished, but is another file", self.option, way_out)
 
     def writing(self, path: Path, *, is_new: bool = False) -> AbstractContextManager[None]:
         """Turn an OSError while `path` is written into an `InputError`. is_new: whether nothing is kept."""
-        return writing(Name(self.option), path, ("name another ", Name(self.option)) if is_new else self.kept)
+        return writing(
+            Name(self.option), path, Message("name another {option}", option=Name(self.option)) if is_new else self.kept
+        )
 
 
 class Log:
@@ -120,7 +130,7 @@ class Log:
         """
         if os.path.lexists(path) and not path.is_file():
             raise format.another_file(path)
-        way_out = ("wait, or name another ", Name(format.option))
+        way_out = Message("wait, or name another {option}", option=Name(format.option))
         busy = InputError(f"{path}: another run is writing it", format.option, way_out)
         with format.writing(path, is_new=True):
             file = open_locked(path, busy)

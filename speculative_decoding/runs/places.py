@@ -14,13 +14,23 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from ..errors import InputError, Name, Words, writing
+from ..errors import InputError, Message, Name, writing
+
+
+class NamedFile(NamedTuple):
+    """A file that an option names. part: set for a file beside it, such as "'s settings"."""
+
+    option: str
+    path: str | Path
+    part: str = ""
 
 
 @contextmanager
-def new_file(path: Path, option: str, way_out: Words, *, replaces: bool = True) -> Iterator[Callable[[bytes], None]]:
+def new_file(
+    path: Path, option: str, way_out: str | Message, *, replaces: bool = True
+) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that writes to a new file, which becomes `path` when the block ends without an error.
 
     Its folder is created if needed, and what a killed process has left is removed.
@@ -62,16 +72,20 @@ def require_writable(path: Path | None, option: str) -> None:
 def require_file(path: Path, option: str) -> None:
     """Raise `InputError` if something that is not a file is at the place of one. option: what names the place."""
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file", option, ("move it, or name another ", Name(option)))
+        raise InputError(
+            f"{path} is not a regular file", option, Message("move it, or name another {option}", option=Name(option))
+        )
 
 
 def require_folder(path: Path, option: str) -> None:
     """Raise `InputError` if files cannot be created in a folder, which need not exist. option: what names it."""
     existing = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not existing.is_dir():
-        raise InputError(f"{existing} is not a folder", option, ("move it, or name another ", Name(option)))
+        raise InputError(
+            f"{existing} is not a folder", option, Message("move it, or name another {option}", option=Name(option))
+        )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{existing} is not writable", option, ("name another ", Name(option)))
+        raise InputError(f"{existing} is not writable", option, Message("name another {option}", option=Name(option)))
 
 
 def folded(name: str) -> str:
@@ -86,7 +100,7 @@ def content_hash(path: Path) -> str:
 
 def not_replaced(path: Path, why: str, option: str) -> InputError:
     """Return the error about a file that is in the way, and that only --force replaces. why: such as "exists"."""
-    way_out = ("move it, name another ", Name(option), ", or replace it with ", Name("force"))
+    way_out = Message("move it, name another {option}, or replace it with {force}", option=Name(option))
     return InputError(f"{path} {why}", option, way_out)
 
 

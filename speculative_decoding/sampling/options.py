@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, Name, UnknownOption, Words, similar_names, written
+from ..errors import InputError, Message, Name, UnknownOption, joined, similar_names
 from ..subpackages import require_subpackage
 from .drafters import DRAFTERS
 from .values import (
@@ -100,7 +100,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {  # name in other libraries or earli
 
 def documented(kind: type[Options]) -> type[Options]:
     """Add the help of each field to the docstring of a dataclass of options."""
-    lines = [f"    {name}: {written(spec.help)}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
+    lines = [f"    {name}: {spec.help}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *lines])
     return kind
 
@@ -189,9 +189,9 @@ class GenerationOptions:
     early_stopping: Annotated[
         bool | str | None,
         Union((Bool(), Text(("never",)))),
-        (
-            *("stop the search when ", Name("num_beams"), " outputs are finished (true), a better one is unlikely "),
-            "(false), or a better one is impossible (never) (default: from generation_config.json, else false)",
+        Message(
+            "stop the search when {num_beams} outputs are finished (true), a better one is unlikely "
+            "(false), or a better one is impossible (never) (default: from generation_config.json, else false)"
         ),
         BEAMS_ONLY,
     ] = None
@@ -276,7 +276,7 @@ class GenerationOptions:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(
-                ("must be <= ", Name("max_tokens"), f" ({self.max_tokens}), not {self.min_tokens}"),
+                Message("must be <= {max_tokens} ({limit}), not {value}", limit=self.max_tokens, value=self.min_tokens),
                 "min_tokens",
                 "change one",
             )
@@ -284,7 +284,7 @@ class GenerationOptions:
             raise InputError(f"has {count:,} characters (at most {MAX_DRAFT_TEXT:,})", "draft_text", "shorten it")
         if self.delta and TAKES_DELTA not in ACCEPTANCE[self.rule]:
             raise InputError(
-                ("relaxes ", Name("acceptance"), f" {RELAXED_RULE} only, not {self.rule}"),
+                Message("relaxes {acceptance} {relaxed} only, not {chosen}", relaxed=RELAXED_RULE, chosen=self.rule),
                 "delta",
                 "leave one of them out",
             )
@@ -293,16 +293,20 @@ class GenerationOptions:
         elif self.num_return_sequences > 1 and self.is_greedy:
             count = self.num_return_sequences
             raise InputError(
-                (f"{count} would return one text {count} times at ", Name("temperature"), " 0"),
+                Message("{count} would return one text {count} times at {temperature} 0", count=count),
                 "num_return_sequences",
-                ("give ", Name("num_beams"), f" >= {count}, or a ", Name("temperature"), " above 0"),
+                Message("give {num_beams} >= {count}, or a {temperature} above 0", count=count),
             )
 
     def _check_beam_search(self) -> None:
         require_subpackage("beam_search", "num_beams")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
-                ("must be <= ", Name("num_beams"), f" ({self.num_beams}), not {self.num_return_sequences}"),
+                Message(
+                    "must be <= {num_beams} ({limit}), not {value}",
+                    limit=self.num_beams,
+                    value=self.num_return_sequences,
+                ),
                 "num_return_sequences",
                 "change one of them",
             )
@@ -313,7 +317,11 @@ class GenerationOptions:
             if NOT_WITH_BEAMS in spec.marks and value != spec.default and not is_off:
                 shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
                 raise InputError(
-                    (f"{short_repr(shown)} cannot be combined with ", Name("num_beams"), f" {self.num_beams}"),
+                    Message(
+                        "{value} cannot be combined with {num_beams} {beams}",
+                        value=short_repr(shown),
+                        beams=self.num_beams,
+                    ),
                     name,
                     "leave one of them out",
                 )
@@ -396,32 +404,32 @@ class GenerationOptions:
         """Raise `InputError` if one of these options has no effect. `drafter` must not be None."""
         for name in names:
             if getattr(self, name) != option_specs()[name].default and (reason := self._why_without_effect(name)):
-                raise InputError(("has no effect ", *reason), name, "leave one of them out")
+                raise InputError(Message("has no effect {reason}", reason=reason), name, "leave one of them out")
 
-    def _why_without_effect(self, name: str) -> tuple[str, ...]:
-        """Return the `Words` that follow "has no effect", or () if the option has an effect."""
+    def _why_without_effect(self, name: str) -> str | Message:
+        """Return the text that follows "has no effect", or "" if the option has an effect."""
         marks = option_specs()[name].marks
         if BEAMS_ONLY in marks and self.num_beams == 1:
-            return ("with ", Name("num_beams"), " 1")
+            return Message("with {num_beams} 1")
         if SAMPLES_ONLY in marks and self.is_greedy:
-            return ("at ", Name("temperature"), " 0")
+            return Message("at {temperature} 0")
         if name in ("num_draft_tokens", "delta") and self.drafter == "none":
             is_off = name == "num_draft_tokens" and self.num_draft_tokens == 0
-            return () if is_off else ("with ", Name("drafter"), " none")
+            return "" if is_off else Message("with {drafter} none")
         if name in ("drafter", "delta") and self.num_draft_tokens == 0 and self.drafter != "none":
-            return ("with ", Name("num_draft_tokens"), " 0")
+            return Message("with {num_draft_tokens} 0")
         if name == "draft_text":
             if self.num_draft_tokens == 0:
-                return ("with ", Name("num_draft_tokens"), " 0")
+                return Message("with {num_draft_tokens} 0")
             if not isinstance(self.drafter, str):  # a `BatchDrafter` may read `RequestView.draft_texts`
-                return () if hasattr(self.drafter, "kind_and_limit") else ("with a ", Name("drafter"), " of your own")
+                return "" if hasattr(self.drafter, "kind_and_limit") else Message("with a {drafter} of your own")
             if not self.follows_texts:
                 others = ", ".join(name for name, facts in DRAFTERS.items() if facts.uses_texts)
-                return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
+                return Message("with {drafter} {chosen}, only with {others}", chosen=self.drafter, others=others)
         if name == "max_ngram_size" and isinstance(self.drafter, str) and not self.looks_up_ngrams:
             others = " and ".join(name for name, facts in DRAFTERS.items() if facts.uses_ngrams)
-            return ("with ", Name("drafter"), f" {self.drafter}, only with {others}")
-        return ()
+            return Message("with {drafter} {chosen}, only with {others}", chosen=self.drafter, others=others)
+        return ""
 
 
 def option_specs() -> Mapping[str, OptionSpec]:
@@ -478,10 +486,12 @@ def unknown_option(name: str) -> UnknownOption:
     return UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
 
 
-def suggested_option(name: str, known: Collection[str]) -> Words:
+def suggested_option(name: str, known: Collection[str]) -> Message:
     """Return a way out for an unknown option: the known options that may have been meant, or all of them."""
     meant = meant_options(name, known) if name in OTHER_NAMES else similar_names(str(name), known, 1)
-    return ("did you mean ", *listed(meant), "?") if meant else ("there are ", *listed(known))
+    if meant:
+        return Message("did you mean {names}?", names=listed(meant))
+    return Message("there are {names}", names=listed(known))
 
 
 def meant_options(name: str, known: Collection[str]) -> list[str]:
@@ -489,6 +499,6 @@ def meant_options(name: str, known: Collection[str]) -> list[str]:
     return [each for each in OTHER_NAMES.get(name, ()) if each in known]
 
 
-def listed(names: Iterable[str]) -> tuple[str, ...]:
+def listed(names: Iterable[str]) -> Message:
     """Return the option names, separated by commas."""
-    return tuple(part for name in names for part in (", ", Name(name)))[1:]
+    return joined(", ", map(Name, names))

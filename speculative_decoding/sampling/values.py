@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from ..errors import Words
+from ..errors import Message
 
 # Marks for fields of any kind. sampling/options.py has more marks for decoding options.
 PYTHON_ONLY = "Python only"  # has no flag
@@ -276,7 +276,7 @@ class OptionSpec(NamedTuple):
 
     annotation: Any
     type: Value
-    help: Words
+    help: str | Message
     default: Any
     flag: Flag
     marks: tuple[str, ...]

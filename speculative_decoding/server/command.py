@@ -21,7 +21,7 @@ from ..cli.flags import add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.start import start
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading.names import model_name, other_names
 from ..loading.pair import ModelPair
 from ..loading.task_prefixes import translation_prefixes
@@ -88,7 +88,7 @@ class AccessFlags:
                 raise InputError(
                     f"{self.host} is reachable from other machines, but no token is set",
                     "host",
-                    ("give ", Name("token_file"), f", or {TOKEN_VARIABLE}, or ", Name("no_token")),
+                    Message("give {token_file}, or {variable}, or {no_token}", variable=TOKEN_VARIABLE),
                 )
             return None
         if self.no_token:
@@ -107,7 +107,9 @@ class AccessFlags:
         except OSError as error:
             reason = error.strerror or error
             raise InputError(
-                (f"{self.host} with ", Name("port"), f" {self.port}: {reason}"), "host", "choose another"
+                Message("{address} with {port} {number}: {reason}", address=self.host, number=self.port, reason=reason),
+                "host",
+                "choose another",
             ) from error
 
 
@@ -136,14 +138,18 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
     limits = flags_from(Limits, chosen)
     if access.share_client_texts != ("ngram_store" in chosen):
         if access.share_client_texts:
-            without = ("has no effect without ", Name("ngram_store"))
+            without = Message("has no effect without {ngram_store}")
             raise InputError(without, "share_client_texts", "give both, or leave it out")
         problem = f"{chosen.ngram_store} would tell clients what other clients have sent"
-        raise InputError(problem, "ngram_store", ("leave it out, or add ", Name("share_client_texts")))
+        raise InputError(problem, "ngram_store", Message("leave it out, or add {share_client_texts}"))
     config = run_config_from(chosen, processes=processes)
     if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
-            (f"{config.options.max_tokens} is above ", Name("max_output_tokens"), f" {limits.max_output_tokens}"),
+            Message(
+                "{value} is above {max_output_tokens} {limit}",
+                value=config.options.max_tokens,
+                limit=limits.max_output_tokens,
+            ),
             "max_tokens",
             "change one of them",
         )

@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..drafters.base import Drafter
-from ..errors import InputError, written
+from ..errors import InputError
 from ..models.audio import Source
 from ..sampling import GenerationOptions
 from ..session import Session
@@ -111,7 +111,7 @@ class DecodingThread:
                 warm_up(session, slots)
                 note = session.planner.exactness_note(session.options_with({}), slots)
                 if note:
-                    LOG.warning(written(note))
+                    LOG.warning(str(note))
                 self._call_on_loop([partial(on_ready, session)])
                 error = self._decode(session)
         except InputError as input_error:

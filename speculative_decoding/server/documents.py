@@ -20,7 +20,7 @@ from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
@@ -128,7 +128,7 @@ def open_file(content: bytes, name: str, format: str | None) -> Document:
     format: one of the names in `FORMATS`; None for that of the name's suffix, which must be one that clients are told.
     """
     if format is None and not PurePath(name).suffix:
-        way_out = ("rename it, or name a ", Name("format"))
+        way_out = Message("rename it, or name a {format}")
         raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
     options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
     with DocumentFile(BytesIO(content), options, name) as file:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from ..checkpoints.json_text import is_json_value, parse_json_object
-from ..errors import InputError, written
+from ..errors import InputError, shown
 from ..sampling.options import meant_options, option_specs, refusal, short_repr, suggested_option
 from ..sampling.values import ListOf, Text, Union, Value
 from .bodies import read_body
@@ -207,7 +207,7 @@ def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
         return table[name]
     known = accepted_names(table)
     meant = meant_options(name, known) or meant_options(name, table) or known
-    hint = written(suggested_option(name, meant), lambda each: f"{path}{each}")
+    hint = shown(suggested_option(name, meant), lambda each: f"{path}{each}")
     raise ServerError.of_field(f"{path}{name}"[:80], f"unknown field; {hint}", "unknown_field")
 
 

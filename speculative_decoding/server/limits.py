@@ -8,7 +8,7 @@ from typing import Annotated as A
 
 from ..decoding.prompt import TOKEN_CHARACTERS
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
@@ -43,15 +43,13 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_prompts > self.slots + self.queue:
             raise InputError(
-                (
-                    "must be at most ",
-                    Name("slots"),
-                    " plus ",
-                    Name("queue"),
-                    f" ({self.slots + self.queue}), not {self.max_prompts}",
+                Message(
+                    "must be at most {slots} plus {queue} ({limit}), not {value}",
+                    limit=self.slots + self.queue,
+                    value=self.max_prompts,
                 ),
                 "max_prompts",
-                ("lower it, or raise ", Name("queue")),
+                Message("lower it, or raise {queue}"),
             )
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError, written
+from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import short_repr, suggested_option
 from ..sampling.values import Bool, Text
@@ -114,7 +114,7 @@ def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an event: its `type`, and `audio` or those of `SESSION` by option. Raises `ServerError`."""
     event_type = fields.get("type")
     if not isinstance(event_type, str) or event_type not in EVENTS:
-        hint = written(suggested_option(str(event_type), EVENTS))
+        hint = suggested_option(str(event_type), EVENTS)
         problem = f"{short_repr(event_type)} is not an event of a transcription; {hint}"
         raise ServerError.of_field("type", problem, "unknown_event")
     return parse_fields(fields, EVENTS[event_type])

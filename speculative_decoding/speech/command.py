@@ -13,15 +13,16 @@ from typing import Annotated as A
 from typing import Any
 
 from ..cli.common import require_one_process, say, start_alone, write_stats
-from ..cli.flags import NamedFile, RunFlags, add_decoding_flags, all_but, check_files
+from ..cli.flags import RunFlags, add_decoding_flags, all_but, check_files
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
 from ..cli.runner import note_exactness
 from ..cli.summary import run_summary
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Name, one_line
+from ..errors import InputError, Message, one_line
 from ..loading.names import model_name
 from ..loading.pair import ModelPair, fingerprint
+from ..runs.places import NamedFile
 from ..sampling import GenerationOptions
 from ..sampling.options import DEFAULT_RULE, option_specs
 from ..sampling.values import Bool, Flag, Int, ListOf, Text, Value
@@ -84,15 +85,15 @@ class TranscribeFlags(RunFlags):
 
     def __post_init__(self) -> None:
         if not self.audio:
-            raise InputError("is missing", "audio", ("name a file, or transcribe live speech with ", Name("live")))
+            raise InputError("is missing", "audio", Message("name a file, or transcribe live speech with {live}"))
         formats = self.formats
         if twice := next((name for name in formats if formats.count(name) > 1), None):
             raise InputError(f"{twice} is named twice", "output_format", "name each format once")
         if self.output_dir is None and len(formats) > 1:
             problem = f"several formats need a folder (got {', '.join(formats)})"
-            raise InputError(problem, "output_format", ("name one with ", Name("output_dir")))
+            raise InputError(problem, "output_format", Message("name one with {output_dir}"))
         if self.output_dir is None and self.force:
-            raise InputError(("has no effect without ", Name("output_dir")), "force", "give both, or leave it out")
+            raise InputError(Message("has no effect without {output_dir}"), "force", "give both, or leave it out")
 
     @property
     def formats(self) -> list[str]:
@@ -108,7 +109,7 @@ class TranscribeFlags(RunFlags):
         if self.output_dir is not None:
             return without_repeats(found)
         if count > 1 and self.formats[0] in SUBTITLES:
-            way_out = ("write files with ", Name("output_dir"), ", or choose txt, tsv or json")
+            way_out = Message("write files with {output_dir}, or choose txt, tsv or json")
             raise InputError(f"{self.formats[0]} is printed for one file (got {count})", "output_format", way_out)
         return found
 
@@ -143,7 +144,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
     flags, subtitles = flags_from(TranscribeFlags, chosen), flags_from(SubtitleOptions, chosen)
     subtitles.require_effect(flags.formats)
     names = flags.recordings()
-    files: list[NamedFile] = [((Name("audio"),), name) for name in names]
+    files = [NamedFile("audio", name) for name in names]
     folder = None
     if flags.output_dir is not None:
         folder = OutputFolder(flags.output_dir, names, flags.formats, subtitles)
@@ -172,7 +173,7 @@ def transcribe(chosen: argparse.Namespace) -> int:
 def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
     """Open a live source and the models, and transcribe until the source ends. speed: see `open_live`."""
     require_live_flags(given)
-    check_files(given, [((Name("live"),), name)])
+    check_files(given, [NamedFile("live", name)])
     options = transcription_options(given)
     source = open_live(name, speed, options.pop("audio_track", None))
     config, pair, language = open_models(given, {**options, "temperature": 0.0})
@@ -193,7 +194,7 @@ def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunC
         raise InputError(
             f"{model_name(pair.target.folder)} reads text and cannot transcribe",
             "model",
-            ("name a speech model, such as ", Name("model"), " openai/whisper-base"),
+            Message("name a speech model, such as {model} openai/whisper-base"),
         )
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
     say(config.describe(drafts_text=pair.drafts_text))
@@ -317,7 +318,7 @@ def slots_for(flags: TranscribeFlags, names: Sequence[str], is_given: bool) -> i
     if flags.chunked:
         return flags.slots
     if is_given and len(names) == 1 and not any(map(os.path.isdir, flags.audio)):
-        raise InputError(("has no effect without ", Name("chunked"), " or several files"), "slots", "leave it out")
+        raise InputError(Message("has no effect without {chunked} or several files"), "slots", "leave it out")
     return min(flags.slots, len(names))
 
 
@@ -328,22 +329,26 @@ def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
         options["language"] = None
     if "temperature" in given and "compression_ratio_threshold" in given:
         raise InputError(
-            ("has no effect with ", Name("temperature"), ", which turns the fallback to higher temperatures off"),
+            Message("has no effect with {temperature}, which turns the fallback to higher temperatures off"),
             "compression_ratio_threshold",
             "leave one of them out",
         )
     if given.get("num_beams", 1) > 1 and given.get("temperature", 0) > 0:
         raise InputError(
-            (f"{given['num_beams']} has no effect at ", Name("temperature"), f" {given['temperature']:g}"),
+            Message(
+                "{beams} has no effect at {temperature} {value}",
+                beams=given["num_beams"],
+                value=f"{given['temperature']:g}",
+            ),
             "num_beams",
             "leave one out",
         )
     if "carry_initial_prompt" in given and "initial_prompt" not in given:
         raise InputError(
-            ("has no effect without ", Name("initial_prompt")), "carry_initial_prompt", "give both, or leave it out"
+            Message("has no effect without {initial_prompt}"), "carry_initial_prompt", "give both, or leave it out"
         )
     if "chunked" in given and "clip_timestamps" in given:
-        raise InputError(("cannot be combined with ", Name("chunked")), "clip_timestamps", "leave one of them out")
+        raise InputError(Message("cannot be combined with {chunked}"), "clip_timestamps", "leave one of them out")
     return options
 
 

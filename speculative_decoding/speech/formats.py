@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count, dropwhile
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from .segments import Segment, Word
 from .subtitle_options import SubtitleOptions
 
@@ -73,7 +73,7 @@ def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]
     waiting = chain([first], waiting)
     if first.words is None:
         if options.first_given is not None:
-            raise InputError("needs word times", options.first_given, ("turn ", Name("word_timestamps"), " on"))
+            raise InputError("needs word times", options.first_given, Message("turn {word_timestamps} on"))
         for segment in waiting:
             yield segment.start, segment.end, cue_text(segment.text.strip())
         return

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..sampling.options import documented, validate
 from ..sampling.values import (
     BASIC,
@@ -52,14 +52,14 @@ class TranscriptionOptions:
     initial_prompt: Annotated[
         str | None, OrNone(Text(may_be_empty=True)), "text before the first window, such as names with their spelling"
     ] = None
-    carry_initial_prompt: Annotated[bool, Bool(), ("put ", Name("initial_prompt"), " before every window")] = False
+    carry_initial_prompt: Annotated[bool, Bool(), Message("put {initial_prompt} before every window")] = False
     condition_on_previous_text: Annotated[bool, Bool(), "put the text so far before each window"] = True
     temperature: Annotated[
         float | Sequence[float],
         Union((Number(1e-10, 1e10, or_zero=True), ListOf(Number(1e-10, 1e10, or_zero=True)))),
-        (
-            "sampling temperatures that are tried in turn, until a window passes ",
-            *(Name("compression_ratio_threshold"), " and ", Name("logprob_threshold")),
+        Message(
+            "sampling temperatures that are tried in turn, until a window passes {compression_ratio_threshold} "
+            "and {logprob_threshold}"
         ),
     ] = TEMPERATURES
     compression_ratio_threshold: Annotated[
@@ -73,17 +73,15 @@ class TranscriptionOptions:
     no_speech_threshold: Annotated[
         float | None,
         OrNone(Number(0, 1)),
-        (
-            "skip a window without speech with more than this probability, unless its text passes ",
-            Name("logprob_threshold"),
+        Message(
+            "skip a window without speech with more than this probability, unless its text passes {logprob_threshold}"
         ),
     ] = 0.6
     hallucination_silence_threshold: Annotated[
         float | None,
         OrNone(Number(0)),
-        (
-            "skip silence longer than X seconds around text that was probably not spoken (requires ",
-            *(Name("word_timestamps"), ")"),
+        Message(
+            "skip silence longer than X seconds around text that was probably not spoken (requires {word_timestamps})"
         ),
     ] = None
     clip_timestamps: Annotated[
@@ -108,7 +106,7 @@ class TranscriptionOptions:
     vad_neg_threshold: Annotated[
         float | None,
         OrNone(Number(0, 1)),
-        ("speech ends where its probability falls below X (default: ", Name("vad_threshold"), " - 0.15)"),
+        Message("speech ends where its probability falls below X (default: {vad_threshold} - 0.15)"),
     ] = None
     vad_min_speech_duration_ms: Annotated[
         int | None, OrNone(Int(0, 60_000)), "leave out speech that is not longer than N milliseconds (default: 250)"
@@ -139,7 +137,7 @@ class TranscriptionOptions:
             raise InputError("is empty", "temperature", "give a number, or several in increasing order")
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise InputError(
-                ("has no effect without ", Name("word_timestamps")), "hallucination_silence_threshold", "turn them on"
+                Message("has no effect without {word_timestamps}"), "hallucination_silence_threshold", "turn them on"
             )
         self.clips(0)
         self._check_voice()
@@ -147,14 +145,15 @@ class TranscriptionOptions:
     def _check_voice(self) -> None:
         if self.voice is None:
             if own := self._voice_values:
-                raise InputError(("has no effect without ", Name("vad")), f"vad_{next(iter(own))}", "turn it on")
+                raise InputError(Message("has no effect without {vad}"), f"vad_{next(iter(own))}", "turn it on")
             return
         require_package()
         if self.clip_timestamps != "0":
-            raise InputError(("cannot be combined with ", Name("vad")), "clip_timestamps", "leave one of them out")
+            raise InputError(Message("cannot be combined with {vad}"), "clip_timestamps", "leave one of them out")
         if self.voice.silent_below > self.voice.threshold:
             raise InputError(
-                (f"must be at most {self.voice.threshold:g}, which is ", Name("vad_threshold")), "vad_neg_threshold"
+                Message("must be at most {value}, which is {vad_threshold}", value=f"{self.voice.threshold:g}"),
+                "vad_neg_threshold",
             )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, Name, writing
 from ..runs.log import Log
-from ..runs.places import content_hash, new_file, not_replaced, require_folder
+from ..runs.places import NamedFile, content_hash, new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
 from .ledger import LOG_FORMAT, Ledger, Source, Written, finished_outputs
 from .media_files import output_names, place
@@ -66,18 +66,18 @@ class OutputFolder:
         return [{each: f"{name}.{each}" for each in self.formats} for name in output_names(self.recordings, finished)]
 
     @property
-    def files(self) -> list[tuple[tuple[str, ...], Path]]:
+    def files(self) -> list[NamedFile]:
         """The files to write."""
-        outputs = [((Name("output_dir"),), self.folder / name) for each in self.outputs for name in each.values()]
-        return [*outputs, ((Name("output_dir"), "'s ledger"), self.folder / LEDGER)]
+        outputs = [NamedFile("output_dir", self.folder / name) for each in self.outputs for name in each.values()]
+        return [*outputs, NamedFile("output_dir", self.folder / LEDGER, "'s ledger")]
 
     def check(self) -> None:
         """Raise `InputError` if the outputs cannot be written."""
         for name in self.recordings:
             if name == STANDARD or is_open_pipe(Path(name)):
                 raise InputError(f"{name} has no name for a file in a folder", "output_dir", "leave it out")
-        for _, path in self.files:
-            require_folder(path.parent, "output_dir")
+        for file in self.files:
+            require_folder(Path(file.path).parent, "output_dir")
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[None]:

@@ -6,16 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated as A
 
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..sampling.options import documented, validate
 from ..sampling.values import Bool, Int, specs_of
 
 SUBTITLES = ("srt", "vtt")
 WIDTH = "start a new line of a subtitle before it has more than N characters"
-COUNT = (
-    "start a new subtitle after N lines or a pause, but not with each segment (requires ",
-    *(Name("max_line_width"), ")"),
-)
+COUNT = Message("start a new subtitle after N lines or a pause, but not with each segment (requires {max_line_width})")
 WORDS = "start a new subtitle after N words of a segment"
 HIGHLIGHT = "write a subtitle for each word, which is underlined in it"
 
@@ -35,9 +32,9 @@ class SubtitleOptions:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate(name, spec.type, value))
         if self.max_line_count and not self.max_line_width:
-            raise InputError(("has no effect without ", Name("max_line_width")), "max_line_count", "give both")
+            raise InputError(Message("has no effect without {max_line_width}"), "max_line_count", "give both")
         if self.max_words_per_line and self.max_line_width:
-            problem = ("cannot be combined with ", Name("max_line_width"))
+            problem = Message("cannot be combined with {max_line_width}")
             raise InputError(problem, "max_words_per_line", "leave one of them out")
 
     @property

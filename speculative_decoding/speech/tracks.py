@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, BinaryIO
 
-from ..errors import InputError, Name, note
+from ..errors import InputError, Message, note
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -143,8 +143,8 @@ def audio_track(
         raise InputError(f"{name}: PyAV cannot decode its audio; convert it to WAV or FLAC")
     if number is None and len(tracks) > 1:
         all_tracks = "; ".join(described(each, i) for i, each in enumerate(tracks, 1))
-        chosen = f"{name}: track {tracks.index(track) + 1} of {len(tracks)} is transcribed ({all_tracks}); "
-        note((chosen, "choose another with ", Name("audio_track")))
+        chosen = f"{name}: track {tracks.index(track) + 1} of {len(tracks)} is transcribed ({all_tracks})"
+        note(Message("{chosen}; choose another with {audio_track}", chosen=chosen))
     return track
 
 

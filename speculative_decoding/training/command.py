@@ -14,7 +14,7 @@ from ..cli.common import read_prompts, say, start_alone
 from ..cli.parser import File, Parser, add_flags, argument_type, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import find
-from ..errors import InputError, Name
+from ..errors import InputError, Message, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
 from ..loading.load import ModelHandle, open_model
@@ -60,15 +60,11 @@ class TrainFlags(TrainingOptions):
 
     def __post_init__(self) -> None:
         if self.model is None or self.output is None:
-            raise InputError(
-                (Name("model"), " and ", Name("output"), ": both are required (the target, and the folder to write)")
-            )
+            raise InputError(Message("{model} and {output}: both are required (the target, and the folder to write)"))
         if (self.minutes is None) == (self.steps is None):
-            raise InputError(
-                (Name("minutes"), " and ", Name("steps"), ": give exactly one of them, to say how long to train")
-            )
+            raise InputError(Message("{minutes} and {steps}: give exactly one of them, to say how long to train"))
         if self.kind == "model" and self.draft_model is None:
-            raise InputError("model needs a small model to start from", "kind", ("name it with ", Name("draft_model")))
+            raise InputError("model needs a small model to start from", "kind", Message("name it with {draft_model}"))
 
     @property
     def schedule(self) -> Schedule:
@@ -176,10 +172,10 @@ def require_readable(target: ModelHandle, flags: TrainFlags, has_recordings: boo
     """Raise `InputError` if the target cannot read the prompts, or its draft cannot be trained on them."""
     if has_recordings and target.model.audio is None:
         raise InputError(
-            f"{flags.model} reads text", "audio_manifest", ("give it ", Name("prompts"), ", or name a speech model")
+            f"{flags.model} reads text", "audio_manifest", Message("give it {prompts}, or name a speech model")
         )
     if not has_recordings and target.model.audio is not None:
-        raise InputError(f"{flags.model} transcribes speech", "prompts", ("give it an ", Name("audio_manifest")))
+        raise InputError(f"{flags.model} transcribes speech", "prompts", Message("give it an {audio_manifest}"))
     if has_recordings and flags.kind == "model":
         raise InputError("only a draft head can be trained on recordings", "kind", "leave it out")
 
@@ -193,7 +189,7 @@ def require_enough(run: TrainingRun, name: str) -> None:
         raise InputError(f"{empty} is empty or blank", name, "name another file, or leave it out")
     total, needed = len(run.training_prompts), run.options.batch_size
     if name == "prompts" and total < needed:
-        way_out = ("add more, or lower ", Name("batch_size"))
+        way_out = Message("add more, or lower {batch_size}")
         raise InputError(f"too few to train on (got {total}, need {needed})", name, way_out)
 
 
@@ -231,7 +227,7 @@ def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | 
         raise InputError(
             f"{flags.draft_model} is of the wrong kind (got a {found}, expected a {expected})",
             "draft_model",
-            ("name another, or change ", Name("kind")),
+            Message("name another, or change {kind}"),
         )
     if any(name.endswith(".scales") for name in handle.checkpoint):
         raise InputError(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.prompt import encode_prompt
-from ..errors import InputError, Name
+from ..errors import InputError, Message
 from ..models.audio import AudioFrames, Source
 from ..runs.log import Log, LogFormat, parse_line
 from ..sampling.options import MAX_SEED
@@ -28,7 +28,7 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 LOG_FORMAT = LogFormat(
     "output",
     version=5,
-    continue_with=("continue with ", Name("resume")),
+    continue_with=Message("continue with {resume}"),
     start_over="delete the folder of the run",
 )
 

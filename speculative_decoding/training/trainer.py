@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.results import GenerationStats
-from ..errors import CheckpointError, InputError, Name, writing
+from ..errors import CheckpointError, InputError, Message, writing
 from ..runs.places import atomic_file, clean_up
 from ..session import Session
 from .batches import Sampler
@@ -202,7 +202,7 @@ class Trainer:
         for name, tree in (("parameters", self._parameters), ("optimizer", self._optimizer.state)):
             leaves: Any = tree_flatten(tree)
             arrays += [(f"{name}.{path}", storable(array)) for path, array in leaves]
-        with writing("training", self.checkpoint, ("free disk space, then continue with ", Name("resume"))):
+        with writing("training", self.checkpoint, Message("free disk space, then continue with {resume}")):
             clean_up(self.checkpoint)
             with atomic_file(self.checkpoint) as file:
                 write_npz(file, arrays)

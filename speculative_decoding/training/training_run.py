@@ -20,7 +20,7 @@ from ..checkpoints.npz import write_npz
 from ..decoding.results import GenerationStats
 from ..draft_length.passes import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
-from ..errors import InputError, Name, writing
+from ..errors import InputError, Message, Name, writing
 from ..loading import manifest
 from ..loading.canonical_tokenizer import copy_tokenizer
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
@@ -47,7 +47,7 @@ from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
-WAY_OUT = ("free disk space, or name another ", Name("output"))
+WAY_OUT = Message("free disk space, or name another {output}")
 FREQUENT = 512  # ids that a head may propose for any source
 FREQUENT_SPEECH = 3072  # more than for text, where the source ids may be proposed too
 Progress = Callable[[int], None]
@@ -105,11 +105,11 @@ class TrainingRun:
                 with writing("training", self.work, WAY_OUT):
                     self.work.mkdir(parents=True, exist_ok=True)
             elif not path.exists():
-                problem = f"{path}: not found; all processes of a training need the same "
-                raise InputError((problem, Name("output"), " on a shared disk"))
+                problem = f"{path}: not found; all processes of a training need the same"
+                raise InputError(Message("{problem} {output} on a shared disk", problem=problem))
             with Log.open(path, log_format, settings) as log:
                 if self.processes.is_first and not (log.is_new or resume):
-                    way_out = ("continue with ", Name("resume"), ", or delete it")
+                    way_out = Message("continue with {resume}, or delete it")
                     raise InputError(f"{self.work}: holds an unfinished training", way_out=way_out)
                 log.begin()
 
@@ -133,7 +133,7 @@ class TrainingRun:
             name, what = (
                 ("audio_manifest", "too few windows") if recordings else ("prompts", "too few prompts could be decoded")
             )
-            way_out = ("add more, or lower ", Name("batch_size"))
+            way_out = Message("add more, or lower {batch_size}")
             raise InputError(f"{what} (got {len(outputs)}, need {self.options.batch_size})", name, way_out)
         self.examples = sorted(outputs, key=lambda each: len(each.output) + len(each.source))
 

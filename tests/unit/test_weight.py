@@ -15,7 +15,7 @@ from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 95
-FUNCTIONS = 615
+FUNCTIONS = 618
 CLASSES = 72
 
 AVERAGE_LINES = 11

@@ -17,7 +17,7 @@ from ...cli.run_config import DraftFlags, ModelFlags, RunConfig
 from ...cli.runner import note_exactness
 from ...cli.summary import run_summary
 from ...decoding.results import GenerationStats
-from ...errors import InputError, Name
+from ...errors import InputError, Message
 from ...loading.pair import ModelPair
 from ...sampling.values import BASIC, Flag, Number, Text
 from ..audio_file import SAMPLE_RATE
@@ -45,7 +45,7 @@ class LiveFlags:
 
     def __post_init__(self) -> None:
         if self.live is None and self.live_speed is not None:
-            raise InputError(("has no effect without ", Name("live")), "live_speed", "give both, or leave it out")
+            raise InputError(Message("has no effect without {live}"), "live_speed", "give both, or leave it out")
 
 
 def require_live_flags(given: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ def require_live_flags(given: Mapping[str, Any]) -> None:
     suitable |= {*OPTIONS, "audio_track", "baseline", "stats_json"}
     for name, value in given.items():
         if name not in suitable and value != []:  # [] are the files of a command without any
-            raise InputError(("has no effect with ", Name("live")), name, "leave it out")
+            raise InputError(Message("has no effect with {live}"), name, "leave it out")
 
 
 def transcribe_live(

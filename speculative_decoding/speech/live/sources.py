@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import InputError, Name
+from ...errors import InputError, Message
 from ..audio_file import INSTALL, SAMPLE_RATE, BegunSource, Samples, open_source, reason
 from ..resampling import FrameResampler
 from .arriving import Chunk
@@ -54,7 +54,7 @@ def open_live(source: str, speed: float | None = None, track: int | None = None)
     if source == STANDARD_INPUT or kind == MICROPHONE:
         for option, value in (("live_speed", speed), ("audio_track", track)):
             if value is not None:
-                raise InputError(("has no effect with ", Name("live"), f" {source}"), option, "leave it out")
+                raise InputError(Message("has no effect with {live} {source}", source=source), option, "leave it out")
     if source == STANDARD_INPUT:
         return LiveSource("standard input", standard_input())
     if kind == MICROPHONE:
@@ -71,7 +71,7 @@ def standard_input() -> Iterator[bytes]:
         raise InputError(
             "- reads PCM from standard input, which is a terminal",
             "live",
-            (f"pipe sound to it, or use {MICROPHONE} or a file",),
+            f"pipe sound to it, or use {MICROPHONE} or a file",
         )
     return pipe(sys.stdin.fileno())
 
@@ -96,7 +96,7 @@ def pipe(descriptor: int) -> Iterator[bytes]:
             if format is None:
                 begin += chunk
                 if format := format_of(begin):
-                    way_out = ("decode it, for example with ffmpeg -i - -f s16le -ac 1 -ar 16000 -, or name the file",)
+                    way_out = "decode it, for example with ffmpeg -i - -f s16le -ac 1 -ar 16000 -, or name the file"
                     problem = f"standard input is {format}, not PCM (signed 16-bit little-endian, 16 kHz, mono)"
                     raise InputError(problem, "live", way_out)
                 chunk = b"" if format is None else begin
@@ -150,7 +150,7 @@ def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
         container = av.open(device, format=format)
     except (OSError, ValueError, av.FFmpegError) as error:
         problem = f"{device!r} cannot be opened with {format} ({reason(error)})"
-        raise InputError(problem, "live", (f"{way_out}, or pipe PCM to ", Name("live"), " -")) from error
+        raise InputError(problem, "live", Message("{way_out}, or pipe PCM to {live} -", way_out=way_out)) from error
     return device_samples(container, f"{format} device {device!r}")
 
 

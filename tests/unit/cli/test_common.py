@@ -53,7 +53,7 @@ def raising(error: BaseException) -> Callable[[], int]:
     [
         (lambda: 0, 0, ""),
         (lambda: 1, 1, ""),
-        (raising(InputError(("is\nodd with ", "it"), "top_k", "leave it")), 2, r"p: error: --top-k: is\nodd with it; "),
+        (raising(InputError("is\nodd", "top_k", "leave it")), 2, r"p: error: --top-k: is\nodd; leave it"),
         (lambda: signal.raise_signal(signal.SIGINT) or 0, 130, "\np: interrupted; try again\n"),  # type: ignore[func-returns-value]
     ],
 )

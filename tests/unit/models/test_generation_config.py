@@ -16,7 +16,7 @@ import pytest
 
 from speculative_decoding import InputError, Session, batch_generate, generate, load, score
 from speculative_decoding.cli.divergence import first_divergence
-from speculative_decoding.errors import CheckpointError, written
+from speculative_decoding.errors import CheckpointError, shown
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.models.generation_config import GenerationConfig
 from speculative_decoding.sampling import GenerationOptions
@@ -200,13 +200,13 @@ def test_a_byte_order_mark_in_the_files_of_a_folder_is_skipped(tmp_path: Path) -
 def test_a_field_whose_option_was_chosen_needs_no_note() -> None:
     raw = {"num_beams": 4, "max_length": 200, "do_sample": True, "guidance_scale": 2.0, "max_new_tokens": None}
     config = GenerationConfig.from_dict(raw, VOCAB, [1])
-    said = written(config.note(), str.upper).split("; ")
+    said = shown(config.note(), str.upper).split("; ")
     assert said[0] == "num_beams 4 is ignored (set NUM_BEAMS to use beam search)" and len(said) == 4
     chosen = ("num_beams", "max_tokens", "temperature")
-    assert written(config.note(chosen)) == "guidance_scale 2.0 is ignored"
+    assert str(config.note(chosen)) == "guidance_scale 2.0 is ignored"
     assert GenerationConfig.from_dict({"num_beams": 4}, VOCAB, [1]).note(["num_beams"]) == ""
     longest = GenerationConfig.from_dict({"max_new_tokens": 64}, VOCAB, [1])
-    assert written(longest.note()).startswith("max_new_tokens 64 is ignored (set max_tokens ")
+    assert str(longest.note()).startswith("max_new_tokens 64 is ignored (set max_tokens ")
 
 
 # Languages.
