@@ -20,7 +20,7 @@ from .search import BeamSearch, Continuation, best_continuations
 def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
     """Run one round for all requests.
 
-    on_phase_end: not called, because nothing is drafted.
+    on_phase_end: Not called, because nothing is drafted.
     """
     rounds = {}
     order = list(range(batch.cache.rows))
@@ -48,7 +48,7 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
 
 
 def search_of(request: Request) -> BeamSearch:
-    """Return the search of a request. The first round creates it, unless the request already has one."""
+    """Return the search of a request, which the first round creates unless the request already has one."""
     if request.search is None:
         options = request.options
         assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults

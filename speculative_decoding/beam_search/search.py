@@ -1,7 +1,7 @@
 """Beam search as in transformers 4.46 (`BeamSearchScorer` in generation/beam_search.py).
 
-The N most likely unfinished outputs are the beams. An output that ends leaves the beams; it is kept if it is among the
-N best by log-probability / length ** length_penalty. This module is independent of models and text.
+The N most likely unfinished outputs are the beams. A finished output is removed from the beams, and kept if it is among
+the N best by log-probability / length ** length_penalty. This module is independent of models and text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def best_continuations(logprobs: mx.array, scores: mx.array, count: int) -> tupl
     Returns:
         The scores of the continuations, and their numbers beam * V + token, both (P, count).
     """
-    blocks = in_blocks((logprobs + scores[..., None]).flatten(1))  # sorting all values would take as long as a pass
+    # Sorting all values would take as long as a decoder pass.
+    blocks = in_blocks((logprobs + scores[..., None]).flatten(1))
     count = min(count, logprobs[0].size)
     chosen = mx.argsort(-blocks.max(axis=-1), axis=-1)[:, :count]  # only these blocks can contain the best values
     found = mx.take_along_axis(blocks, chosen[..., None], axis=1).flatten(1)
@@ -83,7 +84,8 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         self.beams = [list(self.prefix) for _ in range(self.num_beams)]
-        self.scores = [0.0] + [-1e9] * (self.num_beams - 1)  # all beams start with the same tokens, so only one counts
+        # All beams start with the same tokens, so only the first is extended.
+        self.scores = [0.0] + [-1e9] * (self.num_beams - 1)
 
     @property
     def length(self) -> int:
@@ -96,14 +98,14 @@ class BeamSearch:
 
     @property
     def num_continuations(self) -> int:
-        """How many continuations a step needs, so that at least N of them do not end."""
+        """The number of continuations that a step needs, so that at least N of them are unfinished."""
         return max(2, 1 + len(self.ends)) * self.num_beams
 
     def step(self, continuations: Sequence[Continuation]) -> list[int]:
         """Extend the beams by one token.
 
         Args:
-            continuations: The best `num_continuations` continuations, best first.
+            continuations: The `num_continuations` best continuations, best first.
 
         Returns:
             For each new beam, the number of the beam that it extends.
@@ -117,17 +119,17 @@ class BeamSearch:
             elif rank < self.num_beams:
                 self._finish(each.score, [*self.beams[each.beam], each.token])
         length = self.length + 1
-        self.is_done = self._nothing_better(continuations[0].score, length)
+        self.is_done = self._can_stop(continuations[0].score, length)
         followed = in_parent_order(followed)
         self.beams = [[*self.beams[each.beam], each.token] for each in followed]
         self.scores = [each.score for each in followed]
-        if length == self.max_tokens and not self.is_done:  # outputs cut at max_tokens count too
+        if length == self.max_tokens and not self.is_done:  # outputs truncated at max_tokens also count
             for each, tokens in zip(followed, self.beams, strict=True):
                 self._finish(each.score, tokens)
         return [each.beam for each in followed]
 
     def best(self, count: int) -> list[Hypothesis]:
-        """Return the best finished outputs, best first. Of equal scores, the later output comes first."""
+        """Return the best finished outputs, best first. If scores are equal, the later output comes first."""
         return sorted(self.finished, key=lambda each: each.score)[::-1][:count]
 
     def _finish(self, score: float, tokens: Sequence[int]) -> None:
@@ -142,8 +144,8 @@ class BeamSearch:
     def _worst(self) -> Hypothesis:
         return min(self.finished, key=lambda each: each.score)
 
-    def _nothing_better(self, best: float, length: int) -> bool:
-        """Whether the search can stop. Only "never" is exact: longer outputs may have better normalized scores.
+    def _can_stop(self, best: float, length: int) -> bool:
+        """Return whether the search can stop. Only "never" is exact: longer outputs may have better normalized scores.
 
         Args:
             best: The score of the best continuation.
@@ -158,7 +160,7 @@ class BeamSearch:
 
 
 def in_parent_order(followed: Sequence[Continuation]) -> list[Continuation]:
-    """Reorder so that few cache rows move: the first continuation of a beam keeps the beam's number."""
+    """Reorder continuations so that few cache rows move: the first continuation of a beam gets the beam's number."""
     by_number: dict[int, Continuation] = {}
     for each in followed:
         by_number.setdefault(each.beam, each)

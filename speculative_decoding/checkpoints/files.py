@@ -54,7 +54,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def is_shallow(content: Any) -> bool:
-    """Return whether JSON has at most `MAX_JSON_DEPTH` levels. Python may parse deeper JSON, but fail to write it."""
+    """Return whether JSON has at most `MAX_JSON_DEPTH` levels. Python may parse deeper JSON but fail to write it."""
     level = [content]
     for _ in range(MAX_JSON_DEPTH):
         containers = [value for value in level if isinstance(value, dict | list)]

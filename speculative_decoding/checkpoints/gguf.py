@@ -1,8 +1,8 @@
 """Reader for GGUF files of T5 models with llama.cpp's tensor names. Quantized tensors are converted to float32.
 
 The `gguf` package supplies tensor names, block sizes and dequantization. This module parses the header itself and
-bounds every count and length by the file size. The package's reader raises untyped errors on damaged files, and is
-forty times slower with a vocabulary of 32,000 tokens.
+limits every count and length. The package's reader raises untyped errors on damaged files, and is forty times slower
+with a vocabulary of 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GgufTensor:
 @dataclass(frozen=True)
 class GgufHeader:
     file: MappedFile
-    metadata: Mapping[str, Any]  # scalars and short strings only
+    metadata: Mapping[str, Any]  # scalars and short strings; None for other values
     tensors: Mapping[str, GgufTensor]  # by llama.cpp's tensor name
 
     @property
@@ -83,7 +83,7 @@ class Cursor:
     def __init__(self, file: MappedFile) -> None:
         self.data = file.data
         self.position = 0
-        self.strings_left = 1_000_000  # the limit for all arrays together
+        self.strings_left = 1_000_000  # in all arrays of the file together
         self._file = file
 
     def error(self, problem: str) -> CheckpointError:
@@ -112,25 +112,25 @@ class Cursor:
         return self.data[start : start + size].decode("utf-8", "replace")
 
     def value(self) -> Any:
-        """Read a metadata value. Skips arrays and long strings, and returns None for them."""
-        kind = self.scalar("<I")
-        if kind in SCALARS:
-            return self.scalar(SCALARS[kind])
-        if kind == STRING:
+        """Read a metadata value. Arrays and long strings are skipped and become None."""
+        value_type = self.scalar("<I")
+        if value_type in SCALARS:
+            return self.scalar(SCALARS[value_type])
+        if value_type == STRING:
             size = self.scalar("<Q")
             start = self.skip(size)
             is_short = size <= 256  # longer strings, such as chat templates, are not needed
             return self.data[start : start + size].decode("utf-8", "replace") if is_short else None
-        element = self.scalar("<I") if kind == ARRAY else kind
-        if element in SCALARS:
-            self.skip(self.scalar("<Q") * struct.calcsize(SCALARS[element]))
-        elif element == STRING:
+        element_type = self.scalar("<I") if value_type == ARRAY else value_type
+        if element_type in SCALARS:
+            self.skip(self.scalar("<Q") * struct.calcsize(SCALARS[element_type]))
+        elif element_type == STRING:
             count = self.count(self.strings_left, "strings in an array")
             self.strings_left -= count
             for _ in range(count):
                 self.skip(self.scalar("<Q"))
         else:
-            raise self.error(f"unknown value type {element}")
+            raise self.error(f"unknown value type {element_type}")
         return None
 
 
@@ -208,12 +208,12 @@ def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     t5_tensor = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
-    other_kind = (".wi",) if is_gated else (".wi_0", ".wi_1")
+    absent = (".wi",) if is_gated else (".wi_0", ".wi_1")  # llama.cpp uses the same name for .wi and .wi_1
     table = get_tensor_name_map(MODEL_ARCH.T5, 1).mapping
     return {
         llama_cpp: name
         for name, (_, llama_cpp) in table.items()
-        if t5_tensor.fullmatch(name) and not name.endswith(other_kind)
+        if t5_tensor.fullmatch(name) and not name.endswith(absent)
     }
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are split into several files, as is common for large models."""
+"""Checkpoints that are sharded across several files, as is common for large models."""
 
 from __future__ import annotations
 

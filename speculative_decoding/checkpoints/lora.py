@@ -29,7 +29,7 @@ class Update:
     is_embedding: bool = False
 
     def shape(self, adapter: Checkpoint) -> tuple[int, ...]:
-        """Return the shape of the weight that the update fits."""
+        """Return the shape of the weight to which the update can be added."""
         down, up = adapter.info(self.down).shape, adapter.info(self.up).shape
         return (down[-1], up[0]) if self.is_embedding else (up[0], *down[1:])
 

@@ -25,16 +25,16 @@ class MappedFile:
 
     Args:
         path: The file. `CheckpointError` is raised if it cannot be mapped.
-        kind: The expected format, for the error message.
+        format_name: The expected format, for the error message.
     """
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, format_name: str) -> None:
         self.path = path
         with open_regular(path) as file:
             try:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
-                raise self.error(f"not a readable {kind} file ({error})") from error
+                raise self.error(f"not a readable {format_name} file ({error})") from error
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem}")
@@ -81,7 +81,7 @@ class MappedFile:
         return True
 
     def release(self, location: range) -> None:
-        """Free mapped pages. Otherwise they count as resident memory, up to the size of the file."""
+        """Free mapped pages, which would otherwise count as resident memory, up to the size of the file."""
         start = location.start - location.start % mmap.PAGESIZE
         if location:
             self.data.madvise(mmap.MADV_DONTNEED, start, location.stop - start)

@@ -1,7 +1,7 @@
 """Zip files with uncompressed entries, which can be memory-mapped: our own `.npz` (read and write) and torch's `.bin`.
 
 Python's zipfile parses the directory, but accepts a directory of any size, and entries that overlap, appear twice or
-have paths outside the file. `zip_entries` refuses all of these.
+have paths outside the file. `zip_entries` rejects all of these.
 
 numpy has no bfloat16. Like MLX, this module writes bfloat16 as a two-byte void (`|V2`) and reads that back as bfloat16.
 """
@@ -34,7 +34,7 @@ DTYPES = {
 
 
 class BoundedFile(FileIO):
-    """A file whose read() returns at most `MAX_ZIP_DIRECTORY_BYTES`, so that zipfile refuses a larger directory."""
+    """A file whose read() returns at most `MAX_ZIP_DIRECTORY_BYTES`, so that zipfile rejects a larger directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         bounded = MAX_ZIP_DIRECTORY_BYTES if size is None or size < 0 else min(size, MAX_ZIP_DIRECTORY_BYTES)
@@ -42,7 +42,7 @@ class BoundedFile(FileIO):
 
 
 def zip_entries(file: MappedFile) -> dict[str, tuple[range, int]]:
-    """Map each entry's name to the location and the CRC-32 of its data. Ambiguous zip files are refused."""
+    """Map each entry's name to the location and the CRC-32 of its data. Raises an error for ambiguous zip files."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
             entries = archive.infolist()
@@ -92,7 +92,7 @@ def check_crc(file: MappedFile, name: str, location: range, expected: int) -> No
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Open a `.npz` file. CRCs are not checked, because that takes longer than loading. The manifest has checksums."""
+    """Open a `.npz` file. CRCs are not checked: that takes longer than loading, and the manifest has checksums."""
     file = MappedFile(path, ".npz")
     arrays: dict[str, tuple[TensorInfo, range]] = {}
     for entry, (location, _) in zip_entries(file).items():

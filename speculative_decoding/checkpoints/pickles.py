@@ -1,11 +1,11 @@
 """Reads the pickles of torch checkpoints without unpickling: an interpreter for the few opcodes that state dicts use.
 
 Security: nothing that a file names is looked up, imported or called. A global's name is compared with an allow-list
-and only selects which inert value to build; any other name is refused. (Deny-lists fail: even torch's `weights_only`
-has been breached, CVE-2025-32434.) An opcode is checked before its argument is read, and `pickletools`, which decodes
-the argument, sees only the few bytes that it may have. The memo lets values contain themselves or share parts, but no
-value is traversed, compared or hashed, except short texts and small integers. Time and memory therefore grow only with
-the number of opcodes.
+and only selects which inert value to build; any other name is rejected. (Deny-lists fail: even torch's `weights_only`
+has been breached, CVE-2025-32434.) An opcode is checked before its argument is read, and `pickletools` decodes at most
+`MAX_ARGUMENT_BYTES` of an argument. The memo lets values contain themselves or share parts, but no value is traversed,
+compared or hashed, except short texts and small integers. Time and memory therefore grow only with the number of
+opcodes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS
 from .mapped import MappedFile
 
-# Each opcode adds at most one value, mark or memo entry, so this bounds them all. T5-11B needs 25,000.
+# Each opcode adds at most one value, mark or memo entry, so this limits the number of each. T5-11B needs 25,000.
 MAX_OPCODES = 250_000
 MAX_BYTES = 16 << 20
 MAX_ARGUMENT_BYTES = 4096
-MAX_MARKS = 32  # that are open at once; a state dict has 3
+MAX_MARKS = 32  # open at the same time; a state dict needs 3
 MAX_INTEGER_KEY = 1 << 20
 
 NAMES = str.split("""
@@ -34,7 +34,7 @@ PROTO STOP GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET M
 BININT2 BININT LONG1 BINFLOAT BINUNICODE EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT
 SETITEM SETITEMS
 """)
-# The code of each opcode that is allowed -> its name, and the function that reads its argument, if it has one
+# Code of each allowed opcode -> its name, and the function that reads its argument (None if it has no argument)
 OPCODES = {
     each.code.encode("latin-1"): (each.name, each.arg.reader if each.arg else None)
     for each in pickletools.opcodes
@@ -185,10 +185,10 @@ class PickleInterpreter:
                     raise self.error(f"protocol {argument} is not supported (expected 2)")
 
     def push_tuple(self, items: list[object]) -> None:
-        kinds = set(map(type, items))
-        if NestedTuple in kinds:
+        types = set(map(type, items))
+        if NestedTuple in types:
             raise self.error("tuples of more than two levels")
-        self.stack.append(NestedTuple(items) if tuple in kinds else tuple(items))
+        self.stack.append(NestedTuple(items) if tuple in types else tuple(items))
 
     def pop(self) -> object:
         self.top()
@@ -235,7 +235,7 @@ class PickleInterpreter:
             raise self.error(f"{function.name!r} is called with unsupported arguments")
 
     def build(self) -> None:
-        """Drop `_metadata`, the module versions that state_dict() sets on its OrderedDict. Refuse other attributes."""
+        """Drop `_metadata`, the module versions that state_dict() sets on its OrderedDict. Reject other attributes."""
         state = self.pop()
         target = self.top()
         if not isinstance(target, dict) or not isinstance(state, dict) or len(state) != 1 or "_metadata" not in state:
@@ -289,7 +289,7 @@ def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def read_pickle(file: MappedFile, start: int, max_bytes: int = MAX_BYTES) -> PickleInterpreter:
-    """Interpret a pickle of at most `max_bytes` bytes at `start`. Raises `CheckpointError` if it is refused."""
+    """Interpret a pickle of at most `max_bytes` bytes at `start`. Raises `CheckpointError` if it is rejected."""
     interpreter = PickleInterpreter(file, start)
     interpreter.run(max_bytes)
     return interpreter

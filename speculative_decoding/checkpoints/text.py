@@ -25,7 +25,7 @@ def decode_text(content: bytes) -> str:
 
 
 def require_no_nul(text: str) -> None:
-    """Raise `InputError` for a NUL character, which means binary data or UTF-16 without a byte-order mark."""
+    """Raise `InputError` for a NUL character, which indicates binary data or UTF-16 without a byte-order mark."""
     if (position := text.find("\0")) >= 0:
         raise InputError(
             f"contains a NUL character (character {position + 1}), so it is binary, or UTF-16 without a byte-order "

@@ -39,7 +39,7 @@ class Utf8Bytes(RawIOBase):
         return size
 
     def _opening(self) -> bytes:
-        """Consume a byte-order mark, or return the first bytes. Does not wait for a second byte unless it needs one."""
+        """Return the first bytes as UTF-8. Waits for a second byte only if the first may begin a UTF-16 mark."""
         read = self._read()
         if read in (b"\xfe", b"\xff"):  # these bytes never occur in UTF-8
             read += self._read()

@@ -1,9 +1,9 @@
 """Reader for one torch `.bin` file, in torch's zip format or its older legacy format. Does not need torch.
 
 A zip file holds the state dict in `<root>/data.pkl` and the uncompressed storages in `<root>/data/<key>`. A legacy file
-starts with five pickles: magic number, protocol version, system, state dict, and storage keys. They are followed by an
-int64 count and the raw numbers of each storage. In both formats, a tensor is a strided view of a storage. The file is
-mapped, and a tensor is read when it is used.
+starts with five pickles: magic number, protocol version, system, state dict, and storage keys. For each storage, an
+int64 count and the raw numbers follow. In both formats, a tensor is a strided view of a storage. The file is mapped,
+and a tensor is read when it is used.
 """
 
 from __future__ import annotations

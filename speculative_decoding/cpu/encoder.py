@@ -187,8 +187,8 @@ def norm(layer: nn.Module) -> Callable[[Array], Array]:
 
 def gelu(x: Array) -> Array:
     """`exponentials.gelu`, computed in place."""
-    for some in np.split(x, range(GELU_ROWS, len(x), GELU_ROWS)):
-        size = np.minimum(np.abs(some), 8)  # P(N > 8) is 6e-16, and denormal numbers would be slow
+    for block in np.split(x, range(GELU_ROWS, len(x), GELU_ROWS)):
+        size = np.minimum(np.abs(block), 8)  # P(N > 8) is 6e-16, and denormal numbers would be slow
         t = 1 / (1 + np.float32(ERFC_SCALE * 0.5**0.5) * size)
         tail = np.zeros_like(t)
         for coefficient in reversed(ERFC):
@@ -199,8 +199,8 @@ def gelu(x: Array) -> Array:
         size *= np.float32(-0.5)
         tail *= np.exp(size, out=size)
         tail *= np.float32(0.5)  # |x| * P(N > |x|)
-        np.maximum(some, 0, out=some)
-        some -= tail
+        np.maximum(block, 0, out=block)
+        block -= tail
     return x
 
 

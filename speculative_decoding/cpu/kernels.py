@@ -84,7 +84,7 @@ def disable_fusion_without_compiler() -> None:
 
 
 def compiler_problem(folder: Path) -> str | None:
-    """Return why MLX could not use its compiler. MLX ignores a missing compiler, and waits forever if it hangs."""
+    """Return why MLX cannot use g++, or None. MLX ignores a missing compiler, and waits forever for one that hangs."""
     if shutil.which("g++") is None:
         return "no compiler is installed; install g++"
     if any(folder.glob("mlx/*/cpu/lib*.so")):  # g++ has compiled a kernel before

@@ -90,7 +90,7 @@ class Channel:
 def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
     """Accept `count` peers that send the secret and their rank, and close other connections. Raises OSError.
 
-    All connections are read concurrently, so a silent stranger does not delay the peers.
+    All connections are read concurrently, so a client that sends nothing does not delay the peers.
     """
     peers: dict[int, socket.socket] = {}
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -120,7 +120,7 @@ def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket
 
 
 def receive_or_end(peer: socket.socket, size: int) -> bytes:
-    """Receive up to `size` bytes; none if the connection has ended."""
+    """Receive up to `size` bytes. Returns no bytes if the connection has ended."""
     try:
         return peer.recv(size)
     except OSError:

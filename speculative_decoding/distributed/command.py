@@ -1,6 +1,6 @@
 """Runs a command in one process, or in several processes started by `mlx.launch`.
 
-Rank 0 reads, prints and writes; the other ranks compute for it.
+Rank 0 handles all input and output; the other ranks only compute.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_in_processes(parser: Parser, argv: Sequence[str] | None, command: Comman
     rank = launched_rank()
     assert rank is not None
     if rank:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 receives it too, and shuts down all ranks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 also receives SIGINT, and shuts down all ranks
         with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             chosen = parser.parse_args(argv)
         warnings.simplefilter("ignore")  # rank 0 prints the same warnings
@@ -52,7 +52,7 @@ def run_in_processes(parser: Parser, argv: Sequence[str] | None, command: Comman
 
 
 def serve_shard(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
-    """Execute the passes that rank 0 sends on a shard of the target, and return the exit status."""
+    """Run the passes that rank 0 announces on this rank's shard of the target, and return the exit status."""
     target = run_config_from(chosen, processes=processes).open(use_draft=False).target
     model = target.model
     assert isinstance(model, ShardedModel)

@@ -1,7 +1,7 @@
 """Decodes rows on several ranks that each hold the whole model.
 
-Rank 0 distributes the rows, a few at a time, and collects the results. Thus a single process writes the output, and
-faster ranks get more rows. This module is independent of models and of the contents of rows.
+Rank 0 distributes the rows, a few at a time, and collects the results. A single process therefore writes the output,
+and faster ranks get more rows. This module is independent of models and of the contents of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from ..rows.scheduling import BatchResult, Scheduler, finished
 from .channel import Channel
 
-Row = tuple[int, Mapping[str, Any]]  # its number in the job, and its fields
+Row = tuple[int, Mapping[str, Any]]  # the number of a row in the job, and its fields
 Result = TypeVar("Result")
 
 
@@ -25,7 +25,8 @@ class AllRanks(Generic[Result]):
         own: Decodes rows in this process.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
-        max_pending: Unfinished rows to keep on each other rank. With fewer, it would idle while this process computes.
+        max_pending: Unfinished rows to keep on each other rank. With fewer, a rank would idle while this process
+            computes.
         parse: Builds a result from its JSON fields.
     """
 
@@ -43,7 +44,7 @@ class AllRanks(Generic[Result]):
         self._others = ranks
         self._max_pending = max_pending
         self._parse = parse
-        self._rank_of: dict[int, int] = {}  # of each unfinished row
+        self._rank_of: dict[int, int] = {}  # number of an unfinished row -> its rank
 
     def _pending(self, rank: int) -> int:
         return sum(each == rank for each in self._rank_of.values())
@@ -55,7 +56,7 @@ class AllRanks(Generic[Result]):
 
     @property
     def waiting(self) -> int:
-        """The number of rows that wait here, or that other ranks have."""
+        """The number of rows that wait in this process or are on other ranks."""
         return len(self._rank_of) - self.running
 
     @property
@@ -92,12 +93,12 @@ class AllRanks(Generic[Result]):
 
     def _ended(self, results: Iterable[BatchResult[Result]]) -> Iterator[BatchResult[Result]]:
         for result in results:
-            if self._rank_of.pop(result.index, None) is not None:  # otherwise it was cancelled
+            if self._rank_of.pop(result.index, None) is not None:  # otherwise the row was cancelled
                 yield result
 
 
 def serve_rows(scheduler: Scheduler[Row, Any], channel: Channel) -> int:
-    """Decode the rows that rank 0 sends until it leaves, and return its exit status. Runs on all other ranks."""
+    """Decode the rows that rank 0 sends until rank 0 leaves, and return its exit status. Runs on all other ranks."""
     while True:
         for _, message in [channel.receive()] if scheduler.is_idle else channel.received():
             if not isinstance(message, dict):

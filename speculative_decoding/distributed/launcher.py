@@ -1,6 +1,6 @@
 """Runs a command in all processes started by `mlx.launch`, and ends them together.
 
-A rank that outlived another one would wait for it forever.
+Otherwise, a rank would wait forever for a rank that has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
         say(f"{command}: waiting up to {JOIN_SECONDS} seconds for the other processes")
     processes = join_process_group(end_with)
     if rank:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks; rank 0 shuts down the others
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # mlx.launch sends SIGTERM to all ranks; rank 0 shuts down the others
     status = 1
     why = "failed; see its error messages"
     try:

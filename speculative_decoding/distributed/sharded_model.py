@@ -2,7 +2,7 @@
 
 Only rank 0 drafts, verifies, samples and reads the clock, so the ranks cannot disagree. It announces each call that
 needs all shards as one JSON line. Array arguments follow as a sum over the ranks; the other ranks contribute zeros.
-Each result is scheduled immediately and completely, so all ranks run collective operations in the same order.
+All arrays of a result are scheduled immediately, so all ranks run collective operations in the same order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShardedModel(EncoderDecoder):
         return schedule(super().teacher_forced_hidden(tokens, encoder_output, mask))
 
     def keep_full_cross_attention(self) -> None:
-        """In all caches created from now on, gather all heads of the last layer's cross keys and values."""
+        """Gather all heads of the last layer's cross keys and values in every cache created after this call."""
         self.broadcaster.announce("keep_full_cross_attention")
         self._keeps_full_cross_attention = True
 
@@ -109,7 +109,7 @@ class RankBroadcaster:
     def announce(self, method: str, *arguments: Any) -> tuple[Any, ...]:
         """Send a model call to the other ranks, and return the arguments that all ranks must use."""
         if self.processes.is_first:
-            count = len(self._changes)  # deleting a cache may add a change at any time
+            count = len(self._changes)  # the deletion of a cache may add a change at any time
             self.processes.channel.send([self._changes[:count], method, *map(as_message, arguments)])
             del self._changes[:count]
         return tuple(self._broadcast(each) if isinstance(each, mx.array) else local(each) for each in arguments)
@@ -131,7 +131,7 @@ class RankBroadcaster:
         return handle
 
     def serve(self, model: ShardedModel) -> int:
-        """Repeat the calls of rank 0 until it leaves, and return its exit status."""
+        """Repeat the calls of rank 0 until rank 0 leaves, and return its exit status."""
         while True:
             _, message = self.processes.channel.receive()
             if isinstance(message, dict):
@@ -215,12 +215,13 @@ def as_message(argument: Any) -> Any:
         return {"shape": argument.shape, "dtype": dtype}
     if isinstance(argument, BroadcastCache):
         return {"cache": argument.number}
-    return (
-        list(argument) if isinstance(argument, list | tuple | range) else argument
-    )  # a copy, because it is sent later
+    if isinstance(argument, list | tuple | range):
+        return list(argument)  # a copy, because it is sent later
+    return argument
 
 
 def local(argument: Any) -> Any:
+    """Replace the proxy of a cache with the cache."""
     return argument.cache if isinstance(argument, BroadcastCache) else argument
 
 

@@ -30,7 +30,7 @@ class Shard:
     index: int
 
     def bounds(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return where the piece begins and ends along the axis, in a tensor of this shape."""
+        """Return the start and the end of the piece along the axis, in a tensor of this shape."""
         size = shape[self.axis] // self.pieces
         return self.index * size, (self.index + 1) * size
 
@@ -68,12 +68,12 @@ class ShardedCheckpoint(Checkpoint):
 def shard_model(
     build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
 ) -> tuple[ShardedModel, ShardedCheckpoint]:
-    """Return this rank's shard of a model without weights, and the checkpoint to load them from.
+    """Return this rank's shard of a model without weights, and the checkpoint that contains its weights.
 
     Pass `partial(shard_model, processes=processes)` to `loading.open_model` as `shard`.
 
     Args:
-        build: Builds the model for one of N ranks.
+        build: Builds the model for one rank, given the number of ranks.
 
     Raises:
         InputError: The model cannot be split over this number of processes.
@@ -101,7 +101,7 @@ def shard_model(
     zeros = set[str]()
     if not processes.is_first:
         for path in added_once:
-            zeros.update(part_name(name, kind) for name in sources.get(path, ()) for kind in QUANTIZED_PARTS)
+            zeros.update(part_name(name, part) for name in sources.get(path, ()) for part in QUANTIZED_PARTS)
             zeros.update(sources.get(path, ()))
 
     own.__class__ = sharded_class(type(own))
@@ -132,7 +132,7 @@ def shard_plan(
             continue
         pieces, remainder = divmod(shape[axis], own_shape[axis])
         names = set(sources[path])
-        names |= {part_name(name, kind) for name in sources[path] for kind in QUANTIZED_PARTS} & checkpoint.keys()
+        names |= {part_name(name, part) for name in sources[path] for part in QUANTIZED_PARTS} & checkpoint.keys()
         remainder += sum(checkpoint.info(name).shape[axis] % pieces for name in names)
         # Several ranks may hold the same rows, such as a shared key head. Columns must not repeat, because outputs are
         # summed over them.

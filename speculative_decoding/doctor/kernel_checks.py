@@ -76,7 +76,7 @@ def cases(model: EncoderDecoder, dtype: mx.Dtype) -> Iterator[Case]:
         elif isinstance(module, nn.QuantizedLinear):
             products.setdefault((module.weight.shape, module.bits, module.group_size), module)
         elif isinstance(module, SelfAttention):
-            ropes.setdefault((module.kind.rope, module.config.head_dim), None)
+            ropes.setdefault((module.layer_type.rope, module.config.head_dim), None)
     for norm in norms.values():
         yield norm_case(norm, dtype)
     for layer in products.values():

@@ -1,7 +1,7 @@
-"""Lets the folder cpu/ replace the few operations that MLX computes slowly on the CPU of a Linux machine.
+"""Replaces the few operations that MLX computes slowly on the CPU of a Linux machine with those in the folder cpu/.
 
 `@replaced_on_cpu` marks such an operation, and cpu/replacements.py has a function of the same name. The marked function
-is pure MLX. It is used on a GPU, on a Mac, and if the folder is missing.
+is pure MLX, and runs on a GPU, on a Mac, and if the folder is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def replacements() -> ModuleType | None:
 
 
 def replaced_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function or method call its replacement in cpu/replacements.py if the device is a CPU during the call."""
+    """Make a function or method call its replacement in cpu/replacements.py if the default device is a CPU."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -45,14 +45,13 @@ class EncoderDecoder(nn.Module):
     """
 
     config: EncoderDecoderConfig
-    # The text of each id, if the model was loaded with a tokenizer; target and draft model must use the same ids.
-    # It is not a dict, because MLX would treat a dict as parameters.
+    # The piece of each id, if the model was loaded with a tokenizer. Not a dict, which MLX would treat as parameters.
     pieces: Mapping[int, str] | None = None
     task_prefixes: Mapping[str, str] = MappingProxyType({})  # the prefixes in config.json, by the name of their task
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`
-    max_source_tokens: int | None = None  # the longest source that the model was trained on, if config.json states it
+    max_source_tokens: int | None = None  # the longest source in training, if config.json states it
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # the token that marks an image in a source; images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
@@ -79,7 +78,7 @@ class EncoderDecoder(nn.Module):
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
     def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        """Like `cross_projections`, but for caches only: overrides may be faster and need not be differentiable."""
+        """Return `cross_projections` for a cache: overrides may be faster, and need not be differentiable."""
         return self.cross_projections(encoder_output)
 
     def position_table(self, capacity: int) -> mx.array | None:
@@ -120,7 +119,7 @@ class EncoderDecoder(nn.Module):
         return self.embedding(tokens)
 
     def attention_outputs(self, queries: mx.array, own: Buffers, source: Buffers) -> list[mx.array]:
-        """Return the outputs of a decoder layer's attention: over its own output and over the source.
+        """Return the outputs of a decoder layer's attention over its own keys and over the source.
 
         Calibration compares their bits in passes of different widths.
 
@@ -220,7 +219,7 @@ class EncoderDecoder(nn.Module):
     def teacher_forced_hidden(
         self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None
     ) -> list[mx.array]:
-        """Like `teacher_forced`, but returns the hidden states after each layer."""
+        """Run the decoder as `teacher_forced` does, and return the hidden states after each layer."""
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
         table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
@@ -387,10 +386,10 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
                 expanded[path] = names
                 continue
             columns = shapes[path].shape[1]
-            packed, groups = (checkpoint.info(part_name(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
+            packed, groups = (checkpoint.info(part_name(names[0], part)).shape[-1] for part in ("weight", "scales"))
             settings[path.removesuffix(".weight")] = {"bits": 32 * packed // columns, "group_size": columns // groups}
             expanded |= {
-                part_name(path, kind): tuple(part_name(name, kind) for name in names) for kind in QUANTIZED_PARTS
+                part_name(path, part): tuple(part_name(name, part) for name in names) for part in QUANTIZED_PARTS
             }
         if settings:
             nn.quantize(  # skips layers that are already quantized

@@ -1,4 +1,4 @@
-"""Interface shared by all model configurations, and validation of config.json fields."""
+"""The interface of all model configurations, and the validation of config.json fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .backend import replaced_on_cpu
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MAX_EOS_TOKENS = 64
-SHARDED = ("num_heads", "num_kv_heads", "d_ff")  # the sizes of a layer that are split across ranks
+SHARDED = ("num_heads", "num_kv_heads", "d_ff")  # layer sizes that are split across ranks
 
 
 @replaced_on_cpu

@@ -16,7 +16,7 @@ def on_gpu() -> bool:
 
 
 def gpu_info() -> dict[str, Any]:
-    """Return MLX's description of the GPU, or an empty dict if the default device is a CPU."""
+    """Return MLX's device information for the GPU, or an empty dict if the default device is a CPU."""
     return mx.device_info() if on_gpu() else {}
 
 

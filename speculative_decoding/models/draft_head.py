@@ -179,7 +179,7 @@ class DraftHead(nn.Module):
         return state * self.norm
 
     def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
-        """Return a copy of the head that may propose other ids. by_source: None keeps the current lists."""
+        """Return a copy of the head with another draft vocabulary. by_source: None keeps the current lists."""
         by_source = self.config.by_source if by_source is None else by_source
         return self._with(replace(self.config, frequent=tuple(ids), by_source=by_source))
 

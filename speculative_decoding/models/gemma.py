@@ -1,6 +1,6 @@
 """Layers that T5Gemma and T5Gemma 2 share with Gemma 2 (Riviere et al. 2024, 2408.00118, section 2).
 
-They have norms before and after each block, rotary positions, grouped queries, sliding windows, and soft caps.
+The layers have norms before and after each block, rotary positions, grouped queries, sliding windows, and soft caps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mlx.nn as nn
 from .attention import attend, split_heads, split_parts
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .gemma_config import GemmaConfig, LayerKind, StackConfig
+from .gemma_config import GemmaConfig, LayerType, StackConfig
 from .layers import FeedForward
 from .linear import DerivedWeight, Linear
 from .rope import Window, additive_mask
@@ -40,12 +40,15 @@ class Norm(DerivedWeight):
 
 
 class SelfAttention(nn.Module):
-    """norm_heads: whether to normalize the queries and keys of each head (Henry et al. 2020, 2010.04245)."""
+    """Self-attention with grouped queries and rotary positions.
 
-    def __init__(self, config: StackConfig, kind: LayerKind, *, norm_heads: bool) -> None:
+    norm_heads: whether to normalize the queries and keys of each head (Henry et al. 2020, 2010.04245).
+    """
+
+    def __init__(self, config: StackConfig, layer_type: LayerType, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
-        self.kind = kind
+        self.layer_type = layer_type
         self.norm_heads = norm_heads
         query_width = config.num_heads * config.head_dim
         self.q = Linear(config.d_model, query_width, bias=False)
@@ -57,7 +60,7 @@ class SelfAttention(nn.Module):
 
     def queries(self, x: mx.array, batch: int, offsets: mx.array) -> mx.array:
         queries = split_heads(self.q(x), batch, self.config.num_heads)
-        return self.kind.rope(self.q_norm(queries) if self.norm_heads else queries, offsets)
+        return self.layer_type.rope(self.q_norm(queries) if self.norm_heads else queries, offsets)
 
     def keys_and_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
         """Return the keys before rotation, and the values."""
@@ -69,10 +72,10 @@ class SelfAttention(nn.Module):
     ) -> mx.array:
         queries = self.queries(x, batch, offsets)
         keys, values = self.keys_and_values(x, batch)
-        keys = self.kind.rope(keys, offsets)
+        keys = self.layer_type.rope(keys, offsets)
         if cache is not None:
             keys, values = cache.append(joined(keys, values))
-        mask = masks[self.kind.window]
+        mask = masks[self.layer_type.window]
         scale = self.config.scale
         return self.o(attend(queries, keys, values, mask, scale=scale, soft_cap=self.config.attention_cap))
 
@@ -108,7 +111,7 @@ class Stack(nn.Module):
 
 
 class Gemma(EncoderDecoder):
-    """Base class of both models. `embedding` is the decoder's table, and also the head's table if they are tied."""
+    """Base class of both models. `embedding` is the decoder's table, and also the head's if the two are tied."""
 
     config: GemmaConfig
 
@@ -117,7 +120,7 @@ class Gemma(EncoderDecoder):
         self.config = config
         self.max_source_tokens = config.encoder.max_positions
         encoder = config.encoder.shard(ranks)
-        attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
+        attentions = (SelfAttention(encoder, each, norm_heads=norm_heads) for each in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])
         if not config.tie_word_embeddings:

@@ -39,14 +39,14 @@ class StackFields:
 
 
 class Defaults(NamedTuple):
-    """A family's defaults beyond those of `StackFields`. soft_caps: None means no cap."""
+    """A family's defaults that differ from those of `StackFields`. soft_caps: None means no cap."""
 
     fields: RawConfig
     soft_caps: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class LayerType:
     """The positions and the window of a layer's self-attention."""
 
     rope: Rope
@@ -55,18 +55,18 @@ class LayerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(LayerConfig):
-    """The configuration of the encoder or the decoder; `layers` holds the kind of each layer."""
+    """The configuration of the encoder or the decoder. `layers` has the type of each layer."""
 
     vocab_size: int
     norm_eps: float
     logit_cap: float | None
     max_positions: int
-    layers: Sequence[LayerKind]
+    layers: Sequence[LayerType]
 
     @property
     def windows(self) -> Sequence[Window]:
         """The distinct windows of the layers."""
-        return [*dict.fromkeys(kind.window for kind in self.layers)]
+        return [*dict.fromkeys(each.window for each in self.layers)]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Section:
         windows: Mapping[str, Window],
         *,
         full_attention_every: int,
-        rope_per_kind: bool = False,
+        rope_per_type: bool = False,
         caps_scores: bool = True,
     ) -> StackConfig:
         """Return the configuration of the stack.
@@ -167,11 +167,11 @@ class Section:
         Args:
             windows: The window of each type of layer.
             full_attention_every: The default `sliding_window_pattern`. One layer in this many has full attention.
-            rope_per_kind: Whether each type of layer has its own rotary settings.
+            rope_per_type: Whether each type of layer has separate rotary settings.
             caps_scores: Whether `attn_logit_softcapping` applies.
         """
         fields = self.fields
-        kinds = {kind: LayerKind(self.rope(kind, per_kind=rope_per_kind), window) for kind, window in windows.items()}
+        types = {name: LayerType(self.rope(name, per_type=rope_per_type), window) for name, window in windows.items()}
         return StackConfig(
             vocab_size=fields.vocab_size,
             d_model=fields.hidden_size,
@@ -186,7 +186,7 @@ class Section:
             attention_cap=self.soft_caps["attn_logit_softcapping"] if caps_scores else None,
             logit_cap=self.soft_caps["final_logit_softcapping"],
             max_positions=fields.max_position_embeddings,
-            layers=tuple(kinds[kind] for kind in self.layer_types(full_attention_every)),
+            layers=tuple(types[name] for name in self.layer_types(full_attention_every)),
         )
 
     def layer_types(self, full_attention_every: int) -> Sequence[str]:
@@ -196,11 +196,11 @@ class Section:
             every = self.raw.get("sliding_window_pattern", full_attention_every)
             require(self.path + "sliding_window_pattern", Int(1, MAX_POSITIONS), every)
             return [FULL if (i + 1) % every == 0 else SLIDING for i in range(count)]
-        is_valid = isinstance(types, list) and len(types) == count and all(kind in (SLIDING, FULL) for kind in types)
+        is_valid = isinstance(types, list) and len(types) == count and all(each in (SLIDING, FULL) for each in types)
         self.require(is_valid, "layer_types", f"{count} of {SLIDING}, {FULL}", types)
         return list(types)
 
-    def rope(self, kind: str, *, per_kind: bool) -> Rope:
+    def rope(self, layer_type: str, *, per_type: bool) -> Rope:
         """Return the rotary settings of one type of layer.
 
         transformers 5 writes `rope_parameters`, for each type of layer or for all layers; transformers 4 writes
@@ -209,7 +209,7 @@ class Section:
         name = "rope_parameters"
         parameters = self.raw.get(name)
         if parameters is None:
-            is_local = kind == SLIDING and per_kind
+            is_local = layer_type == SLIDING and per_type
             theta = self.raw.get("rope_local_base_freq" if is_local else "rope_theta")
             scaling = None if is_local else self.raw.get("rope_scaling")
             name = "rope_scaling"
@@ -217,12 +217,12 @@ class Section:
             self.require(isinstance(parameters, dict), name, "an object", parameters)
             parameters = {**parameters, "rope_theta": theta}
         self.require(isinstance(parameters, dict), name, "an object", parameters)
-        if per_kind and name == "rope_parameters":
-            parameters = parameters.get(kind) or {}
+        if per_type and name == "rope_parameters":
+            parameters = parameters.get(layer_type) or {}
             self.require(isinstance(parameters, dict), name, "an object for each type of layer", parameters)
         theta = parameters.get("rope_theta")
         if theta is None:
-            theta = 1e6 if per_kind and kind == FULL else 1e4
+            theta = 1e6 if per_type and layer_type == FULL else 1e4
         require(f"{self.path}rope_theta", Number(1, 1e12), theta)
         rope_type = parameters.get("rope_type", parameters.get("type", "default"))
         require(f"{self.path}rope_type", Text(["default", "linear"]), rope_type)

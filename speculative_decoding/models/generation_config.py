@@ -1,4 +1,4 @@
-"""Parses generation_config.json: the fields that this package applies, and a note about the ignored ones."""
+"""Parses generation_config.json: the fields that this package applies, and a note about ignored fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS: Mapping[str, Value] = {
     "length_penalty": option_specs()["length_penalty"].type,
     "early_stopping": option_specs()["early_stopping"].type,
 }
-# Ignored fields that would change the output, each with the option to set instead and its purpose.
+# Ignored fields that would change the output -> the option to set instead, and its purpose.
 IGNORED: Mapping[str, tuple[str, str]] = {
     "num_beams": ("num_beams", " to use beam search"),
     "do_sample": ("temperature", " to sample"),

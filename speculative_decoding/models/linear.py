@@ -16,7 +16,7 @@ Head = Callable[[mx.array], mx.array]
 class DerivedWeight(nn.Module):
     """A layer that uses a value derived from its weight; `finalize_layers` evaluates this value once for all passes.
 
-    Once the weight has been replaced, as in a training step, every pass derives the value again.
+    After the weight is replaced, as in a training step, every pass derives the value again.
     """
 
     @abstractmethod

@@ -26,7 +26,7 @@ def slots_within(
     max_tokens: int,
     num_beams: int = 1,
 ) -> int:
-    """Return how many slots, at most `slots`, fit into memory together with the weights.
+    """Return the number of slots, up to `slots`, that fit into memory together with the weights.
 
     Assumes the longest sources, and outputs of `max_tokens` tokens. Raises `InputError` if not even one slot fits.
     """
@@ -46,7 +46,7 @@ def slots_within(
 
 
 def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
-    """Return the size of one prompt's caches and of a round's logits in bytes.
+    """Return the size in bytes of one prompt's caches and of its logits in a round.
 
     A round has the logits of 17 positions (16 draft tokens). With beams, it has logits, logprobs, their sums and sorted
     indices for each beam.
@@ -75,7 +75,7 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
 
 
 def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_beams: int) -> None:
-    """Raise `InputError` if KV caches that are reserved for whole outputs do not fit into memory."""
+    """Raise `InputError` if KV caches that hold whole outputs do not fit into memory."""
     if max_tokens <= MAX_BATCHED_SOURCE:
         return
     needed = slots * slot_bytes(model, 1, max_tokens, num_beams)
@@ -152,7 +152,7 @@ def physical_memory() -> int:
 
 
 def available_memory() -> int:
-    """Return how many bytes can still be allocated without slowing the device down.
+    """Return the number of bytes that can still be allocated without slowing down the device.
 
     With Metal, this is the recommended working set minus MLX's arrays. With CUDA, it is the free memory; on a Linux
     CPU, the available memory; elsewhere, the physical memory.

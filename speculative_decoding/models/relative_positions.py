@@ -63,8 +63,9 @@ class RelativePositionBias(nn.Module):
 def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
     """Return the bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
 
-    Each short distance has a separate bucket; longer distances share buckets on a logarithmic scale. Past and future
-    have half of the buckets each. If causal, the past has all buckets, and the masked future has one extra bucket.
+    Each short distance has a separate bucket; longer distances share buckets on a logarithmic scale. Half of the
+    buckets are for the past, half for the future. If causal, all are for the past, and the masked future has an extra
+    bucket.
     """
     signed = np.arange(-(length - 1), length)
     distance = np.abs(signed)

@@ -13,7 +13,11 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding. base: base of the wavelengths. factor: positions are divided by it ("linear" scaling)."""
+    """Rotary embedding.
+
+    base: the base of the wavelengths.
+    factor: the divisor of positions ("linear" scaling).
+    """
 
     base: float
     factor: float = 1.0
@@ -31,7 +35,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Window:
-    """How many positions before and after its own position a query attends to. None means no limit."""
+    """The number of positions before and after its own position that a query attends to. None means no limit."""
 
     past: int | None = None
     future: int | None = None

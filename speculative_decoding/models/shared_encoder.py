@@ -1,7 +1,7 @@
 """Shares the target's encoder with a draft model whose encoder is identical, to save memory and an encoder pass.
 
-Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and other draft models of which only
-the decoder was distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
+Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and other draft models whose decoder
+alone was distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DECODER_PREFIXES = ("decoder.", "head.")
 
 
 def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Make the draft use the target's encoder arrays if all are bit-identical. Returns whether they are."""
+    """Make the draft use the target's encoder arrays if they are bit-identical to its own. Returns whether they are."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     if not same_shape(target, draft) or ours.keys() != theirs.keys():
         return False

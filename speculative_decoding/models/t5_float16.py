@@ -23,13 +23,13 @@ from ..errors import CheckpointError, Float16Error
 from .t5 import SHARED, SOURCE, T5Config, layer_names
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding
-# float16 rounds numbers near zero to multiples of 2^-24, so smaller ones have fewer significant bits than in bfloat16.
+# Near zero, float16 rounds to multiples of 2^-24, so smaller numbers have fewer significant bits than in bfloat16.
 LEAST = 2.0**-16
 STACKS = ("encoder", "decoder")
 
 
 def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
-    """Return config.json and weights of an equivalent model that fits in float16. Many models need no rescaling.
+    """Return the config.json and weights of an equivalent model that fits in float16. Many models need no rescaling.
 
     Raises:
         Float16Error: The rescaled numbers are so small that float16 is less precise than bfloat16.

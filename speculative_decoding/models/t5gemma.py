@@ -23,7 +23,7 @@ from .gemma_config import (
     SLIDING,
     Defaults,
     GemmaConfig,
-    LayerKind,
+    LayerType,
     Section,
     StackConfig,
     joined_config,
@@ -57,10 +57,10 @@ def t5gemma_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> Gemm
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: StackConfig, kind: LayerKind, encoder_width: int) -> None:
+    def __init__(self, config: StackConfig, layer_type: LayerType, encoder_width: int) -> None:
         super().__init__()
         norm = partial(Norm, config.d_model, config.norm_eps)
-        self.self_attention = SelfAttention(config, kind, norm_heads=False)
+        self.self_attention = SelfAttention(config, layer_type, norm_heads=False)
         self.cross_attention = CrossAttention(config, encoder_width)
         self.self_norm = norm()
         self.self_post_norm = norm()
@@ -90,7 +90,7 @@ class T5Gemma(Gemma):
         decoder = config.decoder.shard(ranks)
         encoder_width = config.encoder.d_model
         self.source_embedding = nn.Embedding(config.vocab_size, encoder_width)
-        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, encoder_width) for kind in decoder.layers])
+        self.decoder = Stack(decoder, [DecoderLayer(decoder, each, encoder_width) for each in decoder.layers])
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.source_embedding(tokens) * self.encoder_width**0.5, mask)

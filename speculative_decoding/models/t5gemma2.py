@@ -32,7 +32,7 @@ from .gemma_config import (
     SLIDING,
     Defaults,
     GemmaConfig,
-    LayerKind,
+    LayerType,
     Section,
     StackConfig,
     joined_config,
@@ -67,7 +67,7 @@ def t5gemma2_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> Gem
     encoder_windows = {SLIDING: Window((width + 1) // 2 - 1, width // 2), FULL: Window()}
     decoder_windows = {SLIDING: Window(decoder.fields.sliding_window - 1, 0), FULL: Window(None, 0)}
     encoder_stack, decoder_stack = (
-        section.stack(windows, full_attention_every=6, rope_per_kind=True, caps_scores=False)
+        section.stack(windows, full_attention_every=6, rope_per_type=True, caps_scores=False)
         for section, windows in ((encoder, encoder_windows), (decoder, decoder_windows))
     )
     if encoder_stack.d_model != decoder_stack.d_model:
@@ -95,9 +95,9 @@ class MergedAttention(SelfAttention):
     ) -> mx.array:
         queries = self.queries(x, batch, offsets)
         new_keys, new_values = self.keys_and_values(x, batch)
-        keys, values = cache.append(joined(self.kind.rope(new_keys, offsets), new_values))
+        keys, values = cache.append(joined(self.layer_type.rope(new_keys, offsets), new_values))
         parts = [
-            Keys(keys, values, masks[self.kind.window]),
+            Keys(keys, values, masks[self.layer_type.window]),
             Keys(cache.cross_keys, cache.cross_values, source_mask),
         ]
         return self.o(attend_together(queries, parts, self.config.scale))
@@ -112,7 +112,7 @@ class Keys(NamedTuple):
 
 
 def attend_together(queries: mx.array, parts: Sequence[Keys], scale: float) -> mx.array:
-    """Like `attend`, but with one softmax over the keys of several parts.
+    """Attend over several parts, as `attend` does over one, with a single softmax over the keys of all parts.
 
     Only the scores are concatenated; keys and values are not copied.
     """
@@ -130,10 +130,10 @@ def attend_together(queries: mx.array, parts: Sequence[Keys], scale: float) -> m
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: StackConfig, kind: LayerKind) -> None:
+    def __init__(self, config: StackConfig, layer_type: LayerType) -> None:
         super().__init__()
         norm = partial(Norm, config.d_model, config.norm_eps)
-        self.self_attention = MergedAttention(config, kind, norm_heads=True)
+        self.self_attention = MergedAttention(config, layer_type, norm_heads=True)
         self.self_norm = norm()
         self.self_post_norm = norm()
         self.ff_norm = norm()
@@ -162,7 +162,7 @@ class T5Gemma2(Gemma):
         self.end_of_image = mx.zeros((config.d_model,))
         self.image_token = config.boi_token_index
         decoder = config.decoder.shard(ranks)
-        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind) for kind in decoder.layers])
+        self.decoder = Stack(decoder, [DecoderLayer(decoder, each) for each in decoder.layers])
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.embed(tokens), mask)
@@ -215,11 +215,11 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
     names = dict[str, str]()
     for name in checkpoint:  # the encoder's name depends on the version of transformers
-        table, _, kind = name.rpartition(".")
-        if table in (*ENCODER_TABLES, DECODER_TABLE) and kind == "eoi_embedding":
-            names[f"{embedding}.{kind}"] = name
+        table, _, tensor = name.rpartition(".")
+        if table in (*ENCODER_TABLES, DECODER_TABLE) and tensor == "eoi_embedding":
+            names[f"{embedding}.{tensor}"] = name
         else:
-            names[f"{ENCODER_TABLES[0]}.{kind}" if table in ENCODER_TABLES else name] = name
+            names[f"{ENCODER_TABLES[0]}.{tensor}" if table in ENCODER_TABLES else name] = name
     is_tied = raw.get("tie_word_embeddings") is not False
     tables = TABLES.without_duplicates(CheckpointView(checkpoint, names), is_tied=is_tied)
     if TABLES.source in tables:

@@ -15,19 +15,19 @@ LOGITS_BIAS = "final_logits_bias"
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
-def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Sequence[str] = ("weight",)) -> Sources:
+def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, suffixes: Sequence[str] = ("weight",)) -> Sources:
     """Return the sources of one part of a model.
 
     Args:
-        table: Maps our parameter names to tensor names, both without prefix and suffix.
+        table: Maps our parameter names to tensor names, without prefixes and suffixes.
         ours: Prefix of our parameter names.
         theirs: Prefix of the tensor names.
-        kinds: Suffixes of both.
+        suffixes: Suffixes of both names.
     """
     return {
-        f"{ours}{path}.{kind}": tuple(f"{theirs}{name}.{kind}" for name in names)
+        f"{ours}{path}.{suffix}": tuple(f"{theirs}{name}.{suffix}" for name in names)
         for path, names in table.items()
-        for kind in kinds
+        for suffix in suffixes
     }
 
 

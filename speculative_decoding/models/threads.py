@@ -13,7 +13,7 @@ from ..errors import InputError
 
 
 class ThreadStreams:
-    """The streams of a thread, which are destroyed when the thread ends and drops its thread-local values."""
+    """Destroys the streams of a thread when the thread ends and its thread-local values are deleted."""
 
     def __del__(self) -> None:
         mx.clear_streams()
@@ -48,7 +48,7 @@ def use_mlx() -> None:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Prepare the current thread to compute, and let other threads wait until the end of the block.
+    """Prepare the current thread to compute, and make other threads wait until the end of the block.
 
     Models keep tables and compiled passes, and sessions learn from each round. A turn never includes a `yield`, so an
     unfinished stream blocks no thread.

@@ -216,7 +216,7 @@ class Whisper(EncoderDecoder):
 
     @classmethod
     def parameter_sources(cls, config: WhisperConfig, names: Set[str]) -> Sources:
-        kinds = ("weight", "bias")
+        suffixes = ("weight", "bias")
         sources = named(
             {"embedding": ["decoder.embed_tokens"]}
             | {f"{stack}.positions": [f"{stack}.embed_positions"] for stack in ("encoder", "decoder")},
@@ -225,14 +225,14 @@ class Whisper(EncoderDecoder):
         )
         if not config.tie_word_embeddings:
             sources["head.weight"] = (HEAD,)
-        sources |= named({f"convolutions.{i}": [f"encoder.conv{i + 1}"] for i in range(2)}, "", PREFIX, kinds)
+        sources |= named({f"convolutions.{i}": [f"encoder.conv{i + 1}"] for i in range(2)}, "", PREFIX, suffixes)
         for stack, depth, layer in (
             ("encoder", config.encoder_layers, ENCODER_LAYER),
             ("decoder", config.decoder_layers, DECODER_LAYER),
         ):
-            sources |= named({"norm": ["layer_norm"]}, f"{stack}.", f"{PREFIX}{stack}.", kinds)
+            sources |= named({"norm": ["layer_norm"]}, f"{stack}.", f"{PREFIX}{stack}.", suffixes)
             for i in range(depth):
-                sources |= named(layer, f"{stack}.layers.{i}.", f"{PREFIX}{stack}.layers.{i}.", kinds)
+                sources |= named(layer, f"{stack}.layers.{i}.", f"{PREFIX}{stack}.layers.{i}.", suffixes)
         return sources
 
 
