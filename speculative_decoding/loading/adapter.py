@@ -1,4 +1,4 @@
-"""Adapters: folders in which PEFT saves low-rank updates of a model (LoRA). They are merged in the same way as in PEFT.
+"""Merges LoRA adapters, which are folders of low-rank updates saved by PEFT, into their base model as PEFT does.
 
 Tensor names follow PEFT 0.21 and older: `base_model.model.`, the module's name in transformers, and one of `PARTS`.
 """
@@ -28,7 +28,7 @@ from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
-# Fields that enable LoRA variants whose result is not simply a weight plus an update
+# Fields that enable LoRA variants whose result is not a weight plus an update
 UNSUPPORTED = {
     "use_dora": "DoRA (use_dora)",
     "lora_bias": "LoRA biases (lora_bias)",
@@ -40,7 +40,7 @@ UNSUPPORTED = {
 }
 # Values of init_lora_weights with which PEFT changes the base model before training
 CHANGES_BASE = re.compile(r"(pissa|corda|olora|loftq|lora_ga|mica)", re.IGNORECASE)
-MAX_WILDCARDS = 4  # in a pattern; with more, a hostile file could take too long
+MAX_WILDCARDS = 4  # per pattern; a hostile pattern with more could take too long to match
 PARTS = re.compile(
     r"(?P<module>.+)\.(?:"
     r"lora_(?P<matrix>[AB])\.weight"
@@ -57,9 +57,9 @@ class AdapterConfig:
     """The fields of adapter_config.json that merging needs.
 
     base: the name or folder of the base model, or None.
-    rank_pattern, alpha_pattern: other values of `rank` and `alpha`, by a regular expression for names of modules.
-    modules_to_save: suffixes of the names of modules that were trained as a whole.
-    token_indices: trained rows of embeddings, by the suffix of the module's name; "" means any embedding.
+    rank_pattern, alpha_pattern: values that replace `rank` and `alpha`, by a regular expression for module names.
+    modules_to_save: name suffixes of the modules that were trained as a whole.
+    token_indices: trained rows of embeddings, by a suffix of the module's name; "" means any embedding.
     """
 
     base: str | None
@@ -75,9 +75,9 @@ class AdapterConfig:
     def read(cls, path: Path) -> AdapterConfig:
         """Parse the file. Raises `InputError` for methods other than LoRA, and `CheckpointError` for invalid fields."""
         raw = {name: value for name, value in read_json_object(path).items() if value is not None}
-        kind = raw.get("peft_type")
-        if kind != "LORA":
-            raise InputError(f"{path}: PEFT method {kind!r} is not supported, only LORA", way_out=WAY_OUT)
+        method = raw.get("peft_type")
+        if method != "LORA":
+            raise InputError(f"{path}: PEFT method {method!r} is not supported, only LORA", way_out=WAY_OUT)
         refused = [name for field_name, name in UNSUPPORTED.items() if raw.get(field_name)]
         if (bias := raw.get("bias", "none")) != "none":
             refused.append(f"LoRA biases (bias {bias!r})")
@@ -144,7 +144,7 @@ def matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter in a folder, whose tensors are read when they are needed."""
+    """An adapter in a folder. Its tensors are read when they are needed."""
 
     folder: Path
     config: AdapterConfig
@@ -233,7 +233,7 @@ class Merging:
         # The name of each table -> the key of its tensor in `_own`.
         self._used = dict.fromkeys(tables.names, tables.embedding)
         self._used |= {name: name for name in (tables.source, tables.head) if name is not None and name in base}
-        self._own = {name: Source(name) for name in base}  # where each tensor comes from
+        self._own = {name: Source(name) for name in base}  # the source of each tensor
         self._saved: dict[str, str] = {}  # tables that get a separate tensor
         self._updates: dict[str, dict[str, str]] = {}  # module -> "A" or "B" -> tensor
         self._rows: dict[str, str] = {}  # module -> tensor
@@ -246,8 +246,8 @@ class Merging:
         match = PARTS.fullmatch(path)
         if match is None:
             if "lora_" in path:
-                kind = "DoRA" if "magnitude" in path else "this kind of LoRA"
-                raise InputError(f"{self._adapter.tensors}: {tensor!r}: {kind} is not supported", way_out=WAY_OUT)
+                variant = "DoRA" if "magnitude" in path else "this LoRA variant"
+                raise InputError(f"{self._adapter.tensors}: {tensor!r}: {variant} is not supported", way_out=WAY_OUT)
             self._replace(tensor, path)
         elif letter := match["matrix"] or match["embedding"]:
             module = match["module"]
@@ -299,11 +299,11 @@ class Merging:
         return self._unique(used), self._length(used.get(self._tables.decoder))
 
     def _unique(self, used: Mapping[str, str]) -> dict[str, Source]:
-        """Return the tensors by their names in a checkpoint without duplicates, as `Architecture.adapt` returns it.
+        """Return the source of each tensor in a checkpoint without duplicates, as `Architecture.adapt` returns it.
 
-        used: the key in `self._own` of the tensor that each table uses now.
+        used: the name of each table -> the key of its tensor in `self._own`.
 
-        Raises `CheckpointError` if the encoder has a separate table now, and the family does not support one.
+        Raises `CheckpointError` if the merged encoder has a separate table that the family does not support.
         """
         tables, own = self._tables, self._own
         are_tables = {*tables.names, *used.values()}
@@ -355,7 +355,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise `InputError`, which says how to load an adapter, if a folder given as a model is an adapter."""
+    """Raise an `InputError` that explains how to load an adapter if a folder given as a model is one."""
     if not is_adapter(folder):
         return
     base = read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")

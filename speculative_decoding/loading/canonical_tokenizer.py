@@ -1,10 +1,10 @@
-"""Writes a tokenizer as one tokenizer.json, after proving that `tokenizers` alone gives the reference's results."""
+"""Writes a tokenizer as one tokenizer.json, after checking that `tokenizers` alone gives the reference's results."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from .tokenizer_base import (
     tokenizer_errors,
 )
 
-IDS = 64  # number of ids that a proof decodes together
+IDS = 64  # ids per decoded run
 UNIGRAM, BPE = 1, 2  # SentencePiece's model types
-USER_DEFINED, UNUSED = 4, 5  # SentencePiece's types of pieces
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # SentencePiece's piece types
 
 
 def canonical_tokenizer(source: Path) -> FastTokenizer | None:
-    """Load a folder's tokenizer, and return an equal one that needs only a tokenizer.json, or None if there is none.
+    """Load a folder's tokenizer, and return an equivalent one that needs only a tokenizer.json, or None.
 
     Notes report differences between the folder's files, and explain a result of None.
     """
@@ -47,7 +47,7 @@ def canonical_tokenizer(source: Path) -> FastTokenizer | None:
 
 
 def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) -> dict[str, Any] | None:
-    """Write the canonical tokenizer of `source`, or copy its files if it has none. Returns its manifest entry."""
+    """Write the canonical tokenizer, or copy the files of `source` if there is none. Returns the manifest entry."""
     if proven is None:
         return copy_tokenizer(source, output)
     (output / "tokenizer.json").write_text(proven.backend.to_str(), encoding="utf-8")
@@ -55,7 +55,7 @@ def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) ->
 
 
 def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
-    """Copy all files of a tokenizer, and return their entry for a manifest."""
+    """Copy all files of a tokenizer, and return its manifest entry."""
     for path in filter(Path.is_file, (source / name for name in TOKENIZER_FILES)):
         shutil.copyfile(path, output / path.name)
     record = proven_record(source)
@@ -63,18 +63,16 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
 
 
 def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return a `FastTokenizer` that equals the reference. If that fails, note the reason and return None."""
+    """Return a `FastTokenizer` that equals the reference. If there is none, print the reason and return None."""
     try:
         fast = candidate(reference, source)
         found = None if fast is None else next(differences(reference, fast), None)
-        problem = (
-            "it has no equal in the tokenizers package" if fast is None else found and f"that package reads {found}"
-        )
+        problem = "cannot express it" if fast is None else found and f"gives another result for {found}"
     except InputError as error:  # an unusual model that only SentencePiece accepts
-        problem = f"the tokenizers package refuses them: {error}"
+        problem = f"rejects it: {error}"
     if problem is None:
         return fast
-    note(f"{source}: the tokenizer's files are copied as they are; {problem}")
+    note(f"{source}: the tokenizer's files are copied unchanged, because the tokenizers package {problem}")
     return None
 
 
@@ -129,7 +127,7 @@ def added_tokens(tokenizer: FolderTokenizer) -> list[str]:
 
 
 def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return a tokenizer that may equal the reference, read from the tokenizer.json that conversion would write."""
+    """Return the tokenizer that conversion would write as a tokenizer.json, or None if there is none."""
     backend: Any = None
     strips, ends_once = False, None
     with tokenizer_errors("its model"):
@@ -152,60 +150,22 @@ def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
 def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:
     """Express a SentencePiece model with `tokenizers`, or return None if that is impossible."""
     from sentencepiece import sentencepiece_model_pb2
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers import AddedToken, Tokenizer, processors
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]
         reference.processor.serialized_model_proto()
     )
-    trained, normal = proto.trainer_spec, proto.normalizer_spec
     added = {token.content for token in reference.added.values()}
     unsupported = [each for each in proto.pieces if each.type in (USER_DEFINED, UNUSED) and each.piece not in added]
     contents = [reference.piece(index) for index in range(len(reference.pieces))]
-    if unsupported or trained.treat_whitespace_as_suffix or len(set(contents)) < len(contents):
+    if unsupported or proto.trainer_spec.treat_whitespace_as_suffix or len(set(contents)) < len(contents):
         return None
-    scores = {each.piece: each.score for each in proto.pieces}
-    has_bytes = trained.byte_fallback
-    model: Any
-    if trained.model_type == UNIGRAM:
-        vocabulary = [(piece, scores.get(piece, 0.0)) for piece in contents]
-        model = models.Unigram(vocabulary, unk_id=reference.unknown_id, byte_fallback=has_bytes)
-    elif trained.model_type == BPE:
-        ids = {piece: index for index, piece in enumerate(contents)}
-        normal_pieces = {each.piece: each.score for each in proto.pieces if each.type == 1 and each.piece in ids}
-        merges = sorted(
-            (-score, ids[piece], piece[:end], piece[end:])
-            for piece, score in normal_pieces.items()
-            for end in range(1, len(piece))
-            if piece[:end] in normal_pieces and piece[end:] in normal_pieces
-        )
-        model = models.BPE(
-            ids,
-            [(left, right) for *_, left, right in merges],
-            unk_token=contents[reference.unknown_id],
-            fuse_unk=True,
-            byte_fallback=has_bytes,
-        )
-    else:
+    model = subword_model(proto, contents, reference.unknown_id)
+    if model is None:
         return None
     backend = Tokenizer(model)
-
-    steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    if normal.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if normal.escape_whitespaces:
-        steps.append(normalizers.Replace(" ", SPACE))
-    if normal.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    backend.normalizer = normalizers.Sequence(steps)
-
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            *([decoders.ByteFallback()] if has_bytes and not reference.joins_pieces else []),
-            decoders.Fuse(),
-            *([] if reference.strips else [decoders.Strip(" ", 1, 0)]),
-        ]
-    )
+    backend.normalizer = normalizer_of(proto.normalizer_spec)
+    backend.decoder = decoder_of(reference, proto.trainer_spec.byte_fallback)
     backend.add_tokens(
         [
             AddedToken(
@@ -225,3 +185,62 @@ def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:
         special_tokens=[(reference.piece(index), index) for index in dict.fromkeys(around)],
     )
     return backend
+
+
+def subword_model(proto: Any, contents: Sequence[str], unknown_id: int) -> Any:
+    """Return the unigram or BPE model of a SentencePiece model, or None for another type.
+
+    contents: The piece of each id.
+    """
+    from tokenizers import models
+
+    trained = proto.trainer_spec
+    if trained.model_type == UNIGRAM:
+        scores = {each.piece: each.score for each in proto.pieces}
+        vocabulary = [(piece, scores.get(piece, 0.0)) for piece in contents]
+        return models.Unigram(vocabulary, unk_id=unknown_id, byte_fallback=trained.byte_fallback)
+    if trained.model_type != BPE:
+        return None
+    ids = {piece: index for index, piece in enumerate(contents)}
+    scores = {each.piece: each.score for each in proto.pieces if each.type == NORMAL and each.piece in ids}
+    merges = sorted(
+        (-score, ids[piece], piece[:end], piece[end:])
+        for piece, score in scores.items()
+        for end in range(1, len(piece))
+        if piece[:end] in scores and piece[end:] in scores
+    )
+    return models.BPE(
+        ids,
+        [(left, right) for *_, left, right in merges],
+        unk_token=contents[unknown_id],
+        fuse_unk=True,
+        byte_fallback=trained.byte_fallback,
+    )
+
+
+def normalizer_of(spec: Any) -> Any:
+    """Return the normalizer for a `NormalizerSpec` of SentencePiece."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", SPACE))
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence(steps)
+
+
+def decoder_of(reference: SentencePieceTokenizer, has_bytes: bool) -> Any:
+    """Return the decoder of a SentencePiece model. has_bytes: Whether pieces may be single bytes."""
+    from tokenizers import decoders
+
+    return decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            *([decoders.ByteFallback()] if has_bytes and not reference.joins_pieces else []),
+            decoders.Fuse(),
+            *([] if reference.strips else [decoders.Strip(" ", 1, 0)]),
+        ]
+    )

@@ -18,7 +18,7 @@ REPLACEMENTS = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-# The characters of unfinished matches. A match that later text may complete starts in a run of these at the end.
+# All characters of unfinished matches. Only a final run of these can begin a match that later text completes.
 OPEN = " 'nvr"
 
 
@@ -35,7 +35,7 @@ class StreamedCleanUp:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """Return the text that no later part can change, cleaned up."""
+        """Return the cleaned-up text that no later part can change."""
         self._held += text
         start = len(self._held.rstrip(OPEN))
         space = self._held.find(" ", start)  # every replaced string starts with a space

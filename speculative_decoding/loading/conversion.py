@@ -50,7 +50,7 @@ def convert(
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
 ) -> Path:
-    """Convert a local folder or a model on the Hub, and return the folder written.
+    """Convert a local folder or a model on the Hub, and return the output folder.
 
     Args:
         source: A folder, which needs no network, or a name on the Hub.
@@ -64,20 +64,7 @@ def convert(
 
     Raises `InputError` or `CheckpointError` for an invalid argument, file or tensor, before anything is written.
     """
-    # A name on the Hub is not that of a folder in models/, to which an earlier conversion may have written it
-    folder = local_folder(source) if os.path.isdir(source) or not hub.is_known(source) else None
-    if folder is not None and revision is not None:
-        raise InputError(f"{revision} has no effect on the local folder {folder}", "revision", "leave it out")
-    missing = None if folder is not None else NoFolder(source, map(str, model_folders()), only_paths=True)
-    if missing is not None:
-        require_hub_name(missing)
-    name = source if folder is None else model_name(folder)
-    output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
-    require_replaceable(output, folder or Path(source), force)
-    if missing is not None:
-        folder = download(missing, lambda name: hub.fetch(name, revision))
-    assert folder is not None
-
+    folder, name, output = find_source(source, output, revision, force)
     config, original = read_folder(folder)
     facts: dict[str, Any] = {}
     opened_adapter = None
@@ -109,6 +96,27 @@ def convert(
     return output
 
 
+def find_source(source: str, output: Path | None, revision: str | None, force: bool) -> tuple[Path, str, Path]:
+    """Return the source's folder, downloaded if necessary, its name, and the output folder. See `convert`.
+
+    Raises `InputError` before a download if the output cannot be written.
+    """
+    # Do not look up a known name on the Hub in models/, where an earlier conversion may have written the model.
+    folder = local_folder(source) if os.path.isdir(source) or not hub.is_known(source) else None
+    if folder is not None and revision is not None:
+        raise InputError(f"{revision} has no effect on the local folder {folder}", "revision", "leave it out")
+    missing = None if folder is not None else NoFolder(source, map(str, model_folders()), only_paths=True)
+    if missing is not None:
+        require_hub_name(missing)
+    name = source if folder is None else model_name(folder)
+    output = output if output is not None else MODELS / name.rsplit("/", 1)[-1]
+    require_replaceable(output, folder or Path(source), force)
+    if missing is not None:
+        folder = download(missing, lambda name: hub.fetch(name, revision))
+    assert folder is not None
+    return folder, name, output
+
+
 def require_replaceable(output: Path, source: Path, force: bool) -> None:
     """Raise `InputError` if writing `output` could destroy data.
 
@@ -135,7 +143,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
 def tensors(
     original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yield each tensor as it will be stored. It is read when it is yielded."""
+    """Yield each tensor as it will be stored. Each tensor is read when it is yielded."""
     sizes = {name: original.info(name).nbytes if name in original else 0 for name in names}
     total = sum(sizes.values())
     done = 0

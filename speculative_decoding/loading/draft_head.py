@@ -25,14 +25,14 @@ from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
-VERSION = 2  # changes with the fields and the computation of a head
+VERSION = 2  # increase it when the fields or the computation of a head change
 CONFIG = "config.json"
-ATTENTION_OUTPUT = "o.weight"  # stored for attention values with a `value_scale` of 1
+ATTENTION_OUTPUT = "o.weight"  # stored as for a target with a `value_scale` of 1
 
 
 @dataclass(frozen=True)
 class DraftHeadHandle:
-    """A draft head of `target` whose weights are not loaded yet. nbytes: the size of the weights."""
+    """A draft head of `target` whose weights are not loaded yet. nbytes: the size of the weights in bytes."""
 
     folder: Path
     model: DraftHead
@@ -49,7 +49,7 @@ class DraftHeadHandle:
         factors = {ATTENTION_OUTPUT: 1 / self.target.value_scale}
         weights = [(name, (self.checkpoint[name] * factors.get(name, 1.0)).astype(dtype)) for name in self.checkpoint]
         if not all(mx.isfinite(array).all() for _, array in weights):
-            raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
+            raise CheckpointError(f"{self.checkpoint}: contains NaN or infinity; train the head again")
         self.model.load_weights(weights)
         self.model.finalize()
 
@@ -63,7 +63,7 @@ def open_draft(
     if raw.get("kind") != KIND:
         return open_model(folder, dtype=dtype, beside=target.nbytes)
     if raw.get("version") != VERSION:
-        raise CheckpointError(f"{folder / CONFIG}: this version of the package has other draft heads; train it again")
+        raise CheckpointError(f"{folder / CONFIG}: written for another version of this package; train the head again")
     manifest.check_sizes(folder)
     facts = target_facts(target.model)
     require_same_target(raw, facts, folder)
@@ -75,7 +75,7 @@ def open_draft(
         if found != array.shape:
             raise CheckpointError(f"{checkpoint}: tensor {name!r} has shape {found}, not {array.shape}")
     if unknown := set(checkpoint) - set(expected):
-        raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} is none of a draft head's")
+        raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} does not belong to a draft head")
     nbytes = sum(checkpoint.info(name).nbytes for name in checkpoint)
     return DraftHeadHandle(folder, head, checkpoint, nbytes, target.model)
 
@@ -108,7 +108,7 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
             return found
     except (AttributeError, TypeError, ValueError):
         pass
-    raise CheckpointError(f"{folder / CONFIG}: 'by_source' must have lists of the target's ids, for ids of its own")
+    raise CheckpointError(f"{folder / CONFIG}: 'by_source' must map ids of the target to lists of its ids")
 
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def write_draft_head(
 ) -> None:
     """Write a head's folder, completely or not at all.
 
-    also: called with the folder, to add files to it.
+    also: called with the folder, to write further files to it.
     facts: further entries of the manifest.
     """
     from ..checkpoints.npz import write_npz

@@ -43,10 +43,10 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(InputError):
-    """The name may be misspelled: the Hub has no such model, or it cannot be reached and its cache has no copy.
+    """A name that may be misspelled: the Hub has no such model, or cannot be reached and its cache has no copy.
 
     reason: continues "model NAME: not a local folder, ".
-    is_unreached: whether the Hub gave no answer, so that the model may exist.
+    is_unreached: whether the Hub did not answer, so the model may exist.
     """
 
     def __init__(self, name: str, reason: str, way_out: str, *, is_unreached: bool = False) -> None:
@@ -81,7 +81,7 @@ class Snapshot:
         return cls(name, folder) if re.fullmatch(r"\w+", commit) and folder.is_dir() else None
 
     def files(self) -> set[str]:
-        """Return the names of the files, relative to the folder. A link to a file that was deleted does not count."""
+        """Return the names of the files, relative to the folder. Broken links are left out."""
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
 
     def listed_files(self) -> set[str]:
@@ -112,7 +112,7 @@ class Wanted:
         return self.small_files(files) + self.weights(files)
 
     def small_files(self, files: Collection[str]) -> list[str]:
-        """Return the files of a model other than weights. A manifest counts only if conversion wrote it."""
+        """Return the files of a model other than weights. A manifest is included only if conversion wrote it."""
         return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
 
     def weights(self, files: Collection[str]) -> list[str]:
@@ -133,7 +133,7 @@ class Wanted:
         return gguf_files if len(gguf_files) == 1 else []
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
-        """Return the files that a copy with `files` lacks. listed: all files of the commit; empty if unknown."""
+        """Return the files missing from a copy with `files`. listed: all files of the commit; empty if unknown."""
         if self.only_tokenizer:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]
@@ -174,7 +174,7 @@ def fetch(
 ) -> Path:
     """Return the folder of a model in the Hub's cache, after downloading missing files.
 
-    If the Hub refuses access or cannot be reached, for any reason, a complete copy in the cache is used.
+    If the Hub denies access or cannot be reached, a complete copy in the cache is used.
 
     Args:
         name: organisation/model, or one of `FORMER_NAMES`.
@@ -201,7 +201,7 @@ def fetch(
 
 
 def download(name: str, revision: str | None, wanted: Wanted) -> Path:
-    """Download the wanted files. Raises `HubError` if the Hub does not answer or refuses access."""
+    """Download the wanted files. Raises `HubError` if the Hub does not answer or denies access."""
     require_address()
     from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 
@@ -211,14 +211,14 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
     files = wanted.needed_files(listed)
-    # All files come from one commit. The model may have been downloaded already under another name.
+    # All files come from one commit, which may have been downloaded already under another name of the model.
     for each in dict.fromkeys((name, *other_names(name), info.id)):
         snapshot = Snapshot.find(each, info.sha)
         if snapshot is not None and snapshot.files().issuperset(files):
             break
     else:
         with hub_errors():
-            # Anyone may list the files of a gated model, so request one of them before progress bars appear.
+            # Anyone may list the files of a gated model, so check access to one of them before progress bars appear.
             get_hf_file_metadata(hf_hub_url(name, files[0], revision=info.sha), timeout=timeout)
             folder = snapshot_download(name, revision=info.sha, allow_patterns=[glob.escape(file) for file in files])
         snapshot = Snapshot(name, Path(folder))
@@ -241,10 +241,10 @@ def write_reference(snapshot: Snapshot, revision: str | None) -> None:
 
 @contextmanager
 def hub_errors() -> Iterator[None]:
-    """Turn every error that huggingface_hub raises for the network, the Hub or the disk into a `HubError`.
+    """Convert every error of huggingface_hub about the network, the Hub or the disk to a `HubError`.
 
-    Errors of its HTTP client, which differs between versions, have no common class. Only calls of huggingface_hub
-    belong in this context, so that bugs of this program are not mistaken for network errors.
+    Errors of its HTTP client, which differs between versions, have no common class. Use this context
+    only for calls of huggingface_hub, so that bugs of this program are not mistaken for network errors.
     """
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     of_clients = [error for client in clients for error in (client.HTTPError, client.InvalidURL)]
@@ -321,7 +321,7 @@ def cache() -> Path:
 
 
 def is_known(name: str) -> bool:
-    """Return whether the Hub is known to have a model of this name. Sends no request."""
+    """Return whether the Hub is known to have a model with this name. Sends no request."""
     return name in FORMER_NAMES or (cache() / cache_folder_name(name)).is_dir()
 
 

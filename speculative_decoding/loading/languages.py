@@ -26,7 +26,7 @@ class Languages:
     ids: Language code -> token.
     form: A regular expression that matches language tokens; its group is the code.
     default: The source language if the caller names none.
-    is_last: Whether the language follows the text.
+    is_last: Whether the language token follows the text.
     end: The end token.
     """
 
@@ -52,7 +52,7 @@ class Languages:
         raise CheckpointError(f"{folder}: the languages in its manifest do not fit its tokenizer; convert it again")
 
     def wrap_source(self, ids: list[int], language: str | None) -> list[int]:
-        """Return the encoder's input for the ids of a text.
+        """Return the encoder's input ids for the ids of a text.
 
         language: None means `src_lang` of tokenizer_config.json, or English.
 
@@ -65,7 +65,7 @@ class Languages:
         return [*ids, self.end, *token] if self.is_last else [*token, *ids, self.end]
 
     def wrap_output(self, ids: list[int]) -> list[int]:
-        """Return the decoder's output for the ids of a text, without the language token, which is forced separately."""
+        """Return the decoder's output ids for the ids of a text. The language token is forced separately."""
         return [*ids, self.end]
 
 

@@ -40,14 +40,14 @@ GROUP_SIZES = (32, 64, 128)
 # Takes a function that builds the model for one of N ranks, and the checkpoint. Returns this process's model and its
 # checkpoint.
 Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
-LONG_QUANTIZED = 3e8  # bytes of weights whose quantization takes seconds or more
+LONG_QUANTIZED = 3e8  # bytes; quantizing more weights than this takes seconds
 
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked before that.
+    """A model whose weights are not loaded yet, so that prompts and pairs of models can be checked first.
 
-    nbytes: the size of the weights.
+    nbytes: the size of the weights in bytes.
     quantize: bits per weight, if they are quantized while they are read.
     """
 
@@ -133,7 +133,7 @@ def open_model(
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     opened_adapter = None if adapter is None else open_adapter(adapter)
     if opened_adapter is not None:
-        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # in float32, whatever type the weights have
+        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # computes in float32 for weights of any type
     elif gguf is None and facts.get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights already have this type
     original = raw, checkpoint
@@ -152,6 +152,12 @@ def open_model(
         model.adapter = opened_adapter.fingerprint
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
         model.adapter = str(merged["fingerprint"])
+    set_text_attributes(model, folder, raw, tokenizer)
+    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
+
+
+def set_text_attributes(model: EncoderDecoder, folder: Path, raw: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Set the attributes of a model that depend on the tokenizer, config.json and generation_config.json."""
     model.pieces = tokenizer.vocabulary.pieces
     model.task_prefixes = task_prefixes(raw)
     model.generation_config = checked_generation_config(folder, raw, model)
@@ -161,11 +167,10 @@ def open_model(
         generation_config, file = checkpoints.read_generation_config(folder, raw)
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         model.audio = resolved(model.audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
-    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:
-    """Return the path of a GGUF file, which is given by a path or by its name in `folder`. Raises `InputError`."""
+    """Return the path of a GGUF file, given its path or its name in `folder`. Raises `InputError` if it is missing."""
     for path in (Path(gguf_file), folder / gguf_file):
         if path.is_file():
             return path
@@ -175,15 +180,15 @@ def gguf_path(gguf_file: str, folder: Path) -> Path:
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
     """Return config.json with the special token ids of generation_config.json, and the weights.
 
-    Both use Hugging Face's names. The ids in config.json are checked, too. For the folder of an adapter, an
-    `InputError` says how to load it.
+    Both use Hugging Face's names. The ids in config.json are checked, too. Raises an `InputError` that explains how to
+    load an adapter if the folder is one.
     """
     if gguf is None and (folder / checkpoints.ADAPTER_CONFIG).is_file():
         from .adapter import refuse_adapter
 
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
-    models.find(raw).config(raw, None)  # checks it
+    models.find(raw).config(raw, None)  # raises an error for invalid fields
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
     raw |= {name: value for name, value in ids.items() if value is not None}
@@ -234,7 +239,11 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
     """Return the generation config of a folder. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
     if model.audio is not None:
-        for name in ("forced_decoder_ids", "max_length", "max_new_tokens"):  # requests state language, task and length
+        for name in (
+            "forced_decoder_ids",
+            "max_length",
+            "max_new_tokens",
+        ):  # each request sets its language, task and length
             generation_config.pop(name, None)
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
@@ -251,7 +260,9 @@ def build_model(
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
     The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small,
-    requires reading some tensors now. unread: use bfloat16 instead, which has the same size and needs no reading.
+    requires reading some tensors now.
+
+    unread: use bfloat16 instead of float16: weights have the same size, and no tensor is read.
 
     Raises:
         CheckpointError: Tensors and config.json do not match. This is checked without reading tensors.

@@ -1,4 +1,4 @@
-"""Resolves a name that is not a local folder: it is a model on the Hub, or a typing error."""
+"""Resolves a name that is not a local folder: it is a model on the Hub, or a typo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADDRESS = re.compile(
     re.ASCII,
 )
 MIRROR = re.compile(r"https?:/+[^/]+/([\w.-]+/[\w.-]+)/?(?:(?:tree|blob|resolve)/.*)?(?:[?#].*)?$", re.ASCII)
-SIMILARITY = 0.82  # the minimum for a typing error; flan-t5-base and flan-t5-large have 0.8
+SIMILARITY = 0.82  # the minimum for a typo; flan-t5-base and flan-t5-large have 0.8
 
 
 class NoFolder(InputError):
@@ -75,10 +75,10 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
 
 
 def require_hub_name(missing: NoFolder) -> None:
-    """Raise the error without a request if the name is probably not the name of a model on the Hub.
+    """Raise `missing` without a request if its name is probably not the name of a model on the Hub.
 
-    A name without an organisation that resembles a local name counts as a typing error, unless it is in the Hub's cache
-    or in `FORMER_NAMES`. Names with an organisation are not checked, because many of them resemble each other.
+    A name without an organisation that resembles a local name is treated as a typo, unless it is in the Hub's cache or
+    in `FORMER_NAMES`. Names with an organisation are not checked, because many of them resemble each other.
     """
     name = missing.name
     if missing.is_final or not is_hub_name(name) or name.startswith(f"{MODELS}/"):

@@ -1,4 +1,4 @@
-"""manifest.json lists the files of a converted folder, so that damage is detected. Independent of models."""
+"""The manifest.json of a converted folder, which lists its files so that damage is detected. Independent of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAY_OUT = "copy or convert the model again"
 
 
 def write(folder: Path, **facts: Any) -> None:
-    """Record the size and SHA-256 of every file, and other facts (source, dtype ...)."""
+    """Record the size and SHA-256 of every file, and other facts, such as the source and the dtype."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())

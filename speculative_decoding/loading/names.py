@@ -10,7 +10,7 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(?<![.-])", re.ASCII)
 MAX_CHARACTERS = 96  # in a name on the Hub
 CACHED = "models--"  # the Hub's cache has models--google--flan-t5-base/snapshots/COMMIT
 SNAPSHOTS = "snapshots"
-# Models that are older than the Hub's organisations. The Hub redirects these names.
+# Names of models that were published before the Hub had organisations. The Hub redirects these names.
 FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
 
 
@@ -48,5 +48,5 @@ def model_name(folder: Path) -> str:
 
 
 def shown_name(folder: Path) -> str:
-    """Return the name of a model in output: organisation/model in the Hub's cache, else the folder's path."""
+    """Return the name of a model to print: organisation/model in the Hub's cache, else the folder's path."""
     return hub_name(folder) or str(folder)

@@ -63,7 +63,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_contents(folder: Path) -> None:
-    """Raise `InputError` for files that are not safe to read with the libraries."""
+    """Raise `InputError` for files that the tokenizer libraries cannot read safely."""
     settings = settings_of(path := folder / "tokenizer_config.json")
     for name in ("extra_ids", "offset"):  # the libraries make this many pieces
         count = settings.get(name)
@@ -72,25 +72,25 @@ def check_contents(folder: Path) -> None:
     checks = {"tokenizer.json": (check_tokenizer_json, "tokenizer")}
     checks |= {name: (check_sentencepiece, "SentencePiece model") for name in (*SENTENCEPIECE, "sentencepiece.model")}
     checks |= {name: (check_vocabulary, "vocabulary") for name in ("vocab.json", "merges.txt", "vocab.txt", "dict.txt")}
-    for name, (check, kind) in checks.items():
+    for name, (check, content) in checks.items():
         if (path := folder / name).is_file():
-            with tokenizer_errors(f"{path}: not a readable {kind}"):
+            with tokenizer_errors(f"{path}: not a readable {content}"):
                 check(path.read_bytes())
 
 
 def read_with_transformers(folder: Path) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
-    The class that a folder names, or that its `model_type` implies, always builds one kind of model, such as BPE.
-    transformers 5 does not check that tokenizer.json has a model of this kind. If it has another kind, the general
+    The class that a folder names, or that its `model_type` implies, always builds one type of model, such as BPE.
+    transformers 5 does not check that tokenizer.json has a model of this type. If it has another type, the general
     class `PreTrainedTokenizerFast` reads the file.
     """
     require_address()
     with quiet():  # transformers reports that torch is missing
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    kind = kind_of_model(folder / "tokenizer.json")
-    classes: list[Any] = [AutoTokenizer] if kind is None else [AutoTokenizer, PreTrainedTokenizerFast]
+    stated = stated_model(folder / "tokenizer.json")
+    classes: list[Any] = [AutoTokenizer] if stated is None else [AutoTokenizer, PreTrainedTokenizerFast]
     reason = ""
     with data_only(folder) as data, quiet():
         for each in classes:
@@ -102,7 +102,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
                     raise
                 reason = reason or next(iter(str(error).strip().splitlines()), type(error).__name__)
                 continue
-            if kind is None or (loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == kind):
+            if stated is None or (loaded.is_fast and type(loaded.backend_tokenizer.model).__name__ == stated):
                 break
         else:
             if (path := folder / "tokenizer.json").is_file():
@@ -115,7 +115,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     return PythonTokenizer(loaded, pieces, languages, cleans_up)
 
 
-def kind_of_model(path: Path) -> str | None:
+def stated_model(path: Path) -> str | None:
     """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not state it."""
     found = MODEL_TYPE.findall(path.read_bytes()) if path.is_file() else []
     return found[-1].decode() if found else None

@@ -31,8 +31,8 @@ LANGUAGE_CODE = re.compile(">>.+<<")  # of Marian models
 class Token:
     """An added token. A text is split at added tokens before SentencePiece encodes the parts between them.
 
-    lstrip, rstrip: Whether it absorbs the spaces on its left or right.
-    single_word: Whether it must stand between spaces.
+    lstrip, rstrip: Whether the token absorbs the spaces on its left or right.
+    single_word: Whether the token must stand between spaces.
     """
 
     content: str
@@ -119,7 +119,7 @@ class SentencePieceTokenizer(FolderTokenizer):
     """
 
     model_file = "spiece.model"
-    cleans_up_text = True  # false for families that are BPE models in transformers 5
+    cleans_up_text = True  # False for families that are BPE models in transformers 5
     defaults: Mapping[str, str | Token] = MappingProxyType({})  # special tokens by name
     joins_pieces = False  # whether pieces are joined without SentencePiece
     strips = True  # whether decoded text is stripped
@@ -153,11 +153,11 @@ class SentencePieceTokenizer(FolderTokenizer):
     def set_up(self) -> None: ...
 
     def language_tokens(self) -> Mapping[int, str]:
-        """The tokens that may be languages, by id."""
+        """Return the tokens that may be languages, by id."""
         return {index: token.content for index, token in self.added.items()}
 
     def _add_special_tokens(self) -> dict[str, int]:
-        """Give ids to the special tokens that have none, and return the ids of all tokens."""
+        """Assign ids to the special tokens that have none, and return the ids of all tokens."""
         vocabulary: dict[str, int] = {}
         for index, piece in enumerate(self.pieces):
             vocabulary[self.added[index].content if index in self.added else piece] = index
@@ -266,7 +266,7 @@ class T5Like(SentencePieceTokenizer):
     def tokenize_part(self, text: str, as_output: bool) -> list[str]:
         if self.legacy or not text.startswith((SPACE, " ")):
             return super().tokenize_part(text, as_output)
-        # SentencePiece would drop the space at the start, so the unknown token is put before it.
+        # SentencePiece would drop a space at the start, so prepend the unknown token.
         unknown = content_of(self.named["unk_token"] or "")
         return super().tokenize_part(unknown + text, as_output)[len(super().tokenize_part(unknown, as_output)) :]
 
@@ -323,7 +323,7 @@ class LlamaTokenizer(T5Like):
 
 
 class PegasusTokenizer(SentencePieceTokenizer):
-    """Ids are shifted by 103, to make room for tokens that were used only in pretraining."""
+    """Ids are shifted by 103, the number of tokens that were used only in pretraining."""
 
     defaults = MappingProxyType(
         {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"}
@@ -472,7 +472,7 @@ class MarianTokenizer(SentencePieceTokenizer):
 
 
 class BartphoTokenizer(SentencePieceTokenizer):
-    """dict.txt lists the pieces that have ids."""
+    """The tokenizer of BartPho. dict.txt lists the pieces that have ids."""
 
     model_file = "sentencepiece.bpe.model"
     joins_pieces = True

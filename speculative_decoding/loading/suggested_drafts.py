@@ -34,9 +34,9 @@ SUGGESTED_DRAFTS = {
 
 
 def suggested_draft(target: str | Path) -> str | None:
-    """Return a draft for a well-known target, found by its name or folder, or None.
+    """Return a draft for a well-known target, by its name or folder, or None.
 
-    Bundled heads are suggested only where they are.
+    Bundled heads are suggested only if they are installed.
     """
     heads = {head: pattern for head, pattern in BUNDLED_HEADS.items() if local_folder(head) is not None}
     parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...

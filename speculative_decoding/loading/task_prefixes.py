@@ -25,13 +25,13 @@ def task_prefixes(config: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def translation_prefixes(tasks: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Return the prefixes of the language pairs among the tasks."""
+    """Return the prefixes of the translation tasks, by their language pair."""
     found = ((TRANSLATION.fullmatch(name), prefix) for name, prefix in tasks.items())
     return {(match[1], match[2]): prefix for match, prefix in found if match}
 
 
 def matching_pair(pairs: Collection[tuple[str, str]], source: str, target: str) -> tuple[str, str] | None:
-    """Return the pair that means these languages; None if there is none. See `matching_language`."""
+    """Return the pair for these languages, or None if there is none. See `matching_language`."""
     from .language_map import matching_language
 
     first = matching_language(source, (each for each, _ in pairs))
@@ -40,7 +40,7 @@ def matching_pair(pairs: Collection[tuple[str, str]], source: str, target: str) 
 
 
 def chosen_prefix(tasks: Mapping[str, str], source: str | None, target: str | None) -> str:
-    """Return the prefix for two languages, one of which may be None if the other one decides. Raises `InputError`."""
+    """Return the prefix for two languages. One may be None if the other determines the prefix. Raises `InputError`."""
     pairs = translation_prefixes(tasks)
     sources = {first for first, _ in pairs} if source is None else {source}
     targets = {second for _, second in pairs} if target is None else {target}

@@ -21,7 +21,7 @@ REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
 
-    A tokenizer.json that conversion has proven to equal the original is read with `tokenizers` alone. Other tokenizers
+    A tokenizer.json that conversion has checked against the original is read with `tokenizers` alone. Other tokenizers
     are read by the library that defines their files, which may take seconds to import.
     """
     if (record := proven_record(folder)) is None:
@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def proven_record(folder: Path) -> Mapping[str, Any] | None:
-    """Return the manifest's entry for tokenizer.json, or None if conversion has not proven this file."""
+    """Return the manifest's entry for tokenizer.json, or None if conversion has not checked this file."""
     content = manifest.read(folder)
     record, path = content.get("tokenizer"), folder / "tokenizer.json"
     if not isinstance(record, Mapping) or not path.is_file():
@@ -52,7 +52,7 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
-    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: the text's ids."""
+    """Return the distinct characters of a text that the tokenizer encodes as `<unk>`. tokens: the text's ids."""
     pieces = tokenizer.vocabulary.pieces
     if not any(pieces.get(token) in UNKNOWN for token in tokens):
         return []
@@ -80,10 +80,10 @@ MAX_WINDOW = 64  # ids without text that are decoded together
 class StreamingDetokenizer:
     """Decodes ids to text incrementally. Never returns an incomplete character and never changes returned text.
 
-    Each call decodes a window of the last few ids, and returns its text without the part that was returned before. The
+    Each call decodes a window of the last few ids, and returns the part of its text that was not returned before. The
     window begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
 
-    prefix: Ids that precede the output; they add no text.
+    prefix: Ids that precede the output. Their text is not returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int] = ()) -> None:
@@ -108,7 +108,7 @@ class StreamingDetokenizer:
             self._returned += len(self._complete_text())
 
     def add(self, token: int) -> str:
-        """Return the text that this id completes; empty while later ids may change it."""
+        """Return the text that this id completes. It is empty while later ids may change it."""
         text = self._add(token)
         return text if self._clean_up is None else self._clean_up.add(text)
 

@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """The piece for each token id. A draft model must have the target's vocabulary."""
+    """The piece of each token id."""
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
         by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
@@ -79,9 +79,9 @@ def fingerprint(pieces: Mapping[int, str]) -> str:
 
 @contextmanager
 def tokenizer_errors(problem: str) -> Iterator[None]:
-    """Turn errors of a tokenizer library into one-line `InputError`s.
+    """Convert errors of a tokenizer library to one-line `InputError`s.
 
-    This includes panics of Rust code, which do not derive from `Exception`.
+    These include panics of Rust code, which do not derive from `Exception`.
     """
     try:
         yield
@@ -140,7 +140,9 @@ class FolderTokenizer(ABC):
         try:
             return self._decode(list(tokens))
         except BaseException:
-            with tokenizer_errors("tokenizer: cannot decode these tokens"):  # only on errors: entering takes 2 us
+            with tokenizer_errors(
+                "tokenizer: cannot decode these tokens"
+            ):  # entered only after an error, because it takes 2 us
                 raise
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Rejects tokenizer files that would make a tokenizer library exhaust the memory, crash or panic.
 
 The libraries cannot be interrupted, and a panic prints a message before Python can catch it, so these checks run first.
-They read only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
+The checks read only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..checkpoints.files import is_shallow
 from ..sampling.options import short_repr
 
 MAX_PIECE = 4096  # bytes; `tokenizers` frees a trie recursively, which overflows the stack at about 200,000
-MAX_GROWTH = 1000  # characters that one character may become; T5's normalizer reaches 36
+MAX_GROWTH = 1000  # characters that one character may expand to; T5's normalizer reaches 36
 MAX_COMPONENT = 4 << 20  # bytes of a normalizer or decoder; T5's has 320,000
 
 COMPONENT = re.compile(rb'"(normalizer|pre_tokenizer|post_processor|decoder)"\s*:\s*(?=\{)')
@@ -31,7 +31,7 @@ GROUP = re.compile(r"\((?:\?[^:()]*[:=!>])?([^()]*)\)([*+{]?)")
 STACKED = re.compile(r"[*+?}][*{]|\}\+")
 UNREADABLE = re.compile(r"\\[gkcCM]|\(\?[a-zA-Z-]*[#x]")  # could hide a group from the patterns above
 STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
-# How many characters a Unicode normalization, or the byte-level alphabet, can make of one character, at most
+# The most characters that a Unicode normalization or the byte-level alphabet can produce from one character
 GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
 
 
@@ -51,7 +51,7 @@ def check_tokenizer_json(data: bytes) -> None:
     for match in COMPONENT.finditer(data):
         name = match[1].decode()
         if grown_length(read_object(data, match.end(), name)) > MAX_GROWTH:
-            raise ValueError(f"the {name} makes more than {MAX_GROWTH} characters of one")
+            raise ValueError(f"the {name} expands one character to more than {MAX_GROWTH}")
     if SUBWORD_PREFIX.search(data):  # rare, so it is acceptable to parse the rest of the file
         check_merges(json.loads(data)["model"])
 
@@ -95,14 +95,14 @@ def grown_length(step: Any, length: float = 1) -> float:
             length *= 1 + len(content)  # a regular expression may match before every character
     if "single" in step:
         length = templated_length(step, length)
-    kind = str(step.get("type"))
-    if "precompiled_charsmap" in step or kind == "Precompiled":
+    step_type = str(step.get("type"))
+    if "precompiled_charsmap" in step or step_type == "Precompiled":
         length *= longest_replacement(base64.b64decode(str(step.get("precompiled_charsmap", "")), validate=True))
-    return length * GROWTH_BY_TYPE.get(kind, 1) + len(str(step.get("prepend", "")))
+    return length * GROWTH_BY_TYPE.get(step_type, 1) + len(str(step.get("prepend", "")))
 
 
 def check_regex(regex: str) -> None:
-    """Raise `ValueError` for a regular expression that may backtrack so often that `tokenizers` panics.
+    """Raise `ValueError` for a regular expression that may backtrack until `tokenizers` panics.
 
     A repeated group must not contain a choice, and an alternative may contain at most two repetitions and eight
     choices. The patterns of GPT-2, Llama 3 and GPT-4o meet these conditions.
@@ -172,7 +172,7 @@ def check_sentencepiece(data: bytes) -> None:
         raise ValueError(f"a piece is longer than {MAX_PIECE} characters")
     rules = model.normalizer_spec.precompiled_charsmap
     if rules and longest_replacement(rules) > MAX_GROWTH:
-        raise ValueError(f"the normalizer makes more than {MAX_GROWTH} characters of one")
+        raise ValueError(f"the normalizer expands one character to more than {MAX_GROWTH}")
 
 
 def longest_replacement(charsmap: bytes) -> int:

@@ -29,7 +29,7 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_class(folder: Path) -> str | None:
-    """Return the class that a folder names for its tokenizer, without "Fast"."""
+    """Return the tokenizer class that a folder names, without "Fast"."""
     for file in ("tokenizer_config.json", "config.json"):
         name = settings_of(folder / file).get("tokenizer_class")
         if isinstance(name, str):
@@ -43,7 +43,7 @@ def model_type_of(folder: Path) -> str | None:
 
 
 def family_config(folder: Path) -> dict[str, str]:
-    """Return the fields of config.json by which transformers chooses the class of a tokenizer."""
+    """Return the fields of config.json from which transformers chooses the class of a tokenizer."""
     fields = {"model_type": model_type_of(folder), "tokenizer_class": tokenizer_class(folder)}
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ SPECIAL_PIECES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AudioConfig:
-    """The sizes of a speech model's source, its special token ids, and its defaults.
+    """The sizes of a speech model's source, the model's special token ids, and its defaults.
 
     window_frames: The longest source, in frames of 10 ms.
     previous: The token that precedes the text before the window.
@@ -36,8 +36,8 @@ class AudioConfig:
     alignment_heads: (layer, head) of the cross-attention heads that align tokens with the speech.
     alignment_note: Why `alignment_heads` differs from generation_config.json, or "".
     max_initial_timestamp_index: The largest first timestamp, in encoder positions.
-    unused: Ids after the timestamps that are not tokens, but pad the vocabulary.
-    suppressed, begin_suppressed: Tokens that never occur, or not at the start. None: as in openai-whisper.
+    unused: Ids after the timestamps that only pad the vocabulary.
+    suppressed, begin_suppressed: Tokens that never occur, or never at the start. None: as in openai-whisper.
     language, task: The model's defaults, or None.
     """
 
@@ -132,25 +132,9 @@ def resolved(
         for token in range(audio.start + 1, found.translate)
         if (match := re.fullmatch(r"<\|([a-z]{2,4})\|>", pieces.get(token, "")))
     }
-    expected = {
-        found.start: ("<|startoftranscript|>",),
-        found.transcribe: ("<|transcribe|>",),
-        found.no_speech: NO_SPEECH,
-        found.no_timestamps: ("<|notimestamps|>",),
-        **{token: (f"<|{code}|>",) for code, token in languages.items()},
-    }
-    for token, names in expected.items():
-        if pieces.get(token) not in names:
-            raise InputError(
-                f"tokenizer: token {token} does not fit the model (got {pieces.get(token)!r}, expected "
-                f"{names[0]!r}); use the tokenizer of a Whisper model with the same vocabulary"
-            )
+    require_pieces(found, languages, pieces)
     is_multilingual = fields.read("is_multilingual", Bool(), audio.is_multilingual)
-    language = fields.read("language", Text())
-    if language is not None:
-        language = code_of_language(language)
-        if language not in (languages if is_multilingual else ("en",)):
-            raise CheckpointError(f"{file}: 'language' {language[:80]!r} is no language of this model")
+    language = fields.language(languages if is_multilingual else ("en",))
     heads, note = alignment_heads(fields.read("alignment_heads", ListOf(ListOf(Int(0)))), *decoder, file)
     return replace(
         found,
@@ -167,6 +151,23 @@ def resolved(
         language=language if is_multilingual else None,
         task=fields.read("task", Text(("transcribe", "translate") if is_multilingual else ("transcribe",))),
     )
+
+
+def require_pieces(audio: AudioConfig, languages: Mapping[str, int], pieces: Mapping[int, str]) -> None:
+    """Raise `InputError` unless the tokenizer has the expected pieces for the model's special tokens."""
+    expected = {
+        audio.start: ("<|startoftranscript|>",),
+        audio.transcribe: ("<|transcribe|>",),
+        audio.no_speech: NO_SPEECH,
+        audio.no_timestamps: ("<|notimestamps|>",),
+        **{token: (f"<|{code}|>",) for code, token in languages.items()},
+    }
+    for token, names in expected.items():
+        if pieces.get(token) not in names:
+            raise InputError(
+                f"tokenizer: token {token} does not fit the model (got {pieces.get(token)!r}, expected "
+                f"{names[0]!r}); use the tokenizer of a Whisper model with the same vocabulary"
+            )
 
 
 def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
@@ -218,6 +219,16 @@ class Fields:
         stated["previous"] = self.read("prev_sot_token_id", self.token)
         return {name: token for name, token in stated.items() if token is not None}
 
+    def language(self, supported: Collection[str]) -> str | None:
+        """Return the code of the default language, or None if the file states none."""
+        language = self.read("language", Text())
+        if language is None:
+            return None
+        language = code_of_language(language)
+        if language not in supported:
+            raise CheckpointError(f"{self._file}: 'language' {language[:80]!r} is not a language of this model")
+        return language
+
     def languages(self) -> dict[str, int]:
         return {
             name.removeprefix("<|").removesuffix("|>"): token for name, token in self._mapping("lang_to_id").items()
@@ -250,8 +261,8 @@ def alignment_heads(
             raise CheckpointError(f"{file}: 'alignment_heads' must be pairs of a layer and a head, not {list(pair)}")
         if pair[0] >= layers or pair[1] >= heads:
             note = (
-                f"'alignment_heads' has {list(pair)}, but this decoder has {layers} layers of {heads} heads; the times "
-                "of words come from all heads of the upper half, as for models without known heads"
+                f"'alignment_heads' has {list(pair)}, but this decoder has {layers} layers of {heads} heads; word "
+                "times use all heads of the upper half of the layers, as for models without known heads"
             )
             return [], f"{file}: {note}"
     return [(layer, head) for layer, head in pairs], ""

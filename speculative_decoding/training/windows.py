@@ -68,7 +68,7 @@ class WindowMaker:
         audio = self.text.audio
         if audio.is_multilingual and language not in audio.languages:
             raise InputError(
-                f"{language!r} is no language of this model", "audio_manifest", "use a code such as en, or a name"
+                f"{language!r} is not a language of this model", "audio_manifest", "use a code such as en, or a name"
             )
         prefix = audio.start_tokens(language)
         if not is_timed:

@@ -145,7 +145,7 @@ def test_sizes_of_openai_have_their_layout_unless_the_tokenizer_names_all_tokens
         ({"task_to_id": {"transcribe": -1}}, "'task_to_id of transcribe' must be"),
         ({"suppress_tokens": [81]}, "'suppress_tokens' must be"),
         ({"begin_suppress_tokens": "40"}, "'begin_suppress_tokens' must be"),
-        ({"language": "fr"}, "'language' 'fr' is no language of this model"),
+        ({"language": "fr"}, "'language' 'fr' is not a language of this model"),
         ({"language": ["en"]}, "'language' must be text"),
         ({"task": "sing"}, "'task' must be one of transcribe, translate"),
         ({"is_multilingual": False, "task": "translate"}, "'task' must be one of transcribe"),

@@ -222,5 +222,5 @@ def test_a_manifest_may_be_utf_16_with_a_byte_order_mark(tmp_path: Path) -> None
 
 def test_unknown_language_is_refused(manifest: Path, tmp_path: Path) -> None:
     recording = Recording(read_manifest(manifest)[0].audio, "xx", [Spoken(0, 0.2, "a")])
-    with pytest.raises(InputError, match="'xx' is no language of this model"):
+    with pytest.raises(InputError, match="'xx' is not a language of this model"):
         write_windows(Session(MODEL, Letters()), [recording], tmp_path, seed=0)

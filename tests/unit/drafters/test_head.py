@@ -217,11 +217,11 @@ def test_a_draft_head_has_as_many_attention_heads_as_the_decoder(name: str) -> N
         ({"d_ff": 0}, "'d_ff' must be a whole number, 1 to .*, not 0"),
         ({"layers": []}, "'layers' must not be empty"),
         ({"layers": [0, 100]}, "'layers' must be a list, each item a whole number, 0 to "),
-        ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
-        ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"3": [10**9]}}, "'by_source' must map ids of the target to lists"),
+        ({"by_source": [3]}, "'by_source' must map ids of the target to lists"),
         ({"acceptance": [0.5, 2]}, "'acceptance' must be a list, each item a number, 0 to 1"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
-        ({"version": 1}, "has other draft heads; train it again"),
+        ({"version": 1}, "written for another version of this package; train the head again"),
     ],
     ids=str,
 )
@@ -247,7 +247,7 @@ def test_unknown_fields_of_a_folder_are_ignored(folders: tuple[Path, Path]) -> N
 
 def test_weights_that_are_nan_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     write_draft_head(tmp_path / "bad", damaged(TARGET, "no numbers"), load(folders[0]).model, mx.float32)
-    with pytest.raises(CheckpointError, match="no numbers; train the head again"):
+    with pytest.raises(CheckpointError, match="contains NaN or infinity; train the head again"):
         load(folders[0], draft=tmp_path / "bad")
 
 

@@ -46,7 +46,7 @@ def test_a_full_disk_for_temporary_files_is_one_line(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("model_type", ["t5", "mbart", "bart"])
-def test_a_class_of_another_kind_of_model_gives_way_to_the_general_one(model_type: str, tmp_path: Path) -> None:
+def test_a_class_of_another_type_of_model_gives_way_to_the_general_one(model_type: str, tmp_path: Path) -> None:
     """A WordLevel model, which the family's class refuses, or reads as BPE without merges."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
