@@ -1,7 +1,7 @@
 """Training batches, built from examples and teacher targets.
 
-Distributions cover a few candidate ids instead of the whole vocabulary. The examples and random choices of a step are a
-function of (seed, step), so a resumed run repeats them.
+Distributions cover a few candidate ids instead of the whole vocabulary. The examples and random choices of a step
+depend only on the seed and the step, so a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .teacher import TeacherTargets
 
 DRAFT_STEPS = 5  # tokens that a head drafts after each anchor
 FREQUENT_CANDIDATES = 1536  # the most frequent ids, which are candidates in every step
-LIKELY_CANDIDATES = 768  # further ids with the highest probability in the labels
-RANDOM_CANDIDATES = 512  # further random ids
+LIKELY_CANDIDATES = 768  # additional ids with the highest probability in the labels
+RANDOM_CANDIDATES = 512  # additional random ids
 
 
 class Labels(NamedTuple):
@@ -54,7 +54,7 @@ class HeadBatch(NamedTuple):
 
     Args:
         hidden: (B, A, layers * d) normalized target states at the position before the anchor.
-        is_first: (B, A, 1) whether the anchor is the first position, which has no such state.
+        is_first: (B, A, 1) whether the anchor is the first position, which no state precedes.
         tokens: (DRAFT_STEPS, B, A) input tokens of each draft step.
         encoder_output: (B, S, d).
         mask: (B, S) whether a source position is real.
@@ -168,7 +168,7 @@ def make_labels(
     is_real = weights > 0
     weighted = (probs[is_real] * weights[is_real, None]).ravel()
     mass = np.bincount(ids[is_real].ravel(), weighted, minlength=vocab_size).astype(np.float64)
-    mass[written[is_real]] += 1.0  # rank written ids first
+    mass[written[is_real]] += 1.0  # so that written ids come first
 
     rest = rng.permutation(np.flatnonzero(candidate_index < 0))
     likely = min(LIKELY_CANDIDATES, len(rest))

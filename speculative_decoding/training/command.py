@@ -1,4 +1,4 @@
-"""Trains a draft for a target and a kind of text, shows progress, and plots the training curves."""
+"""Trains a draft for a target and one type of text, shows progress, and plots the training curves."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
     if slow := [name for name, tokens in tokens_per_call.items() if run.expected_speedup(tokens) < 1]:
         say(
             f"note: for {', '.join(slow)}, this draft is slower than no draft on this device; train it longer, or on "
-            "more text of this kind"
+            "more text of this type"
         )
     facts = {
         "made_for": made_for,
@@ -225,7 +225,7 @@ def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | 
     if isinstance(handle, DraftHeadHandle) != (flags.kind == "head"):
         found, expected = ("draft head", "model") if isinstance(handle, DraftHeadHandle) else ("model", "draft head")
         raise InputError(
-            f"{flags.draft_model} is of the wrong kind (got a {found}, expected a {expected})",
+            f"{flags.draft_model} is the wrong kind of draft (got a {found}, expected a {expected})",
             "draft_model",
             Message("name another, or change {kind}"),
         )

@@ -24,7 +24,7 @@ from ..session import Session
 from .options import TrainingOptions
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
-# Of the logs in a work folder. The settings of the run are in one of them. Increase the version to refuse old folders.
+# The logs in a work folder; one of them contains the settings of the run. Increase the version to reject old folders.
 LOG_FORMAT = LogFormat(
     "output",
     version=5,
@@ -62,7 +62,7 @@ class Example:
     prefix: Sequence[int] = ()
 
     def read_source(self) -> Source:
-        """Return the source for the model. `AudioFrames` are not reused, because they keep their encoder output."""
+        """Return the source for the model. `AudioFrames` are created each time, because they keep their encoder output."""
         if isinstance(self.source, SpeechWindow):
             return AudioFrames(mx.array(self.source.frames.astype(np.float32)))
         return self.source
@@ -73,7 +73,7 @@ class Example:
 
 
 def output_request(options: TrainingOptions, index: int, prompt: str) -> dict[str, Any]:
-    """Return the request that decodes a prompt. The seed and the index of the prompt decide whether it is sampled."""
+    """Return the request that decodes a prompt. Seed and index decide whether its output is sampled."""
     rng = np.random.default_rng([options.seed, 2, index])
     if rng.random() >= options.sampled_share:
         return {"prompt": prompt}
@@ -93,8 +93,8 @@ def write_outputs(
 ) -> dict[int, Example]:
     """Decode the prompts whose outputs the folder lacks. Returns all outputs by the index of their prompt.
 
-    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share into a log of its
-    own. `progress` receives the number of finished prompts.
+    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share into a separate log.
+    `progress` receives the number of finished prompts.
     """
     vocab_size = session.model.config.vocab_size
     with processes.in_turn():
@@ -131,7 +131,7 @@ def read_outputs(folder: Path, vocab_size: int) -> dict[int, Example | None]:
 
 
 def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | None:
-    """Return the index of a prompt and its output, which is None if it cannot be decoded; None for damage."""
+    """Return a prompt's index and its output (None if the prompt cannot be decoded), or None for a damaged line."""
     try:
         index, *parts = parse_line(line)
         return int(index), Example(*(checked_ids(part, vocab_size) for part in parts)) if parts else None
@@ -143,7 +143,7 @@ def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | N
 def appended(path: Path, size: int) -> Iterator[BufferedWriter]:
     """Open a file of arrays to append to its first `size` bytes, which a log in the same folder counts.
 
-    Raises `InputError` if it is shorter. New bytes must be on disk before the log counts them.
+    Raises `InputError` if the file is shorter. New bytes must be on disk before the log counts them.
     """
     with path.open("ab") as file:
         if file.tell() < size:

@@ -52,7 +52,7 @@ def read_manifest(path: Path) -> list[Recording]:
             recordings.append(Recording(path.parent / entry["audio"], code_of_language(str(entry["language"])), spoken))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path}: line {number} is no transcript ({error!r})",
+                f"{path}: line {number} is not a transcript ({error!r})",
                 "audio_manifest",
                 'write {"audio": FILE, "language": CODE, "segments": [{"start": SECONDS, "end": SECONDS, "text": '
                 "TEXT}, ...]}",
@@ -60,4 +60,4 @@ def read_manifest(path: Path) -> list[Recording]:
     return recordings
 
 
-Prompt = str | Recording  # an item that a draft is trained or measured on
+Prompt = str | Recording  # an item for training or measuring a draft

@@ -28,7 +28,7 @@ class Student(ABC):
     """A network in training.
 
     Args:
-        target: The model that it learns from.
+        target: The teacher.
         module: The network.
         frequent: Ids that are candidates in every step.
     """
@@ -54,7 +54,7 @@ class Student(ABC):
     @property
     @abstractmethod
     def output_model(self) -> EncoderDecoder:
-        """The model whose output matrix and soft cap give the draft's logits."""
+        """The model whose output matrix and soft cap produce the draft's logits."""
 
     def output_matrix(self, batch: Batch) -> mx.array:
         """Return the output matrix (d, C) of the candidates; (d + 1, C) with a bias row."""
@@ -72,7 +72,7 @@ class HeadStudent(Student):
     """A draft head, which shares the target's embedding and output matrix.
 
     Args:
-        vocabulary: The ids that the finished head drafts from.
+        vocabulary: The ids that the finished head may propose.
     """
 
     module: DraftHead

@@ -46,7 +46,7 @@ class TargetStore:
         return int(self._ends[name][count]) * width * np.dtype(dtype).itemsize
 
     def keep(self, folder: Path, progress: Callable[[int], None] = lambda done: None) -> None:
-        """Compute the targets that the folder lacks; afterwards `get` reads from the folder.
+        """Compute the targets that the folder lacks. Afterwards, `get` reads from the folder.
 
         Raises:
             InputError: The disk is too small, or the folder is damaged or belongs to other examples.
@@ -110,6 +110,6 @@ def batch_ends(examples: Sequence[Example], start: int) -> Iterator[int]:
 
 
 def parse_done(line: bytes) -> int | None:
-    """Return how many examples have their targets in the files beside a log; None for damage."""
+    """Return the number of examples whose targets are in the files beside a log, or None for a damaged line."""
     done = parse_line(line)
     return done if type(done) is int else None

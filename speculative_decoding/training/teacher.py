@@ -1,4 +1,4 @@
-"""Computes what the student learns from: the target's hidden states, its most likely next tokens and encoder output."""
+"""Computes a student's training targets: the target's hidden states, most likely next tokens and encoder output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Teacher:
 
     Args:
         target: The model.
-        layers: Decoder layers whose states the student reads; empty for a draft model.
+        layers: Decoder layers with the states that the student reads; empty for a draft model.
     """
 
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ def most_likely(logits: mx.array, k: int) -> tuple[NDArray[np.int32], Halfs]:
     """
     logits = logits.astype(mx.float32)
     blocks = in_blocks(logits)
-    chosen = largest(blocks.max(axis=-1), k)[..., None]  # the other blocks cannot contain any of the k ids
+    chosen = largest(blocks.max(axis=-1), k)[..., None]  # other blocks cannot contain any of the k ids
     numbers = (chosen * BLOCK + mx.arange(BLOCK)).flatten(1)
     values = mx.take_along_axis(blocks, chosen, axis=1).flatten(1)
     order = largest(values, k)

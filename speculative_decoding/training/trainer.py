@@ -1,4 +1,4 @@
-"""The training loop: steps, learning rate, measurements on held-out prompts, checkpoints.
+"""The training loop: steps, learning rate, measurements on held-out prompts, and checkpoints.
 
 A killed run resumes from its last checkpoint and takes the same steps as an uninterrupted run.
 """
@@ -30,8 +30,8 @@ from .target_store import TargetStore
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
 REPORT_STEPS = 25
-NUM_DRAFT_TOKENS = 7  # draft length of measurements
-MEASUREMENTS = 8  # on held-out prompts, during a run
+NUM_DRAFT_TOKENS = 7  # draft length in measurements
+MEASUREMENTS = 8  # number of measurements on held-out prompts in a run
 MEASURED_PROMPTS = 60  # approximate number per measurement; the last one uses all held-out prompts
 SAVE_SECONDS = 60.0
 HISTORY = ("step", "progress", "loss", "agreement", "tokens_per_call")
@@ -118,7 +118,7 @@ class Trainer:
         self._optimizer.init(self._parameters)
 
     def run(self) -> Iterator[Report]:
-        """Train to the end of the schedule. The student has the current weights whenever this yields a report."""
+        """Train to the end of the schedule. The student has the current weights at each report."""
         last_save = time.monotonic()
         measurements = int(MEASUREMENTS * self._progress)
         while self._progress < 1.0:
@@ -177,7 +177,7 @@ class Trainer:
                 student.states(batch),
                 student.output_matrix(batch),
                 batch.labels,
-                total_variation=progress >= 0.6,  # KL before that
+                total_variation=progress >= 0.6,  # KL until then
                 soft_cap=student.output_model.logit_cap,
                 trains_output_matrix=student.trains_output_matrix,
             )
@@ -224,7 +224,7 @@ class Trainer:
             self.history = np.array(saved["history"]).astype(float).tolist()
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{self.checkpoint}: not a checkpoint of this training ({error}); delete it"
+                f"{self.checkpoint}: not a checkpoint of this training run ({error}); delete it"
             ) from error
         self._parameters = tree_unflatten(trees["parameters"])
         self._optimizer.state = tree_unflatten(trees["optimizer"])

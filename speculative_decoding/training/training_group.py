@@ -71,7 +71,7 @@ class TrainingGroup:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run the block on one rank after the other, when all have reached it. No rank leaves before the last one."""
+        """Run the block on one rank at a time, after all have reached it. Ranks continue when the last one is done."""
         for _ in range(self.rank + 1):
             self.from_first(0.0)
         yield

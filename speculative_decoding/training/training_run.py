@@ -49,7 +49,7 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 
 WAY_OUT = Message("free disk space, or name another {output}")
 FREQUENT = 512  # ids that a head may propose for any source
-FREQUENT_SPEECH = 3072  # more than for text, where the source ids may be proposed too
+FREQUENT_SPEECH = 3072  # more than for text, where a head may also propose the ids of the source
 Progress = Callable[[int], None]
 
 
@@ -97,7 +97,7 @@ class TrainingRun:
         path = self.work / "settings.jsonl"  # a log without records
         log_format = replace(LOG_FORMAT, start_over=f"delete {self.work}")
         with self.processes.in_turn():
-            if (self.work / "settings.json").exists():  # of an earlier version
+            if (self.work / "settings.json").exists():  # written by an earlier version
                 raise log_format.refusal(
                     f"{self.work} was written by another version", "finish the run with that version"
                 )
@@ -152,7 +152,7 @@ class TrainingRun:
 
     @cached_property
     def keeps_targets(self) -> bool:
-        """Whether to store teacher targets: they fit in `max_disk_gb` and, if none are stored, half the free disk."""
+        """Whether to store teacher targets: they fit into `max_disk_gb` and, if none are stored, half the free space."""
         has_begun = (self.work / "features").exists()
         fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
         return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))
@@ -223,7 +223,7 @@ class TrainingRun:
 
     @property
     def memory_needed(self) -> int:
-        """Estimated bytes: the target, the student with its gradients and two moments, and the logits of a step."""
+        """The estimated bytes of the target, the student with gradients and two moments, and the logits of a step."""
         width = self.session.model.config.d_model
         candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
         student = nbytes(self.draft.model) if isinstance(self.draft, ModelHandle) else 12 * width * width * 4

@@ -1,4 +1,4 @@
-"""Cuts transcribed recordings into windows: the examples that the draft of a speech model is trained on."""
+"""Cuts transcribed recordings into windows, which are the training examples for the draft of a speech model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROW = np.dtype("<f2")  # type of stored frames
 class WindowMaker:
     """Cuts recordings into windows of up to 30 s, with as many whole segments as fit.
 
-    Windows that are at least half full are padded to 30 s, as for a transcription. Shorter windows are not padded,
+    Windows that are at least half full are padded to 30 s, as in a transcription. Shorter windows are not padded,
     because encoding takes most of the time.
     """
 
@@ -138,7 +138,7 @@ def write_windows(
 
 
 def parse_windows(line: bytes, vocab_size: int) -> list[tuple[int, list[int], list[int]]] | None:
-    """Return the number of frames, the prefix and the output of each window of a recording; None for damage."""
+    """Return the frame count, prefix and output of each window of a recording, or None for a damaged line."""
     try:
         return [(int(n), checked_ids(a, vocab_size), checked_ids(b, vocab_size)) for n, a, b in parse_line(line)]
     except (OverflowError, TypeError, ValueError):

@@ -120,12 +120,12 @@ def test_too_few_prompts_are_refused_before_weights_load(
         ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
         (
             {"draft_model": "models/t5-web-docs-draft"},
-            "t5-web-docs-draft is of the wrong kind (got a model, expected a draft head); name another",
+            "t5-web-docs-draft is the wrong kind of draft (got a model, expected a draft head); name another",
         ),
         ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
         (
             {"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"},
-            "wrong kind (got a draft head, expected a model)",
+            "wrong kind of draft (got a draft head, expected a model)",
         ),
         ({"model": ""}, "--model and --output: both are required"),
         ({"prompts": "nowhere.txt"}, "--prompts: nowhere.txt: not readable"),

@@ -194,7 +194,7 @@ def test_sources_that_do_not_fit_are_refused(command: Callable[..., tuple[int, s
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("nonsense", "line 2 is no transcript"),
+        ("nonsense", "line 2 is not a transcript"),
         ('{"audio": "a.wav", "segments": []}', "'language'"),
         ('{"audio": "a.wav", "language": "en", "segments": [{"start": 0, "text": "a"}]}', "'end'"),
     ],
