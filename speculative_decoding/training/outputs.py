@@ -62,7 +62,7 @@ class Example:
     prefix: Sequence[int] = ()
 
     def read_source(self) -> Source:
-        """Return the source for the model. `AudioFrames` are created each time, because they keep their encoder output."""
+        """Return the source for the model. Each call creates `AudioFrames`, which would keep their encoder output."""
         if isinstance(self.source, SpeechWindow):
             return AudioFrames(mx.array(self.source.frames.astype(np.float32)))
         return self.source
