@@ -4,9 +4,8 @@ Each rank either holds a shard of the model (`shard_model`), or holds the whole 
 (`AllRanks`). Training divides its examples separately (training/training_group.py).
 """
 
-from .channel import Channel
 from .data_parallel import AllRanks, serve_rows
-from .process_group import JOIN_SECONDS, ProcessGroup
+from .process_group import JOIN_SECONDS, Channel, ProcessGroup
 from .sharded_model import ShardedModel
 from .sharding import shard_model
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from ..rows.scheduling import BatchResult, Scheduler, finished
-from .channel import Channel
+from .process_group import Channel
 
 Row = tuple[int, Mapping[str, Any]]  # the number of a row in the job, and its fields
 Result = TypeVar("Result")

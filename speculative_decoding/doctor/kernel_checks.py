@@ -18,7 +18,7 @@ from ..models.attention import attend, joined_heads
 from ..models.base import EncoderDecoder
 from ..models.config import LayerConfig
 from ..models.gemma import Norm, SelfAttention
-from ..models.linear import matrix
+from ..models.layers import matrix
 from ..models.rope import Rope
 
 LENGTHS = (1, 6, 8, 9)  # Metal has separate attention kernels for up to 8 queries and for more

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..models.base import EncoderDecoder, is_read_by_pass
 from ..models.cache import MIN_CAPACITY, capacity_for, source_capacity_for
-from ..models.linear import project
+from ..models.layers import project
 
 Shape = tuple[int, int]  # rows and width of a pass
 Bits = list[bytes]

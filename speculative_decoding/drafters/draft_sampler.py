@@ -8,7 +8,7 @@ from types import MappingProxyType
 import mlx.core as mx
 
 from ..models.base import EncoderDecoder
-from ..models.linear import Head
+from ..models.layers import Head
 from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, scores, shifted_logprobs
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split

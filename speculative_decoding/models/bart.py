@@ -24,8 +24,7 @@ from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields
-from .layers import Layer
-from .linear import Linear
+from .layers import Layer, Linear
 from .tensors import HEAD, LOGITS_BIAS, Sources, TokenTables, named
 
 LEARNED_OFFSET = 2  # unused rows at the start of a learned position table

@@ -23,7 +23,7 @@ from .cache import CrossAttentionCache, DecoderCache, LayerCache, padding_mask, 
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
-from .linear import Head, finalize_layers, rows_of
+from .layers import Head, finalize_layers, rows_of
 from .tensors import Sources
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from .attention import Softmax, attend, precise_softmax, split_heads
 from .base import EncoderDecoder
 from .compiled import Compiled, compiled_by_shape
 from .config import ACTIVATIONS
-from .linear import Linear, finalize_layers, project
+from .layers import Linear, finalize_layers, project
 
 EPSILON = 1e-6
 

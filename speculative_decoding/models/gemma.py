@@ -15,8 +15,7 @@ from .attention import attend, split_heads, split_parts
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .gemma_config import GemmaConfig, LayerType, StackConfig
-from .layers import FeedForward
-from .linear import DerivedWeight, Linear
+from .layers import DerivedWeight, FeedForward, Linear
 from .rope import Window, additive_mask
 from .tensors import Sources, named
 

@@ -23,8 +23,7 @@ from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, require
-from .layers import Layer
-from .linear import Linear
+from .layers import Layer, Linear
 from .relative_positions import RelativePositionBias
 from .tensors import HEAD, Sources, TokenTables, named
 

@@ -26,8 +26,7 @@ from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, gelu, require
-from .layers import Layer
-from .linear import DerivedWeight, Linear, matrix
+from .layers import DerivedWeight, Layer, Linear, matrix
 from .tensors import Sources, TokenTables, named
 from .whisper_tokens import MULTILINGUAL_SIZE, AudioConfig, config_by_layout, upper_half
 

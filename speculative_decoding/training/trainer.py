@@ -26,7 +26,7 @@ from .batches import Sampler
 from .loss import training_loss
 from .recordings import Prompt, Recording
 from .students import Batch, Student
-from .target_store import TargetStore
+from .teacher import TargetStore
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
 REPORT_STEPS = 25

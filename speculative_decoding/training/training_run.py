@@ -42,8 +42,7 @@ from .options import TrainingOptions
 from .outputs import LOG_FORMAT, Example, write_outputs
 from .recordings import Prompt, Recording
 from .students import HeadStudent, ModelStudent, Student
-from .target_store import TargetStore
-from .teacher import Teacher
+from .teacher import TargetStore, Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, total_stats
 from .training_group import SINGLE_PROCESS, TrainingGroup
 

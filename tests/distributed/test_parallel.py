@@ -23,7 +23,7 @@ from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.distributed import Channel, shard_model
-from speculative_decoding.distributed.channel import accept, connect
+from speculative_decoding.distributed.process_group import accept, connect
 from speculative_decoding.distributed.sharding import Shard
 from speculative_decoding.jobs.command import main as batch_command
 from speculative_decoding.loading.load import Storage, build_model
@@ -251,7 +251,7 @@ def test_a_rank_that_disconnects_is_reported(last_message: bytes) -> None:
 
 
 def test_a_silent_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.distributed.channel.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("speculative_decoding.distributed.process_group.HEARTBEAT_SECONDS", 0.01)
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
     assert heard.get(timeout=LIMIT) == (1, None, "") and theirs.recv(5) == b"null\n"

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding.models.linear import adds_rows_in_bounds
+from speculative_decoding.models.layers import adds_rows_in_bounds
 
 Check = Callable[..., None]
 

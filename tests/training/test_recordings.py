@@ -19,11 +19,10 @@ from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.training import command as train_command
-from speculative_decoding.training import target_store
+from speculative_decoding.training import teacher
 from speculative_decoding.training.outputs import Example, SpeechWindow
 from speculative_decoding.training.recordings import Recording, Spoken, read_manifest
-from speculative_decoding.training.target_store import TargetStore, batch_ends
-from speculative_decoding.training.teacher import Teacher
+from speculative_decoding.training.teacher import TargetStore, Teacher, batch_ends
 from speculative_decoding.training.windows import WindowMaker, write_windows
 from tests.support.audio import sound
 from tests.support.speech import END, ENGLISH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
@@ -121,7 +120,7 @@ def test_killed_writing_of_windows_continues(manifest: Path, tmp_path: Path) -> 
 
 def test_targets_start_at_the_output(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the prefix and the other windows of a batch; also if batches are limited by their positions."""
-    monkeypatch.setattr(target_store, "TEACHER_POSITIONS", 100)
+    monkeypatch.setattr(teacher, "TEACHER_POSITIONS", 100)
     examples = sorted(windows_in(tmp_path, manifest), key=lambda each: len(each.source))
     ends = [0, *batch_ends(examples, 0)]
     assert ends[-1] == len(examples) and {3, 4} >= {b - a for a, b in pairwise(ends[:-1])}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.training.target_store import TargetStore
-from speculative_decoding.training.teacher import Teacher
+from speculative_decoding.training.teacher import TargetStore, Teacher
 from tests.support.training import (
     LAYERS,
     TARGET,

@@ -11,8 +11,7 @@ from speculative_decoding import CheckpointError, Session
 from speculative_decoding.training.batches import (
     Sampler,
 )
-from speculative_decoding.training.target_store import TargetStore
-from speculative_decoding.training.teacher import Teacher
+from speculative_decoding.training.teacher import TargetStore, Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
 from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support.tiny import noisy_copy, tiny_model

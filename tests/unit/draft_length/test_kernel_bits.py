@@ -19,7 +19,7 @@ from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.models import base
 from speculative_decoding.models.attention import joined_heads
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.linear import Linear
+from speculative_decoding.models.layers import Linear
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.fake_probe import compared
 from tests.support.tiny import tiny_model

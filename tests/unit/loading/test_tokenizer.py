@@ -9,7 +9,7 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.decoding.prompt import encode_output, output_ids
-from speculative_decoding.loading.hard_texts import HARD_TEXTS
+from speculative_decoding.loading.canonical_tokenizer import HARD_TEXTS
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.reference_tokenizer import read_reference
 from speculative_decoding.loading.tokenizer import StreamingDetokenizer

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding.models.compiled import MAX_SHAPES, compiled_by_shape
-from speculative_decoding.models.linear import Linear, finalize_layers
+from speculative_decoding.models.layers import Linear, finalize_layers
 from tests.support.device import use, within
 from tests.support.operations import operations, total_without_masks, uncompiled
 from tests.support.tiny import tiny_model

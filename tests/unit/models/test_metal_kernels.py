@@ -13,7 +13,7 @@ import pytest
 from speculative_decoding import Session, load
 from speculative_decoding.models import EncoderDecoder
 from speculative_decoding.models.attention import attend
-from speculative_decoding.models.linear import Linear, project
+from speculative_decoding.models.layers import Linear, project
 from speculative_decoding.models.rope import Rope
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.families import CODES, FAMILIES, save_family
