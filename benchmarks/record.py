@@ -123,7 +123,7 @@ class Recorder(AutoDrafter):
         place = len(request.decoder_tokens) - 1  # a position may be drafted more than once
         modelled = super().propose({request: min(count, LONGEST)}, slots)
         for kind, draft in {MODEL: modelled, COPY: copied}.items():
-            self.drafts[kind][place:] = draft.ids()
+            self.drafts[kind][place:] = draft.to_lists()
         return Draft.empty()
 
 

@@ -58,7 +58,7 @@ class ReplayDrafter(AutoDrafter):
         ((request, count),) = counts.items()
         place = len(request.decoder_tokens) - 1
         if found := self._script.found[place]:
-            return Draft.of_ids([self._ids(place, min(count, found), self._script.copied)])
+            return Draft.from_lists([self._ids(place, min(count, found), self._script.copied)])
         self._copying.clear()
         draft = super().propose({self._seen: count}, slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
@@ -74,7 +74,7 @@ class ReplayDrafter(AutoDrafter):
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         new = requests[0].decoder_tokens[len(self._seen.decoder_tokens) :]
-        own = self._proposed.ids()[0][: len(new) - 1] if self._proposed else []
+        own = self._proposed.to_lists()[0][: len(new) - 1] if self._proposed else []
         self._seen.decoder_tokens += [*own, *new[len(own) :]]
         super().observe([self._seen], counts)
 

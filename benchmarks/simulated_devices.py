@@ -163,7 +163,7 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
     while done < len(output):
         kind, longest, right = output[done]
         asked = 0
-        if length.begin_round():
+        if length.wants_drafts():
             known = longest if longest < LONGEST else LONGEST_OUTPUT  # as from `NgramDrafter.longest`
             (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, known)])
         drafted = min(asked, longest)
@@ -207,7 +207,7 @@ class SimulatedSession:
 
     def _round_seconds(self, each: SimulatedRound) -> float:
         drafting = self._drafts.start + each.steps * self._drafts.step if each.steps else 0.0
-        return self._slowdown * (self._device.cost(self._costs.width(each.drafted + 1)) + drafting)
+        return self._slowdown * (self._device.cost(self._costs.padded_width(each.drafted + 1)) + drafting)
 
 
 class FixedRounds:

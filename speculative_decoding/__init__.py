@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, GenerationStats, Round
-from .drafters import NgramDrafter
+from .draft_length.base import DraftLength
+from .drafters import Draft, NgramDrafter
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
@@ -62,6 +63,8 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "BatchResult",
     "CheckpointError",
+    "Draft",
+    "DraftLength",
     "DraftModel",
     "Engine",
     "Event",

@@ -135,7 +135,7 @@ class Engine:
             from .beam_search.round import beam_search_step
 
             self._run_round = beam_search_step
-        self._runs_ahead = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
+        self._overlap = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
         self._encode_draft = encode_draft or partial(draft_text_of, model, tokenizer)
         self._find_drafts = find_drafts
         self._queue: deque[Request] = deque()
@@ -231,7 +231,7 @@ class Engine:
             return []
 
         self._widths.costs(len(batch.slots))  # measures the device if necessary, before the round is timed
-        batch.starts_next_pass = self._runs_ahead and not self.waiting  # a waiting request will need a different pass
+        batch.num_waiting = self.waiting
         events = []
         for request, round in self._round(batch).items():
             self._count(request, round)
@@ -266,7 +266,7 @@ class Engine:
         stats.drafted_tokens += round.drafted
         stats.accepted_tokens += round.accepted
         stats.accepted_histogram[round.accepted] += 1
-        if round.drafted and round.kind:
+        if round.drafted:
             stats.drafted_by_kind[round.kind] += round.drafted
             stats.accepted_by_kind[round.kind] += round.accepted
         stats.total_variation += round.total_variation
@@ -379,7 +379,9 @@ class Engine:
             prefill = partial(self._prefill, request, capacity)
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
-            self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
+            self._batch = Batch(
+                self._model, self._drafter, cache, self._requests, self._widths, overlap_baseline_passes=self._overlap
+            )
         if capacity:
             cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)

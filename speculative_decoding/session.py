@@ -28,7 +28,7 @@ from .drafters import (
     model_drafter,
     with_default_drafter,
 )
-from .drafters.base import MEMORY
+from .drafters.base import MEMORY, makes_drafters
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Message, note
 from .loading.load import ModelHandle
@@ -499,9 +499,11 @@ class Session:
 
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
         chosen = self.options_with(options)
-        if chosen.drafter is not None and not isinstance(chosen.drafter, str):
+        if chosen.drafter is not None and not has_drafter_per_row(chosen):
             raise InputError(
-                f"must be given by name for several prompts, not {chosen.drafter!r}: each row needs its own", "drafter"
+                f"must be a name, a class or a function for several prompts, not {chosen.drafter!r}",
+                "drafter",
+                "give the class of the drafter, so that each row gets its own",
             )
         if max_memory_gb is not None:
             limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
@@ -611,7 +613,7 @@ class Session:
         if on_round is not None and not callable(on_round):
             raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
         options = self.options_with(overrides)
-        slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
+        slots = min(self.slots, options.num_samples) if has_drafter_per_row(options) else 1
         engine = self.engine(options, slots)
         requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
@@ -701,6 +703,11 @@ def timed_drafter(
     from .drafters.writing import TimedWriting
 
     return TimedWriting(draft_writer(model, tokenizer, draft, draft_tokenizer))
+
+
+def has_drafter_per_row(options: GenerationOptions) -> bool:
+    """Whether each row of a batch gets its own drafter. An object that drafts for one request has one state only."""
+    return isinstance(options.drafter, str) or makes_drafters(options.drafter)
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

@@ -56,9 +56,8 @@ decoding/round.py: the cache keeps one rejected token | unit/decoding/test_round
 - len(request.decoder_tokens) - 1 + ahead for request
 + len(request.decoder_tokens) + ahead for request
 decoding/round.py: the flag of a retry is not cleared | unit/decoding/test_not_finite.py
--     request.needs_retry = False
--     round.tokens = tokens
-+     round.tokens = tokens
+-                 request.needs_retry = False
++                 pass
 decoding/round.py: the log-probability of the next token is a draft token's | unit/decoding/test_acceptance.py
 - [*row.logprobs[:accepted], row.logprobs[-1]][:count]
 + row.logprobs[:count]
@@ -146,8 +145,8 @@ draft_length/adaptive.py: rejections are not observed | unit/draft_length/test_a
 - range(min(outcome.drafted, outcome.accepted + 1))
 + range(min(outcome.drafted, outcome.accepted))
 draft_length/passes.py: exact passes are not padded | integration/test_exact_mode.py integration/test_engine.py
-- return min((width for width in self.passes if width >= tokens), default=tokens)
-+ return tokens
+- return min((width for width in self.passes if width >= positions), default=positions)
++ return positions
 draft_length/adaptive.py: a draft costs as much as a narrower pass | unit/draft_length/test_adaptive.py
 - longest = width - 1
 + longest = width

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..decoding.request import Request
 from ..decoding.results import GenerationResult, Round
 from ..decoding.round import Batch
-from ..sampling import History, scores
+from ..sampling import History, processed_logits
 from ..sampling.distribution import logsumexp
 from .search import BeamSearch, Continuation, best_continuations
 
@@ -91,7 +91,7 @@ def continuations(batch: Batch) -> list[mx.array]:
     history = History(tokens, None, [request.constraints for request in requests for _ in range(beams)])
     logits = batch.model.decode(mx.array([ids[-1:] for ids in tokens], mx.uint32), batch.cache)  # (P * N, 1, V)
     logits = logits.astype(mx.float32)
-    logprobs = scores(logits - logsumexp(logits)[..., None], options, history)
+    logprobs = processed_logits(logits - logsumexp(logits)[..., None], options, history)
     if searches[0].normalizes_after_constraints:
         logprobs = logprobs - logsumexp(logprobs)[..., None]
     beam_scores = mx.array([search.scores for search in searches])

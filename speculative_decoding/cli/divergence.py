@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..decoding.acceptance import Greedy, rule_for
+from ..decoding.acceptance import Greedy, rule_for_rows
 from ..decoding.prompt import make_request
 from ..decoding.results import GenerationResult
 from ..draft_length import FixedLength
@@ -30,8 +30,8 @@ class Divergence:
         position: The number of tokens before the divergence.
         baseline: The baseline's token; None if its output has ended.
         speculative: The token of speculative decoding; None if its output has ended.
-        logit_gap: The target's score of the baseline token minus its score of the other token. A gap near 0 is a
-            near-tie, which a different order of additions may flip.
+        logit_gap: The target's logit of the baseline token minus its logit of the other token, both after penalties,
+            constraints and noise. A gap near 0 is a near-tie, which a different order of additions may flip.
     """
 
     position: int
@@ -69,15 +69,15 @@ def first_divergence(
 
     model = session.model
     chosen = session.options.override(options).with_values(allow_long_prompt=True)
-    rule = rule_for([chosen])
+    rule = rule_for_rows([chosen])
     assert isinstance(rule, Greedy)
     request = make_request(model, session.tokenizer, prompt, chosen, FixedLength(0))
     cache = model.make_cache(model.encode_rows([request.source])[0])
     tokens = [*request.decoder_tokens, *baseline[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]  # (1, 1, V)
     history = History([tokens], constraints=[request.constraints])
-    scores = rule.scores(logits, [request.options], history)[0, 0].astype(mx.float32)  # (V,)
-    gap = float(scores[baseline[position]] - scores[speculative[position]])
+    values = rule.argmax_values(logits, [request.options], history)[0, 0].astype(mx.float32)  # (V,)
+    gap = float(values[baseline[position]] - values[speculative[position]])
     return Divergence(position, baseline[position], speculative[position], gap)
 
 

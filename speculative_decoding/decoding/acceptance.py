@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..drafters.base import Draft, RequestView, draft_probs, history_of
-from ..sampling import GenerationOptions, History, Purpose, logprobs, perturbed_logprobs, scores
+from ..drafters.base import Draft, RequestView, draft_probs, token_history
+from ..sampling import GenerationOptions, History, Purpose, logprobs, perturbed_logprobs, processed_logits
 from ..sampling.random import categorical, random_keys, uniform
 
 TINY = 1e-30
@@ -31,30 +31,34 @@ class AcceptanceResult(NamedTuple):
         next_token: (B,), the token that follows them.
         total_variation: (B, K), for each draft token the total variation between the distribution that decided it and
             the target's, given the tokens before it; None for a lossless rule.
-        scores: (B, K + 1, V), the scores whose arg-max is the target's token; None if the rule does not provide them.
+        processed_logits: (B, K + 1, V), the logits after penalties and constraints; None if the rule did not compute
+            them.
     """
 
     accepted: mx.array
     next_token: mx.array
     total_variation: mx.array | None = None
-    scores: mx.array | None = None
+    processed_logits: mx.array | None = None
 
 
 class AcceptanceRule(ABC):
-    """Computes `stop` and `weights` from the distributions; `decide` samples from them."""
+    """Computes `stop` and `weights` from the distributions; `decide` samples from them.
+
+    One object decides for all rows that use its class. A parameter such as `delta` may differ from row to row.
+    """
 
     @abstractmethod
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs (B, K + 1, V) -> stop (B, K + 1), weights (B, K + 1)."""
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """See `AcceptanceResult`; None unless the rule is lossy."""
+        """(B, K), see `AcceptanceResult`; None unless the rule is lossy."""
         return None
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
         """Decide from raw logits (B, K + 1, V): after each row's committed tokens, and after each draft token."""
         options = [request.options for request in requests]
-        probs = mx.exp(logprobs(logits, options, history_of(requests, draft.tokens)))
+        probs = mx.exp(logprobs(logits, options, token_history(requests, draft.tokens)))
         starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
         next_keys = random_keys([(*start, Purpose.NEXT) for start in starts])
         if not draft.num_tokens:
@@ -143,34 +147,35 @@ class Greedy(AcceptanceRule):
         stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft)
         return stop, mx.ones_like(stop)
 
-    def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
-        """(B, L, V) scores whose arg-max is the target's token."""
-        return scores(logits, options, history)
+    def argmax_values(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
+        """(B, L, V) raw logits -> (B, L, V) values whose arg-max is the target's token. Here: the processed logits."""
+        return processed_logits(logits, options, history)
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
         """Decide as `__call__` does, but without a softmax over V, because p / max p = exp(logit - max logit).
 
         The total variation is 1 for an accepted token that is not the arg-max, else 0.
         """
-        values = self.scores(logits, [request.options for request in requests], history_of(requests, draft.tokens))
+        options = [request.options for request in requests]
+        values = self.argmax_values(logits, options, token_history(requests, draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
-            return AcceptanceResult(*longest_prefix(draft, best, best), scores=values)
+            return AcceptanceResult(*longest_prefix(draft, best, best), processed_logits=values)
         is_best = draft.tokens == best[:, : draft.num_tokens]
         if isinstance(self.delta, float) and self.delta == 0:
-            return AcceptanceResult(*longest_prefix(draft, is_best, best), scores=values)
+            return AcceptanceResult(*longest_prefix(draft, is_best, best), processed_logits=values)
         drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
         keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (is_best | (mx.array(self.delta) > 0))
         variation = within((keep & ~is_best).astype(mx.float32), draft)
-        return AcceptanceResult(*longest_prefix(draft, keep, best), variation)
+        return AcceptanceResult(*longest_prefix(draft, keep, best), variation, values)
 
 
 class Coupled(Greedy):
     """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise.
 
     The noise depends on (seed, position) only. The draft uses the same noise, so it often chooses the same token, but
-    the output does not depend on the draft. Given the noise, this is greedy decoding with perturbed scores.
+    the output does not depend on the draft. Given the noise, this is greedy decoding of perturbed log-probabilities.
     """
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -179,22 +184,26 @@ class Coupled(Greedy):
         stop = stop_from(p, draft)
         return stop, mx.ones_like(stop)
 
-    def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
+    def argmax_values(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
+        """(B, L, V) raw logits -> (B, L, V) perturbed log-probabilities."""
         return perturbed_logprobs(logits, options, history)
 
+    def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
+        return super().decide(draft, logits, requests)._replace(processed_logits=None)  # the values contain noise
 
-def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
-    """The rule for a request. At temperature 0 all exact rules are `Greedy`."""
+
+def rule_class(options: GenerationOptions) -> type[AcceptanceRule]:
+    """The acceptance rule of a request: `Greedy` at temperature 0, otherwise the rule that its options name."""
     return Greedy if options.is_greedy else RULES[options.rule]
 
 
-def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
-    """The rule for requests that all have the same kind of rule, but may differ in delta."""
-    kind = kind_of_rule(options[0])
+def rule_for_rows(options: Sequence[GenerationOptions]) -> AcceptanceRule:
+    """Build one rule for rows that have the same `rule_class`. Each row keeps its own delta."""
+    rule = rule_class(options[0])
     deltas = [own.delta for own in options]
-    if kind not in (Greedy, Rejection):
-        return kind()
-    return kind(mx.array(deltas)[:, None] if any(deltas) else 0.0)
+    if rule not in (Greedy, Rejection):
+        return rule()
+    return rule(mx.array(deltas)[:, None] if any(deltas) else 0.0)
 
 
 def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:

@@ -16,7 +16,7 @@ from .text_streamer import TextStreamer
 
 
 class Observer(Protocol):
-    """Receives the target's scores, for a caller that needs more than tokens, such as a transcription.
+    """Receives the target's logits, for a caller that needs more than tokens, such as a transcription.
 
     position: The number of prefix tokens after which `prefilled` receives the logits.
     """
@@ -26,8 +26,8 @@ class Observer(Protocol):
     def prefilled(self, logits: mx.array) -> None:
         """Receive the raw logits (V,) after the first `position` tokens. They are lazy."""
 
-    def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        """Receive the tokens of a round, and for each token the logits with penalties and constraints, (N, V)."""
+    def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
+        """Receive the tokens of a round, and for each token the logits after penalties and constraints, (N, V)."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Request(RequestView):
     Args:
         draft_length: Chooses how many tokens are drafted; requests may share one, which then learns from all of them.
         streamer: Turns tokens into text and finds the end of the output.
-        observer: Receives scores; None unless the caller needs them.
+        observer: Receives logits; None unless the caller needs them.
         search: The state that a strategy other than `speculate` keeps for this request, such as its beams.
 
     Attributes:

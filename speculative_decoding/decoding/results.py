@@ -16,10 +16,10 @@ class Round:
     Args:
         tokens: The committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
             finite, and with beams until the search is finished.
-        proposed: The draft tokens; the accepted ones come first.
-        accepted: The number of accepted draft tokens.
+        proposed: All draft tokens of the round, accepted or not; the accepted ones come first.
+        accepted: The number of accepted draft tokens that became part of the output.
         seconds: Wall-clock time of the round; filled in by the engine.
-        kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind_and_limit`).
+        kind: The kind of draft (`BatchDrafter.kind_and_limit`); "" without a draft.
         draft_seconds: Time to draft, for `timed` requests. Measuring it takes a second host sync.
         verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without
@@ -65,7 +65,7 @@ class GenerationStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
-    drafted_by_kind: Counter[str] = field(default_factory=Counter)  # for drafters with several kinds of draft
+    drafted_by_kind: Counter[str] = field(default_factory=Counter)  # by `Round.kind`
     accepted_by_kind: Counter[str] = field(default_factory=Counter)
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -4,14 +4,15 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
 
 - A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
   free or not, so its shape stays the same.
-- A *draft* has up to K tokens for each row. A shorter one is padded; `Draft.lengths` says where it ends, and no rule
-  accepts a token beyond that. Its *kind* is "model" if a draft model or draft head generated it, "copy" if it was
-  looked up, "text" or "memory" if it follows a given text or one of a translation memory, and "" if the drafter has
-  one kind only. Kinds differ in cost and acceptance, so each kind has a length.
-- A *policy* (`DraftLength`) chooses how long drafts are. Requests may share one, which then learns from all of them.
-- A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token, the draft tokens, and padding to
-  a width that the device computes fast, or with the same bits as other widths. `PassWidths` holds these widths and the
-  cost of a pass of each width.
+- A *draft* (`Draft`) has up to K tokens in each row. Shorter rows are filled up to K; `Draft.lengths` gives the number
+  of draft tokens in each row, and no rule accepts a token beyond them. Its *kind* is "model" if a draft model or draft
+  head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or one of a translation
+  memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance, so each has its own length.
+- A *policy* (`DraftLength`) chooses the maximum draft length of each row before drafting. Requests may share a policy,
+  which then learns from all of them.
+- A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token and the draft tokens. L is the
+  *width* of the pass. `PassWidths` decides whether a pass is padded to a greater width: one that was measured to be
+  fast, or one that gives the same bits as other widths. `UNPADDED`, the default, adds no padding.
 - Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
 - A *baseline* decodes without drafts: every round has K = 0.
 
@@ -30,11 +31,11 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..draft_length.passes import UNPADDED, PassWidths
-from ..drafters.base import BatchDrafter, Draft, RequestView, history_of
+from ..drafters.base import BatchDrafter, Draft, RequestView, token_history
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
-from ..sampling import leaves_logits_unchanged, scores, token_logprobs
-from .acceptance import AcceptanceResult, Greedy, kind_of_rule, rule_for
+from ..sampling import leaves_logits_unchanged, processed_logits, token_logprobs
+from .acceptance import AcceptanceResult, rule_class, rule_for_rows
 from .request import Request
 from .results import Round
 
@@ -48,9 +49,11 @@ class Batch:
         cache: The target's KV cache.
         slots: The unfinished request in each slot, None in a free slot. The engine fills and frees them between rounds.
         widths: The widths that passes may have.
+        overlap_baseline_passes: Whether a baseline's next pass may start before the host reads the tokens of this one,
+            which saves time on a GPU; see `start_next_baseline_pass`.
 
     Attributes:
-        starts_next_pass: Whether a baseline's next pass may start early; see `start_next_baseline_pass`.
+        num_waiting: The number of requests that wait for a slot. The engine updates it before each round.
         started_pass: A pass that started early, with the requests that had the slots at that time.
     """
 
@@ -61,12 +64,14 @@ class Batch:
         cache: DecoderCache,
         slots: list[Request | None],
         widths: PassWidths = UNPADDED,
+        overlap_baseline_passes: bool = False,
     ) -> None:
         self.model = model
         self.drafter = drafter
         self.slots = slots
         self.widths = widths
-        self.starts_next_pass = False
+        self.overlap_baseline_passes = overlap_baseline_passes
+        self.num_waiting = 0
         self.use_cache(cache)
 
     def use_cache(self, cache: DecoderCache) -> None:
@@ -79,15 +84,21 @@ class Batch:
     def requests(self) -> list[Request]:
         return [request for request in self.slots if request is not None]
 
+    @property
+    def has_retry(self) -> bool:
+        """Whether the next round repeats the pass of a row whose logits were not finite; see `retry_or_fail`."""
+        return any(request.needs_retry for request in self.requests)
+
 
 def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
     """Run one round for all requests (Leviathan et al. 2023, algorithm 1). The engine frees the slots of finished ones.
 
-    on_phase_end: called after drafting and after verification, to time both.
+    on_phase_end: called after drafting and after verification, to time both. The engine passes it if a request has the
+        option `timed`.
     """
     requests, slots = batch.requests, len(batch.slots)
-    counts, kinds = choose_draft_lengths(batch)
-    draft = batch.drafter.propose(counts, slots) if counts else Draft.empty(slots)  # (B, K)
+    max_lengths, kinds = choose_draft_lengths(batch)
+    draft = batch.drafter.propose(max_lengths, slots) if max_lengths else Draft.empty(slots)  # (B, K)
     if on_phase_end is not None:
         mx.eval(draft.tokens)  # a second host sync, without which drafting could not be timed
         on_phase_end()
@@ -96,45 +107,45 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     if verified is None:
         logits = batch.model.decode(target_inputs(batch, draft), batch.cache)  # (B, L, V)
         verified = verify(batch, draft, logits)  # a list, because rows may have different acceptance rules
-    if batch.starts_next_pass and not draft.num_tokens:
+    if not draft.num_tokens and on_phase_end is None and may_start_next_pass(batch):
         start_next_baseline_pass(batch, draft, verified)
     mx.eval(verified, draft.tokens)  # the host sync: the code above is lazy, the code below reads values
     if on_phase_end is not None:
         on_phase_end()
 
-    rounds = commit(batch, draft, kinds, verified)
+    rounds = commit(batch, draft, kinds, verified)  # a request may end here, at an end token, a stop string or a limit
     rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many of the draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
-    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a draft head continues there
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])
     return rounds
 
 
 def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Request, str]]:
-    """Return the maximum number of draft tokens for each request that gets a draft, and the kind of each draft.
+    """Return the maximum draft length of each request that gets a draft, and the kind of each draft.
 
     The last token of an output is never drafted, because the target adds one token itself.
     """
-    if any(request.needs_retry for request in batch.requests):
-        return {}, {}  # so that the pass is as narrow as possible: padding could overflow, too
-    drafter = batch.drafter
-    longest_pass = batch.widths.max_width(len(batch.slots))
-    counts: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
+    if batch.has_retry:
+        return {}, {}
+    # Applied after `choose`. Were it one of `limits`, an adaptive policy could not ask for a wider pass to be measured.
+    longest_draft = batch.widths.max_positions(len(batch.slots)) - 1
+    max_lengths: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
     kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
-        if not policy.begin_round():  # called once in each round, so that old observations count less and less
-            continue  # drafts are not worthwhile, so the drafter looks up nothing
+        if not policy.wants_drafts():
+            continue
         next_kinds, limits = [], []
         for request in requests:
-            kind, limit = drafter.kind_and_limit(request)  # a copy cannot go past the end of its source text
+            kind, limit = batch.drafter.kind_and_limit(request)  # a copy cannot go past the end of its source text
             next_kinds.append(kind)
             limits.append(min(request.remaining_tokens - 1, limit))
-        for request, kind, count in zip(requests, next_kinds, policy.choose(next_kinds, limits), strict=True):
-            count = min(count, longest_pass - 1)  # no limit of the policy, which may have a wider exact pass timed
-            if count:
-                counts[request], kinds[request] = count, kind
-    return counts, kinds
+        lengths = policy.choose(next_kinds, limits)
+        for request, kind, limit, length in zip(requests, next_kinds, limits, lengths, strict=True):
+            if (length := min(length, limit, longest_draft)) > 0:
+                max_lengths[request], kinds[request] = length, kind
+    return max_lengths, kinds
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
@@ -146,7 +157,7 @@ def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Reque
 
 
 def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> mx.array:
-    """(B, L) ids: each row's last token, its draft tokens, then padding.
+    """(B, L) ids: each row's last token, its draft tokens, and padding if the pass must be wider.
 
     last: (B, 1); by default the last committed tokens.
     """
@@ -154,7 +165,7 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
     padding = batch.model.config.pad_token_id
     if last is None:
         last = mx.array([[padding if request is None else request.decoder_tokens[-1]] for request in slots], mx.uint32)
-    width = batch.widths.costs(len(slots)).width(1 + draft.num_tokens)  # the narrowest known width that fits
+    width = batch.widths.padded_width(len(slots), 1 + draft.num_tokens)
     if width == 1:
         return last
     parts = [last, draft.tokens]
@@ -177,7 +188,8 @@ class Verification(NamedTuple):
             a lossless rule.
         logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token; None if
             not requested.
-        scores: (R, K + 1, V) float32, logits with penalties and constraints; None unless a request has an observer.
+        processed_logits: (R, K + 1, V) float32, the logits after penalties and constraints; None unless a request has
+            an observer.
     """
 
     accepted: mx.array
@@ -185,14 +197,14 @@ class Verification(NamedTuple):
     largest_logits: mx.array
     total_variation: mx.array | None
     logprobs: mx.array | None
-    scores: mx.array | None
+    processed_logits: mx.array | None
 
 
 Verified = tuple[Sequence[int], Verification]  # the slot of each row, and the decision; mx.eval skips the slots
 
 
 def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
-    """Decide which draft tokens are accepted, with one computation for each acceptance rule in use. Lazy.
+    """Decide which draft tokens are accepted, with one computation for all rows that have the same rule. Lazy.
 
     logits: (B, L, V), the raw logits after each of the `target_inputs`.
     """
@@ -201,7 +213,7 @@ def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
     requests = batch.requests
     by_rule: dict[type, list[Request]] = {}
     for request in requests:
-        by_rule.setdefault(kind_of_rule(request.options), []).append(request)
+        by_rule.setdefault(rule_class(request.options), []).append(request)
     if len(by_rule) == 1:  # all rows stay in place; a free slot is computed with the first request's options
         rows = [request or requests[0] for request in batch.slots]
         return [(range(len(rows)), verify_rows(rows, draft, logits))]
@@ -215,15 +227,14 @@ def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
 def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Verification:
     """Apply the acceptance rule that all rows use. logits: (R, K + 1, V), raw."""
     options = [row.options for row in rows]
-    rule = rule_for(options)
-    result = rule.decide(draft, logits, rows)  # also lazy
+    result = rule_for_rows(options).decide(draft, logits, rows)  # also lazy
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
-        observed = result.scores if type(rule) is Greedy else None  # the scores of `Coupled` contain noise
-        if observed is None:  # other rules, and `Greedy` with a delta, have no scores
-            tokens_before = history_of(rows, draft.tokens)  # what penalties and constraints depend on
-            observed = scores(logits, options, tokens_before)
+        observed = result.processed_logits  # of some rules
+        if observed is None:
+            tokens_before = token_history(rows, draft.tokens)  # what penalties and constraints depend on
+            observed = processed_logits(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
     return Verification(
         result.accepted, result.next_token, logits.max(axis=-1), result.total_variation, logprobs, observed
@@ -240,17 +251,23 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
 
 
 def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequence[Verified]) -> dict[Request, Round]:
-    """Give each request its accepted draft tokens and the next token. All arrays have been evaluated."""
+    """Give each request its accepted draft tokens and the next token. All arrays have been evaluated.
+
+    Returns:
+        What callers receive about each request: `proposed` holds the draft tokens of its row, `tokens` the committed
+        tokens, and `accepted` the number of committed draft tokens.
+    """
     rounds = {}
-    draft_ids = draft.ids()
+    draft_tokens = draft.to_lists()
     for slots, verification in verified:
         for slot, row in zip(slots, on_host(verification), strict=True):
             request = batch.slots[slot]
             if request is None:
                 continue
-            round = Round(tokens=[], proposed=draft_ids[slot], accepted=0, kind=kinds.get(request, ""))
+            round = Round(tokens=[], proposed=draft_tokens[slot], accepted=0, kind=kinds.get(request, ""))
             rounds[request] = round
             if all(map(math.isfinite, row.largest_logits)):
+                request.needs_retry = False
                 commit_row(request, round, row)
             else:
                 retry_or_fail(batch, request)
@@ -265,7 +282,7 @@ def on_host(verification: Verification) -> Iterator[Any]:
         if array is None:
             columns.append(repeat(None))  # never ends, hence `strict=False`
         elif array.ndim == 3:
-            columns.append(np.asarray(array))  # scores: creating a list of V numbers is slow
+            columns.append(np.asarray(array))  # creating a list of V numbers is slow
         else:
             columns.append(array.tolist())
     return map(Verification._make, zip(*columns, strict=False))
@@ -277,25 +294,28 @@ def commit_row(request: Request, round: Round, row: Any) -> None:
     row: the row's `Verification`, as `on_host` returns it.
     """
     accepted = row.accepted
-    tokens = request.commit([*round.proposed[:accepted], row.next_token])
+    tokens = request.commit([*round.proposed[:accepted], row.next_token])  # drops tokens after the end of the output
     count = len(tokens)
-    request.needs_retry = False
     round.tokens = tokens
     round.accepted = min(accepted, count)
     if row.total_variation is not None:
         round.total_variation = sum(row.total_variation[:count])
     if row.logprobs is not None and request.options.logprobs:
         round.logprobs = [*row.logprobs[:accepted], row.logprobs[-1]][:count]
-    if row.scores is not None and request.observer is not None:
-        request.observer.committed(row.scores[:count], tokens)
+    if row.processed_logits is not None and request.observer is not None:
+        request.observer.committed(row.processed_logits[:count], tokens)
 
 
 def retry_or_fail(batch: Batch, request: Request) -> None:
-    """Handle logits that are not finite: clear the row's stale cache positions, and retry once without a draft.
+    """Handle logits that are not finite: the row commits nothing, and the next round repeats its pass.
 
-    A mask gives stale positions (rejected tokens, padding) probability 0, but 0 * inf is NaN. So a rejected token that
-    overflowed could otherwise change later tokens. If the retry fails too, the request ends with an error. A draft
-    model's cache needs no repair, because its logits do not change the output.
+    Only this request waits for a round, and only it fails if its logits are still not finite. But the next round drafts
+    for no row of the batch, because a draft of any row widens the pass, and the padding of this row could overflow,
+    too. No pass is reused that started before the retry was known.
+
+    The row's stale cache positions (rejected tokens, padding) are zeroed. A mask gives them probability 0, but 0 * inf
+    is NaN, so a rejected token that overflowed could otherwise change later tokens. A draft model's cache needs no
+    repair, because its logits do not change the output.
     """
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
@@ -322,9 +342,7 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
-    """Start this round's pass and the next one, if the next round can use it. draft: must be empty."""
-    if not may_start_next_pass(batch):
-        return
+    """Start this round's pass and the next one. draft: must be empty."""
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified
     rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop any padding
@@ -336,17 +354,20 @@ def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Veri
 
 def may_start_next_pass(batch: Batch) -> bool:
     """Whether the next pass needs only the next tokens: decoding is greedy, without drafts and constraints."""
+    if not batch.overlap_baseline_passes or batch.num_waiting:  # a request that gets a slot needs a different pass
+        return False
     requests = batch.requests
     options = [request.options for request in requests]
     next_tokens = mx.zeros((len(requests), 1))  # placeholders; nothing below may depend on their values
     return (
-        not batch.cache.kept_layers  # no draft head, which would read the hidden states of this round's pass
+        not batch.cache.recorded_layers  # no draft head, which would read the hidden states of this round's pass
+        and not batch.has_retry
         and any(request.remaining_tokens > 1 for request in requests)
-        and all(request.draft_length.never_drafts and not request.needs_retry for request in requests)
-        and all(own.is_greedy and not own.timed for own in options)  # timed requests need a host sync after each phase
+        and all(request.draft_length.never_drafts for request in requests)
+        and all(own.is_greedy for own in options)
         # `verify` sees the next pass as if it followed the committed tokens, one position too early. So nothing may
-        # depend on the position or on the tokens before it, in this pass and in the next: 2 positions.
-        and leaves_logits_unchanged(options, history_of(requests, next_tokens), 2)
+        # depend on the position or on the tokens before it, in this pass and in the next.
+        and leaves_logits_unchanged(options, token_history(requests, next_tokens), num_positions=2)
     )
 
 
@@ -355,10 +376,10 @@ def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
     assert batch.started_pass is not None
     requests_then, verified = batch.started_pass
     batch.started_pass = None
-    if draft.num_tokens or len(batch.slots) != len(requests_then):
+    if draft.num_tokens or batch.has_retry or len(batch.slots) != len(requests_then):
         return None
     for request, request_then in zip(batch.slots, requests_then, strict=True):
-        if request is not None and (request is not request_then or request.needs_retry):
-            return None  # the slot has a different request, or its request must be retried
+        if request is not None and request is not request_then:
+            return None  # the slot has a different request
     batch.cache.advance(1)  # past the token that the pass read, which `rewind` removed
     return [verified]

@@ -25,7 +25,10 @@ def speculative_decode(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[int]:
-    """Generate the tokens of the target; `draft` has the same vocabulary. Returns the generated tokens."""
+    """Generate the tokens of the target; `draft` has the same vocabulary. Returns the generated tokens.
+
+    source: the ids of the text that the encoder reads, or a window of audio.
+    """
     target_cache = target.make_cache(target.encode_rows([source])[0])
     draft_cache = draft.make_cache(draft.encode_rows([source])[0])
     tokens = [target.config.decoder_start_token_id]
@@ -35,7 +38,8 @@ def speculative_decode(
         drafted: list[int] = []
         for _ in range(min(num_draft_tokens, max_tokens - len(tokens))):
             so_far = [*tokens, *drafted]
-            logits = draft.decode(mx.array([so_far[draft_cache.offset :]]), draft_cache)[0, -1]  # (V,)
+            (num_cached,) = draft_cache.offsets  # the number of tokens in each row; here there is one row
+            logits = draft.decode(mx.array([so_far[num_cached:]]), draft_cache)[0, -1]  # (V,)
             drafted.append(choose(logits, len(so_far), temperature, seed))
 
         # Verify: one pass over the last token and the draft gives the target's choice for K + 1 positions.

@@ -20,6 +20,7 @@ COPY_POSITIONS = 4  # how far a copy is right hardly depends on its length so fa
 OPTIMISM = 0.7  # moves a prior, which was measured on other text, towards 1 by this fraction
 DECAY = 0.994  # each round multiplies the weight of past observations by this factor
 IDLE_DECAY = 0.9965  # the same factor for kinds that are currently not drafted
+IDLE_ROUNDS = 4  # rounds without a decision after one that drafts nothing
 WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
 
 
@@ -122,14 +123,11 @@ class AdaptiveLength(DraftLength):
         self._speedup = 1.0  # predicted for the last choice
         self._lengths: dict[str, int] = {}  # the last choice, by kind
         self._model_limit = LONGEST if prior else 2
-        self._idle_rounds = 0  # rounds until the next decision
+        self._rounds_to_decision = 0  # rounds until lengths are chosen again
         self._filled = False  # whether a copy as long as the pass was accepted in the last round
 
-    def begin_round(self) -> bool:
-        for kind, acceptance in self._kinds.items():  # rejected kinds are retried when their observations have faded
-            acceptance.faded *= DECAY if self._lengths.get(kind) else IDLE_DECAY
-        self._idle_rounds -= 1
-        return self._idle_rounds < 0
+    def wants_drafts(self) -> bool:
+        return self._rounds_to_decision <= 0
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
         if not any(limits):
@@ -145,7 +143,7 @@ class AdaptiveLength(DraftLength):
             lengths[MODEL] = min(lengths[MODEL], self._model_limit)
         self._speedup *= (costs.fastest_baseline or costs.baseline) / costs.baseline
         self._lengths |= lengths
-        self._idle_rounds = 0 if any(self._lengths.values()) else 4
+        self._rounds_to_decision = 1 if any(self._lengths.values()) else IDLE_ROUNDS + 1
         return [min(limit, self._lengths[kind]) for kind, limit in zip(kinds, limits, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
@@ -159,6 +157,9 @@ class AdaptiveLength(DraftLength):
             self._of(kind).observe(own)
             if kind == MODEL:
                 self._model_limit = max(self._model_limit, *(2 * outcome.accepted for outcome in own))
+        for kind, acceptance in self._kinds.items():  # rejected kinds are retried when their observations have faded
+            acceptance.faded *= DECAY if self._lengths.get(kind) else IDLE_DECAY
+        self._rounds_to_decision -= 1
 
     def describe(self) -> str:
         if not self._lengths:

@@ -20,25 +20,29 @@ class DraftOutcome(Protocol):
 
 
 class DraftLength(ABC):
-    """Chooses the draft lengths of all rows of a round. One object serves all requests of a session."""
+    """Chooses the draft lengths of all rows that share this object, such as all requests of a session.
+
+    Attributes:
+        never_drafts: Whether no row ever gets a draft, as in a baseline.
+    """
 
     never_drafts = False
 
-    def begin_round(self) -> bool:
-        """Called first in every round. Return False to skip drafting; the drafters are then not called."""
-        return True
+    def wants_drafts(self) -> bool:
+        """Whether the next round may draft. If not, drafters look up nothing, and `choose` is not called."""
+        return not self.never_drafts
 
     @abstractmethod
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
-        """Choose the draft length of each row.
+        """Choose the maximum number of draft tokens for each row in the next round.
 
         Args:
-            kinds: The kind of draft that each row would get.
-            limits: The maximum length for each row.
+            kinds: The kind of draft that each row would get; see `BatchDrafter.kind_and_limit`.
+            limits: The most tokens that each row can use. A round never drafts more, whatever this method returns.
         """
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:  # noqa: B027
-        """Learn from a round; called after every round with an outcome for each row, drafted or not."""
+        """Learn from a round. Called after every round with an outcome for each row, drafted or not."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -53,9 +57,6 @@ class FixedLength(DraftLength):
             raise InputError(f"must be >= 0, not {num_draft_tokens}", "num_draft_tokens")
         self._num_draft_tokens = num_draft_tokens
         self.never_drafts = num_draft_tokens == 0
-
-    def begin_round(self) -> bool:
-        return self._num_draft_tokens > 0
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
         return [min(self._num_draft_tokens, limit) for limit in limits]

@@ -1,5 +1,8 @@
 """The passes of an engine: their possible widths, whether they are exact, and what a round costs.
 
+The width of a pass is the number of positions that it computes in each row. Exact passes give each position the same
+bits at any of their widths, so drafts change no token.
+
 Costs may be in any unit, as long as all use the same one. Calibration measures seconds.
 """
 
@@ -35,9 +38,9 @@ class RoundCosts:
     fastest_baseline: float = 0.0
     untimed: Sequence[int] = ()
 
-    def width(self, tokens: int) -> int:
-        """The width of a pass over this many tokens. Beyond the widest measured pass, it is the number of tokens."""
-        return min((width for width in self.passes if width >= tokens), default=tokens)
+    def padded_width(self, positions: int) -> int:
+        """The narrowest width in `passes` with at least this many positions. Wider passes are not padded."""
+        return min((width for width in self.passes if width >= positions), default=positions)
 
     @property
     def baseline(self) -> float:
@@ -53,7 +56,7 @@ class RoundCosts:
             prefills: The number of sources that the draft model must process first.
         """
         drafting = self.start + steps * self.step if steps else 0.0
-        pass_cost = self.passes.get(self.width(draft_tokens + 1), math.inf)
+        pass_cost = self.passes.get(self.padded_width(draft_tokens + 1), math.inf)
         return pass_cost + drafting + prefills * self.prefill
 
 
@@ -82,9 +85,13 @@ class PassWidths:
     source_borders: Sequence[int] = ()
     refine: Callable[[int], None] | None = None
 
-    def max_width(self, rows: int) -> int:
-        """The maximum width of a pass."""
+    def max_positions(self, rows: int) -> int:
+        """The maximum number of positions per row in one pass: those of the widest exact pass, else `sys.maxsize`."""
         return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
+
+    def padded_width(self, rows: int, positions: int) -> int:
+        """The width to which a pass over this many positions per row is padded."""
+        return self.costs(rows).padded_width(positions)
 
     def reaches_border(self, capacity: int) -> bool:
         """Whether a KV cache that grows to this capacity gives some of its passes other bits than the first ones."""
@@ -99,11 +106,11 @@ class PassWidths:
 
         With exact passes, a long prefix may need several passes. Otherwise there is one, without padding.
         """
-        limit = self.max_width(rows)
-        chunk = min(tokens, limit) or 1
+        most = self.max_positions(rows)
+        chunk = min(tokens, most) or 1
         for start in range(0, tokens, chunk):
             count = min(chunk, tokens - start)
-            yield start, count, count if limit == sys.maxsize else self.costs(rows).width(count)
+            yield start, count, count if most == sys.maxsize else self.padded_width(rows, count)
 
 
 NO_COSTS = RoundCosts({})

@@ -11,7 +11,7 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from ..sampling.drafters import DRAFTERS
-from .base import BatchDrafter, Draft, Drafter, RequestView
+from .base import BatchDrafter, Draft, Drafter, RequestView, is_drafter, makes_drafters
 from .ngram import NgramDrafter
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def check_drafter(drafter: object, draft: object | None) -> None:
         if draft is None and facts.uses_model and not facts.uses_ngrams:
             raise InputError(f"{drafter} needs a draft model", "drafter", "name one, or choose ngram")
         return
-    is_custom = drafter is not None and not isinstance(drafter, BatchDrafter)
-    if is_custom and not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
+    if drafter is not None and not is_drafter(drafter) and not makes_drafters(drafter):
         raise InputError(f"must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}", "drafter")
 
 

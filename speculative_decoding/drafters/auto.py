@@ -72,7 +72,7 @@ class AutoDrafter(BatchDrafter):
             found = self._copies[slot].propose(request.decoder_tokens, count)
             ids[slot] = [*takewhile(self._known.__contains__, found)]
             copied_slots.append(slot)
-        copied = Draft.of_ids(ids)
+        copied = Draft.from_lists(ids)
         if self._model is None or not others:
             return copied
         self._proposed = self._model.propose(others, slots)
@@ -84,7 +84,7 @@ class AutoDrafter(BatchDrafter):
         draft = self._proposed
         if draft is None:
             return
-        ids = draft.ids()  # evaluated with the round
+        ids = draft.to_lists()  # evaluated with the round
         for request, count in zip(requests, counts, strict=True):
             self._ngram.chances.observe(MODEL, 0, ids[request.slot], request.decoder_tokens[-count:])
         self._proposed = None

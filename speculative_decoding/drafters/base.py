@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import mlx.core as mx
 
+from ..errors import InputError
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, History
+from ..sampling.options import short_repr
 
 if TYPE_CHECKING:
     from .draft_text import DraftText, Place
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 # Kinds of draft, see `BatchDrafter.kind_and_limit`: from a draft model or head, copied from the source, the output or a
-# store, from a text that the request gives, and from a translation memory
-MODEL, COPY, TEXT, MEMORY = "model", "copy", "text", "memory"
+# store, from a text that the request gives, from a translation memory, and from a user's drafter
+MODEL, COPY, TEXT, MEMORY, CUSTOM = "model", "copy", "text", "memory", "custom"
 
 
 class Follower(Protocol):
@@ -70,8 +72,8 @@ class RequestView:
         return token_ids(self.source)
 
 
-def history_of(requests: Sequence[RequestView], drafted: mx.array | None = None) -> History:
-    """The tokens before each position: the committed ones, then the draft tokens (B, N)."""
+def token_history(requests: Sequence[RequestView], drafted: mx.array | None = None) -> History:
+    """The tokens before each position: the committed ones, then the draft tokens (B, N); and the constraints."""
     return History(
         [request.decoder_tokens for request in requests], drafted, [request.constraints for request in requests]
     )
@@ -86,11 +88,23 @@ class Draft:
         probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token
             had probability 1. Wrong probabilities would bias the output.
         lengths: The number of draft tokens in each row; None means K in every row.
+
+    Raises:
+        InputError: `tokens` or `probs` is not an array of this shape.
     """
 
     tokens: mx.array
     probs: mx.array | None = None
     lengths: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, array, shape in (("tokens", self.tokens, "(rows, K)"), ("probs", self.probs, "(rows, K, V)")):
+            is_array = isinstance(array, mx.array) and array.ndim == shape.count(",") + 1
+            if not is_array and (array is not None or name == "tokens"):
+                raise InputError(
+                    f"Draft: {name} must be an mlx array of shape {shape}, not {short_repr(array)}; "
+                    "for tokens that were not sampled, return a list of ids in place of a Draft"
+                )
 
     @classmethod
     @cache
@@ -98,7 +112,7 @@ class Draft:
         return cls(mx.zeros((rows, 0), mx.uint32))
 
     @classmethod
-    def of_ids(cls, rows: Sequence[Sequence[int]]) -> Draft:
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Draft:
         """A draft of tokens that were looked up, not sampled."""
         lengths = [len(ids) for ids in rows]
         longest = max(lengths)
@@ -116,8 +130,8 @@ class Draft:
     def length(self, slot: int) -> int:
         return self.num_tokens if self.lengths is None else self.lengths[slot]
 
-    def ids(self) -> list[list[int]]:
-        """Return the draft tokens of each row. Waits for the device, unless they have been evaluated."""
+    def to_lists(self) -> list[list[int]]:
+        """Return the draft tokens of each row as ids on the host. Waits for the device, unless they were evaluated."""
         rows: list[list[int]] = self.tokens.tolist()  # type: ignore[assignment]
         return rows if self.lengths is None else [row[:end] for row, end in zip(rows, self.lengths, strict=True)]
 
@@ -146,7 +160,7 @@ class BatchDrafter(ABC):
     """
 
     def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
-        """Receive the target's cache before any other call. The drafter may change only its `kept_layers`."""
+        """Receive the target's cache before any other call. The drafter may only set its `recorded_layers`."""
 
     @abstractmethod
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
@@ -163,7 +177,7 @@ class BatchDrafter(ABC):
         Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately. `propose` is then
         called with the chosen lengths, unless no draft is worthwhile.
         """
-        return "", sys.maxsize
+        return CUSTOM, sys.maxsize
 
     @abstractmethod
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
@@ -173,7 +187,10 @@ class BatchDrafter(ABC):
         """
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:  # noqa: B027
-        """Called after the target has committed `counts[i]` tokens of `requests[i]`, before its next pass."""
+        """Called after a round in which `requests[i]` committed `counts[i]` tokens, before the target's next pass.
+
+        A draft head finds the hidden state from which it drafts next at position `counts[i] - 1` of the target's pass.
+        """
 
     def end(self, request: RequestView) -> None:  # noqa: B027
         """Called when `request.decoder_tokens` is complete; not called for cancelled requests."""
@@ -184,9 +201,13 @@ class BatchDrafter(ABC):
 
 
 class Drafter(ABC):
-    """Proposes tokens for one request from its token ids alone; see `BatchDrafter`."""
+    """Proposes tokens for one request from its token ids alone; see `BatchDrafter`.
 
-    kind = ""
+    Attributes:
+        kind: The kind of the drafts, under which statistics count them.
+    """
+
+    kind = CUSTOM
 
     @abstractmethod
     def begin(self, input_tokens: Sequence[int]) -> None:
@@ -210,6 +231,16 @@ class Drafter(ABC):
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """Called with all decoder ids of a finished request; not called for cancelled requests."""
+
+
+def is_drafter(value: object) -> bool:
+    """Whether a value has the methods of a `Drafter`, or is a class with these methods."""
+    return all(callable(getattr(value, name, None)) for name in ("begin", "propose"))
+
+
+def makes_drafters(value: object) -> bool:
+    """Whether a value is a class or function that makes a drafter for each request."""
+    return isinstance(value, type) if is_drafter(value) else callable(value) and not isinstance(value, type)
 
 
 def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:

@@ -9,10 +9,10 @@ import mlx.core as mx
 
 from ..models.base import EncoderDecoder
 from ..models.layers import Head
-from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, scores, shifted_logprobs
+from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, processed_logits, shifted_logprobs
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
-from .base import Draft, RequestView, history_of
+from .base import Draft, RequestView, token_history
 
 
 class OutputHead:
@@ -118,7 +118,7 @@ class DraftSampler:
         if not all(self._is_point_mass):
             places = [(request.options.seed, len(request.decoder_tokens), Purpose.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
-        whole_draft = history_of(self._requests, mx.zeros((slots, self.longest - 1)))  # only its length is read
+        whole_draft = token_history(self._requests, mx.zeros((slots, self.longest - 1)))  # only its length is read
         self._choice: Callable[[mx.array], mx.array] | None = None
         processors = [each.processor for each in whole_draft.constraints]
         if is_greedy and head.ids is not None and all(processors) and (first := processors[0]) is not None:
@@ -147,15 +147,16 @@ class DraftSampler:
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
         options = self._options
-        history = history_of(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
+        history = token_history(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
         is_greedy = [own.is_greedy for own in options]
         if all(is_greedy):
-            return mx.argmax(scores(logits, options, history), axis=-1)
+            return mx.argmax(processed_logits(logits, options, history), axis=-1)
 
         log_q = shifted_logprobs(logits, options, history)
         noisy = log_q + self._noise()[:, None]
         if any(is_greedy):
-            noisy = mx.where(mx.array(is_greedy)[:, None, None], scores(logits, options, history), noisy)
+            likeliest = processed_logits(logits, options, history)
+            noisy = mx.where(mx.array(is_greedy)[:, None, None], likeliest, noisy)
         new = mx.argmax(noisy, axis=-1)
         if not all(self._is_point_mass):
             is_point_mass = mx.array(self._is_point_mass)[:, None, None]

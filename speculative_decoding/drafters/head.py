@@ -30,7 +30,7 @@ class BatchHeadDrafter(BatchDrafter):
 
     def use_cache(self, cache: DecoderCache) -> None:
         self._cache = cache
-        cache.kept_layers = tuple(self._head.config.layers)
+        cache.recorded_layers = tuple(self._head.config.layers)
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._sources[request.slot] = request.source_tokens

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
-from .base import BatchDrafter, Draft, Drafter, RequestView, merged, renumbered
+from ..errors import InputError
+from ..sampling.options import short_repr
+from .base import CUSTOM, BatchDrafter, Draft, Drafter, RequestView, is_drafter, makes_drafters, merged, renumbered
 
 OneDrafter = TypeVar("OneDrafter", bound=Drafter)
 
@@ -42,9 +44,9 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
             if isinstance(found, Draft):
                 drafts[request.slot] = found
             else:
-                ids[request.slot] = [*takewhile(self._is_known, found)]
+                ids[request.slot] = [*takewhile(self._is_known, islice(found, count))]
 
-        draft = Draft.of_ids(ids)
+        draft = Draft.from_lists(ids)
         for slot, own in drafts.items():
             draft = merged(draft, own, (slot,), self._vocab_size)
         return draft
@@ -69,6 +71,7 @@ class CustomDrafter(Drafter):
 
     def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
+        self.kind = getattr(drafter, "kind", CUSTOM)
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         self._drafter.begin(input_tokens)
@@ -79,8 +82,23 @@ class CustomDrafter(Drafter):
 
 
 def custom_drafter(drafter: Any, vocab_size: int) -> BatchDrafter:
-    """Wrap a caller's drafter, which handles one request at a time. A `BatchDrafter` is returned unchanged."""
+    """Build the drafter of a batch from a caller's drafter.
+
+    drafter: a `BatchDrafter` or its class; a drafter for one request at a time; or a class or function that makes one
+        for each request.
+    """
+    if isinstance(drafter, type) and issubclass(drafter, BatchDrafter):
+        drafter = drafter()
     if isinstance(drafter, BatchDrafter):
         return drafter
-    one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
-    return SeparateDrafters(lambda: one, vocab_size)
+    make = drafter if makes_drafters(drafter) else lambda: drafter
+    return SeparateDrafters(lambda: wrapped(make()), vocab_size)
+
+
+def wrapped(drafter: Any) -> Drafter:
+    """Return a caller's drafter as a `Drafter`."""
+    if isinstance(drafter, Drafter):
+        return drafter
+    if isinstance(drafter, type) or not is_drafter(drafter):
+        raise InputError(f"must return an object that has begin and propose, not {short_repr(drafter)}", "drafter")
+    return CustomDrafter(drafter)

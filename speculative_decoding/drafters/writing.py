@@ -203,7 +203,7 @@ class BatchWritingDrafter(BatchDrafter):
         ids: list[Sequence[int]] = [()] * slots
         for row, count in rows.items():
             ids[row.request.slot] = row.draft(count)
-        return Draft.of_ids(ids)
+        return Draft.from_lists(ids)
 
     def _write(self, rows: Mapping[Row, int]) -> None:
         """Write until each row has a draft of this many tokens, or no place for one."""

@@ -156,7 +156,7 @@ class EncoderDecoder(nn.Module):
         `finalize` after changing weights.
         """
         length = tokens.shape[1]
-        cache.reserve(cache.offset + length)
+        cache.reserve(cache.max_offset + length)
         compiled = self._compiled or self.finalize()
         if cache.capacity not in self._position_tables:
             self._position_tables[cache.capacity] = self.position_table(cache.capacity)
@@ -169,12 +169,12 @@ class EncoderDecoder(nn.Module):
             cache.write_index(length),
             cache.source_mask,
             [layer.arrays for layer in cache.layers],
-            cache.kept_layers,
+            cache.recorded_layers,
         )
         if length > MAX_COMPILED_WIDTH:
             states, cache.hidden, buffers = self._pass(*arguments)
         else:
-            shapes = (tokens.shape, cache.source_mask.shape, cache.capacity, cache.kept_layers)
+            shapes = (tokens.shape, cache.source_mask.shape, cache.capacity, cache.recorded_layers)
             states, cache.hidden, buffers = compiled(shapes)(*arguments)
         for layer, buffer in zip(cache.layers, buffers, strict=True):
             layer.keys_values = buffer
@@ -189,12 +189,12 @@ class EncoderDecoder(nn.Module):
         write_index: mx.array,
         source_mask: mx.array,
         layer_arrays: list[list[mx.array]],
-        kept_layers: tuple[int, ...],
+        recorded_layers: tuple[int, ...],
     ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
         """Run a pass as a pure function.
 
         Returns:
-            The states, the hidden states of the kept layers, and the new keys and values of each layer.
+            The states, the hidden states of the recorded layers, and the new keys and values of each layer.
         """
         layers = [
             LayerCache(cross_keys, cross_values, keys_values, write_index)
@@ -202,7 +202,7 @@ class EncoderDecoder(nn.Module):
         ]
         hidden = self.decoder_hidden(tokens, offsets, position_table, source_mask, layers)
         buffers = [layer.keys_values for layer in layers]
-        return self.final_states(hidden[-1]), [hidden[layer] for layer in kept_layers], buffers
+        return self.final_states(hidden[-1]), [hidden[layer] for layer in recorded_layers], buffers
 
     def teacher_forced(self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None) -> mx.array:
         """Run the decoder on complete outputs (B, L), for training and scoring, and return the same states as `states`.

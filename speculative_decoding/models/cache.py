@@ -129,15 +129,15 @@ class DecoderCache:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
         offsets: The number of tokens in each row.
         beams: Rows per request; B = P * beams.
-        kept_layers: The layers whose hidden states each pass stores in `hidden`, for a draft head.
-        hidden: The hidden states of the last pass, (B, L, d_model) for each kept layer.
+        recorded_layers: The layers whose hidden states each pass records in `hidden`, for a draft head.
+        hidden: The hidden states of the last pass, (B, L, d_model) for each recorded layer.
     """
 
     layers: Sequence[LayerCache]
     source_mask: mx.array
     offsets: list[int]
     beams: int = 1
-    kept_layers: tuple[int, ...] = ()
+    recorded_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
 
     @classmethod
@@ -153,7 +153,7 @@ class DecoderCache:
         return cls(layers, source_mask, [0] * rows, beams)
 
     @property
-    def offset(self) -> int:
+    def max_offset(self) -> int:
         """The number of tokens in the longest row."""
         return max(self.offsets)
 
@@ -255,7 +255,7 @@ class DecoderCache:
         size = self.rows // self.beams
         if len(set(slots)) != len(slots) or len(slots) != count or not all(0 <= slot < size for slot in slots):
             raise ValueError(f"cannot assign {count} requests to slots {list(slots)} of {size}")
-        self.reserve(fresh.offset)
+        self.reserve(fresh.max_offset)
         length = fresh.source_capacity
         if (extra := length - self.source_capacity) > 0:
             self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, extra)], constant_values=-mx.inf)
@@ -265,8 +265,8 @@ class DecoderCache:
             self.source_mask[slot, :, :, length:] = -mx.inf
             self.source_mask[slot, :, :, :length] = fresh.source_mask[i]
             rows, own = self.rows_of(slot), fresh.rows_of(i)
-            if fresh.offset:
+            if fresh.max_offset:
                 for layer, fresh_layer in zip(self.layers, fresh.layers, strict=True):
-                    decoded = fresh_layer.keys_values[:, own.start : own.stop, :, : fresh.offset]
-                    layer.keys_values[:, rows.start : rows.stop, :, : fresh.offset] = decoded
+                    decoded = fresh_layer.keys_values[:, own.start : own.stop, :, : fresh.max_offset]
+                    layer.keys_values[:, rows.start : rows.stop, :, : fresh.max_offset] = decoded
             self.offsets[rows.start : rows.stop] = fresh.offsets[own.start : own.stop]

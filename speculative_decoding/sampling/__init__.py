@@ -5,7 +5,7 @@ from .distribution import (
     leaves_logits_unchanged,
     logprobs,
     perturbed_logprobs,
-    scores,
+    processed_logits,
     shifted_logprobs,
     token_logprobs,
 )
@@ -24,7 +24,7 @@ __all__ = [
     "leaves_logits_unchanged",
     "logprobs",
     "perturbed_logprobs",
-    "scores",
+    "processed_logits",
     "shifted_logprobs",
     "token_logprobs",
 ]

@@ -1,6 +1,6 @@
 """Constraints on the next token, given the tokens before it. `masking` applies them and is imported on first use.
 
-They match the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
+They match the logits processors of Hugging Face that set logits to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
 (transformers 5, `generation/logits_process.py`, where each name ends with `LogitsProcessor`). At a position after draft
 tokens, the draft tokens count too, although they are still on the device. A position's number is the number of tokens
@@ -90,14 +90,14 @@ class History(NamedTuple):
     drafted: mx.array | None = None
     constraints: Sequence[Constraints] = ()
 
-    def positions(self, length: int) -> list[range]:
-        """The numbers of each row's last `length` positions."""
-        first = 1 - length + (0 if self.drafted is None else self.drafted.shape[1])
-        return [range(count + first, count + first + length) for count in map(len, self.tokens)]
+    def positions(self, num_positions: int) -> list[range]:
+        """The numbers of each row's last `num_positions` positions."""
+        first = 1 - num_positions + (0 if self.drafted is None else self.drafted.shape[1])
+        return [range(count + first, count + first + num_positions) for count in map(len, self.tokens)]
 
 
-def is_constrained(history: History, length: int) -> bool:
-    """Whether a constraint applies at any of the `length` positions."""
+def is_constrained(history: History, num_positions: int) -> bool:
+    """Whether a constraint applies at any of the last `num_positions` positions."""
     if any(own.no_repeat_ngram_size or own.banned or own.processor for own in history.constraints):
         return True
     if not any(own.not_before or own.forced for own in history.constraints):  # the usual case, which needs no positions
@@ -105,5 +105,5 @@ def is_constrained(history: History, length: int) -> bool:
     return any(
         any(positions.start < position for _, position in own.not_before)
         or any(position in positions for position, _ in own.forced)
-        for own, positions in zip(history.constraints, history.positions(length), strict=False)
+        for own, positions in zip(history.constraints, history.positions(num_positions), strict=False)
     )

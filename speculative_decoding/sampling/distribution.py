@@ -19,13 +19,13 @@ from .random import Purpose, gumbel, random_keys
 BLOCK = 64  # ids that are summed at once
 
 
-def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History, length: int) -> bool:
-    """Whether `scores` returns the logits of these positions unchanged."""
-    return not any(row.has_penalty for row in rows) and not is_constrained(history, length)
+def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History, num_positions: int) -> bool:
+    """Whether `processed_logits` returns the logits of the last `num_positions` positions of `history` unchanged."""
+    return not any(row.has_penalty for row in rows) and not is_constrained(history, num_positions)
 
 
-def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """(B, L, V) raw logits -> (B, L, V) with penalties and constraints. Temperature 0 needs no further steps."""
+def processed_logits(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) raw logits -> (B, L, V) after penalties and constraints. Temperature 0 needs no further steps."""
     if any(row.has_penalty for row in rows):
         penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
         logits = penalize_repetition(logits.astype(mx.float32), penalty, history)
@@ -54,7 +54,7 @@ def shifted_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], histor
 def sampled_logits(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) raw logits -> float32 logits of the distribution that is sampled from."""
     temperatures = mx.array([row.temperature or 1.0 for row in rows])[:, None, None]
-    x = scores(logits, rows, history).astype(mx.float32) / temperatures
+    x = processed_logits(logits, rows, history).astype(mx.float32) / temperatures
     if any(row.top_k for row in rows):
         x = keep_top_k(x, [row.top_k or x.shape[-1] for row in rows])
     if any(row.top_p < 1 for row in rows):

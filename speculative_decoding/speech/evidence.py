@@ -32,13 +32,13 @@ class Evidence:
     def prefilled(self, logits: mx.array) -> None:
         self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
 
-    def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
+    def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
         """Add the log-probabilities of the committed tokens.
 
         This runs on the host, because only the host has the list of committed tokens.
 
-        scores: (N, V) float32.
+        logits: (N, V) float32.
         """
-        largest = scores.max(axis=-1)
-        logsumexp = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=-1, dtype=np.float64))
-        self.sum_logprob += float((scores[np.arange(len(tokens)), tokens] - logsumexp).sum())
+        largest = logits.max(axis=-1)
+        logsumexp = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=-1, dtype=np.float64))
+        self.sum_logprob += float((logits[np.arange(len(tokens)), tokens] - logsumexp).sum())

@@ -73,7 +73,7 @@ def test_caches_of_other_ranks_repeat_all_changes(ranks: tuple[Any, Any, Line]) 
     tokens = mx.array([[3, 4], [5, 6], [7, 8]])
     cache = first.make_cache(ENCODED)
     assert isinstance(cache, BroadcastCache) and first.ranks == 2
-    cache.kept_layers = (0, 1)
+    cache.recorded_layers = (0, 1)
     cache.reserve(70)
     first.states(tokens, cache)
     cache.trim_to([2, 1, 2])
@@ -83,7 +83,7 @@ def test_caches_of_other_ranks_repeat_all_changes(ranks: tuple[Any, Any, Line]) 
     first.states(tokens[:2], cache)
     (repeated,) = [each for each in follow(other, line).values() if each.rows == 2]
     assert (repeated.offsets, repeated.capacity) == (cache.offsets, cache.capacity) == ([4, 2], 128)
-    assert repeated.kept_layers == (0, 1) and len(repeated.hidden) == 2
+    assert repeated.recorded_layers == (0, 1) and len(repeated.hidden) == 2
     for ours, theirs in zip(cache.arrays, repeated.arrays, strict=True):
         assert mx.array_equal(ours, theirs)
 

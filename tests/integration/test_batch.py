@@ -192,7 +192,7 @@ class Erratic(DraftLength):
         self.rng = random.Random(3)
         self.skipped = 0
 
-    def begin_round(self) -> bool:
+    def wants_drafts(self) -> bool:
         skips = self.rng.random() < 0.3
         self.skipped += skips
         return not skips
@@ -233,7 +233,7 @@ def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"drafter": NgramDrafter()}, "given by name"),
+        ({"drafter": NgramDrafter()}, "a name, a class or a function for several prompts"),
         ({"max_memory_gb": 0.000001}, "is too little"),
     ],
 )

@@ -50,7 +50,7 @@ class Writer(EncoderDecoder):
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """The state of each token is the id that follows it, (1, L, 1)."""
-        start, length = cache.offset, tokens.shape[1]
+        start, length = cache.max_offset, tokens.shape[1]
         cache.advance(length)
         following = (self._output + [EOS] * (length + 1))[start + 1 : start + 1 + length]
         return mx.array(following)[None, :, None]

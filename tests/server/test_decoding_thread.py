@@ -81,4 +81,4 @@ def test_all_draft_lengths_are_compiled_even_if_the_draft_model_writes_little(mo
     monkeypatch.setattr(type(target), "decode", recorded)
     warm_up(session, 2)
     costs = session.planner.widths(session.options_with({}), 2).costs(1)
-    assert widths[id(target)] >= {costs.width(1 + length) for length in range(LONGEST + 1)} and widths[id(draft)]
+    assert widths[id(target)] >= {costs.padded_width(1 + length) for length in range(LONGEST + 1)} and widths[id(draft)]

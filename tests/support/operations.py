@@ -86,17 +86,17 @@ def passes_and_syncs() -> Iterator[list[str]]:
 def read_by_host() -> Iterator[list[Counter[str]]]:
     """Record the operations that are left to compute in each array that a round reads after its host sync."""
     left: list[Counter[str]] = []
-    on_host, ids = loop.on_host, Draft.ids
+    on_host, to_lists = loop.on_host, Draft.to_lists
 
     def watched_on_host(verification: loop.Verification) -> Any:
         left.extend(operations(array) for array in verification if array is not None)
         return on_host(verification)
 
-    def watched_ids(draft: Draft) -> Any:
+    def watched_to_lists(draft: Draft) -> Any:
         left.append(operations(draft.tokens))
-        return ids(draft)
+        return to_lists(draft)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "on_host", watched_on_host)
-        patch.setattr(Draft, "ids", watched_ids)
+        patch.setattr(Draft, "to_lists", watched_to_lists)
         yield left

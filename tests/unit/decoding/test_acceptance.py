@@ -20,7 +20,7 @@ from speculative_decoding.decoding.acceptance import (
     Greedy,
     Rejection,
     residual,
-    rule_for,
+    rule_for_rows,
     sample_acceptance,
 )
 from speculative_decoding.decoding.request import Request
@@ -432,5 +432,5 @@ def test_empty_residual_falls_back_to_the_target() -> None:
 
 
 def test_every_lossless_rule_is_greedy_at_temperature_0() -> None:
-    kinds = [GenerationOptions(temperature=t, acceptance=name) for t in (0.0, 1.0) for name in ACCEPTANCE]
-    assert [rule_for([options]) for options in kinds] == [Greedy()] * 3 + [Rejection(), Block(), Coupled()]
+    chosen = [GenerationOptions(temperature=t, acceptance=name) for t in (0.0, 1.0) for name in ACCEPTANCE]
+    assert [rule_for_rows([options]) for options in chosen] == [Greedy()] * 3 + [Rejection(), Block(), Coupled()]

@@ -136,7 +136,7 @@ def test_drafters_observe_only_finite_states() -> None:
 
     class Watching(SeparateDrafters[Scripted]):
         def use_cache(self, cache: DecoderCache) -> None:
-            self.cache, cache.kept_layers = cache, (0,)
+            self.cache, cache.recorded_layers = cache, (0,)
 
         def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
             for request, count in zip(requests, counts, strict=True):

@@ -25,7 +25,7 @@ from speculative_decoding.drafters.base import TEXT
 from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.engine import Engine
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.sampling import Constraints, History, scores
+from speculative_decoding.sampling import Constraints, History, processed_logits
 from tests.support.device import within
 from tests.support.metal import pretend_gpu
 from tests.support.operations import counted, passes_and_syncs, read_by_host, total_without_masks
@@ -135,14 +135,14 @@ class Watching:
 
     def __init__(self) -> None:
         self.prefix: list[mx.array] = []
-        self.scores: list[np.ndarray] = []
+        self.logits: list[np.ndarray] = []
         self.tokens: list[int] = []
 
     def prefilled(self, logits: mx.array) -> None:
         self.prefix.append(logits)
 
-    def committed(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        self.scores += [*scores]
+    def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
+        self.logits += [*logits]
         self.tokens += tokens
 
 
@@ -158,7 +158,7 @@ class Watching:
         ("text", "rejection"),
     ],
 )
-def test_an_observer_sees_the_scores_of_committed_tokens_only(drafter: str, rule: str) -> None:
+def test_an_observer_sees_the_logits_of_committed_tokens_only(drafter: str, rule: str) -> None:
     """The batch also decodes a request without an observer, and for a while one by another rule."""
     drafts = BY_NAME | {"none": NoDrafter, "model": lambda: model_drafter(MODEL, noisy_copy(MODEL))}
     engine = Engine(MODEL, Letters(), drafts[drafter](), slots=3)
@@ -178,11 +178,11 @@ def test_an_observer_sees_the_scores_of_committed_tokens_only(drafter: str, rule
     logits = MODEL.logits(MODEL.teacher_forced(read, MODEL.encode(mx.array([request.source]))))
     history = History([request.decoder_tokens[:-1]], None, [CONSTRAINTS])
     first = len(PREFIX) - 1
-    assert observer.tokens == request.tokens and len(observer.scores) == len(request.tokens)
+    assert observer.tokens == request.tokens and len(observer.logits) == len(request.tokens)
     assert len(observer.prefix) == 1 and mx.abs(observer.prefix[0] - logits[0, 1]).max().item() < within(1e-5)
-    for i, found in enumerate(observer.scores):
+    for i, found in enumerate(observer.logits):
         history = History([request.decoder_tokens[: first + 1 + i]], None, [CONSTRAINTS])
-        expected = np.array(scores(logits[:, first + i : first + i + 1], [options], history)[0, 0])
+        expected = np.array(processed_logits(logits[:, first + i : first + i + 1], [options], history)[0, 0])
         assert np.allclose(found, expected, atol=within(1e-5))
 
 

@@ -37,7 +37,7 @@ def speed(length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int =
     rng, tokens, seconds = random.Random(5), 0, 0.0
     encoded = set[int]()  # requests
     for number in range(rounds):
-        count = length.choose([kind], [99])[0] if length.begin_round() else 0
+        count = length.choose([kind], [99])[0] if length.wants_drafts() else 0
         accepted = next((i for i in range(count) if rng.random() >= right), count)
         length.observe([round_of(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
@@ -186,7 +186,7 @@ def test_copies_continue_while_a_useless_model_is_idle() -> None:
     length, drafted = AdaptiveLength(lambda rows: FLAT), {MODEL: 0, COPY: 0}
     for number in range(900):
         kind = COPY if number % 3 == 0 else MODEL
-        count = length.choose([kind], [99])[0] if length.begin_round() else 0
+        count = length.choose([kind], [99])[0] if length.wants_drafts() else 0
         length.observe([round_of(kind, count, count * (kind == COPY))] if count else NOTHING)
         drafted[kind] += count > 0
     assert drafted[COPY] > 290 and drafted[MODEL] < 100

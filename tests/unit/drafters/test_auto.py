@@ -110,7 +110,7 @@ def test_drafts_of_a_mixed_batch_are_in_their_slots() -> None:
     drafter = auto(Twos())
     drafter.begin(request_with([0], 2))
     draft = mixed(drafter)
-    assert draft.ids() == [[2, 2, 2], [], [11, 13]]
+    assert draft.to_lists() == [[2, 2, 2], [], [11, 13]]
     drafter.select([2, 0])  # the rows move
     rows = request_with(KNOWN), request_with(UNKNOWN, 1)
     assert [drafter.kind_and_limit(row)[0] for row in rows] == [COPY, MODEL]

@@ -269,7 +269,7 @@ def test_ids_beyond_the_vocabulary_are_never_proposed() -> None:
         _, limit = drafter.kind_and_limit(row)
         if limit:
             draft = drafter.propose({row: min(limit, LONGEST)}, 1)
-            assert all(each < size for each in draft.ids()[0])
+            assert all(each < size for each in draft.to_lists()[0])
         row.decoder_tokens.append(token)
 
 

@@ -150,7 +150,7 @@ def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
     found = []
     for kept in ((), (0, 2)):
         cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
-        cache.kept_layers = kept
+        cache.recorded_layers = kept
         with counted() as seen:
             mx.eval(TARGET.states(mx.array([[0, 3]]), cache), *cache.hidden)
         found.append(seen.total())

@@ -29,7 +29,7 @@ def drafter_of(writer: ScriptedWriter, *requests: RequestView) -> BatchWritingDr
 
 
 def drafted(drafter: BatchWritingDrafter, request: RequestView, count: int, slots: int = 1) -> list[int]:
-    return drafter.propose({request: count}, slots).ids()[request.slot]
+    return drafter.propose({request: count}, slots).to_lists()[request.slot]
 
 
 def grow(drafter: BatchWritingDrafter, request: RequestView, tokens: Sequence[int]) -> None:
@@ -159,7 +159,7 @@ def test_rows_grow_together_and_each_follows_its_own_text() -> None:
     requests = [request_of(slot=slot) for slot in range(3)]
     drafter = drafter_of(writer, *requests)
     draft = drafter.propose({requests[0]: 2, requests[2]: 5}, 3)
-    assert draft.ids() == [texts[0][:2], [], texts[2][:5]] and draft.probs is None  # point masses
+    assert draft.to_lists() == [texts[0][:2], [], texts[2][:5]] and draft.probs is None  # point masses
     assert writer.steps == 5 + HELD_BACK and len(writer.started) == 2  # the second request has no draft yet
 
 
@@ -190,7 +190,7 @@ def test_a_slot_that_is_listed_twice_keeps_its_first_place() -> None:
     drafter.begin(request_of(slot=3))
     drafter.begin(request_of(slot=4))
     assert len(writer.live) == 2
-    assert drafter.propose({requests[2]: 4, requests[1]: 4}, 5).ids() == [TEXT[:4], TEXT[:4], [], [], []]
+    assert drafter.propose({requests[2]: 4, requests[1]: 4}, 5).to_lists() == [TEXT[:4], TEXT[:4], [], [], []]
     drafter.select([1])
     assert writer.live == writer.started[1:2]
 

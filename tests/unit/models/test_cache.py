@@ -33,7 +33,7 @@ def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """Append keys and values (B, H, L, D) as a pass does."""
     length = keys.shape[2]
-    cache.reserve(cache.offset + length)
+    cache.reserve(cache.max_offset + length)
     cache.layers[0].write_index = cache.write_index(length)
     assert cache.layers[0].write_index.dtype == mx.int32  # half the bytes of numpy's default
     all_keys, all_values = cache.layers[0].append(mx.stack([keys, values]))
@@ -73,7 +73,7 @@ def test_a_cache_with_rewinds_equals_a_list(
             offsets = [min(offsets)] * rows
         cache.trim_to(offsets if turn % 2 else (offsets[0] if len(set(offsets)) == 1 else offsets))
         kept = [row[:, :offset] for row, offset in zip(kept, offsets, strict=True)]
-        assert cache.offsets == offsets and cache.offset == max(offsets)
+        assert cache.offsets == offsets and cache.max_offset == max(offsets)
     assert cache.capacity > MIN_CAPACITY
 
 

@@ -92,7 +92,7 @@ def test_a_draft_head_drafts_the_same_for_rescaled_weights(tmp_path: Path) -> No
     states = []
     for target, own in ((one, head), (other, loaded)):
         cache = target.make_cache(target.encode(mx.array([SOURCES[2]])))
-        cache.kept_layers = (0, 1)
+        cache.recorded_layers = (0, 1)
         target.states(TOKENS, cache)
         features = own.features(mx.concatenate([*cache.hidden], axis=-1))
         cross = cache.last_cross_attention
@@ -151,7 +151,7 @@ def test_the_bound_holds_for_any_input(family: str, tmp_path: Path) -> None:
     model, _ = load(folder, dtype="float32")
     generator = np.random.default_rng(0)
     cache = model.make_cache(model.encode(mx.array(generator.integers(2, VOCAB, (10, 12)))))
-    cache.kept_layers = (0, 1)
+    cache.recorded_layers = (0, 1)
     model.states(mx.array(generator.integers(2, VOCAB, (10, 8))), cache)
     assert 65504 < mx.abs(mx.stack([*cache.hidden])).max().item() <= stream
 

@@ -11,7 +11,14 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models.generation_config import GenerationConfig
-from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs, perturbed_logprobs, scores
+from speculative_decoding.sampling import (
+    Constraints,
+    GenerationOptions,
+    History,
+    logprobs,
+    perturbed_logprobs,
+    processed_logits,
+)
 from speculative_decoding.sampling.constraints import is_constrained
 from speculative_decoding.sampling.masking import constrain
 from tests.support.paths import GOLDENS
@@ -74,7 +81,7 @@ def test_every_position_of_every_row_equals_the_naive_result() -> None:
     assert forbidden > 30
 
 
-@pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
+@pytest.mark.parametrize("compute", [processed_logits, logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_constrained_independently(compute: Any) -> None:
     """The bits equal those of a separate row, and of a position whose draft ids are committed."""
     together = compute(LOGITS, OPTIONS, history(range(len(ROWS))))
@@ -99,7 +106,9 @@ def test_scores_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
         count = len(case["history"]) - drafted
         ids = mx.array(case["history"][count:], mx.uint32).reshape(1, drafted)
         logits = mx.broadcast_to(mx.array(case["logits"]), (1, drafted + 1, GOLDEN["vocab_size"]))
-        found: list[float] = scores(logits, [options], History([case["history"][:count]], ids, [own]))[0, -1].tolist()  # type: ignore[assignment]
+        found: list[float] = processed_logits(logits, [options], History([case["history"][:count]], ids, [own]))[
+            0, -1
+        ].tolist()  # type: ignore[assignment]
         assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -119,6 +128,6 @@ def test_the_dtype_of_the_logits_is_kept() -> None:
 def test_unused_constraints_cost_nothing() -> None:
     late = Constraints(not_before=((1, 5),), forced=((3, (2,)),))  # applies to later positions only
     greedy = [GenerationOptions()] * 6
-    assert scores(LOGITS, greedy, History(PAST[:1] * 6)) is LOGITS
-    assert scores(LOGITS, greedy, History([[0] * 9] * 6, constraints=[late] * 6)) is LOGITS
+    assert processed_logits(LOGITS, greedy, History(PAST[:1] * 6)) is LOGITS
+    assert processed_logits(LOGITS, greedy, History([[0] * 9] * 6, constraints=[late] * 6)) is LOGITS
     assert is_constrained(History([[0, 1, 2]], constraints=[late]), 1)

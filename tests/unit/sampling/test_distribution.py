@@ -15,7 +15,7 @@ from speculative_decoding.sampling import (
     History,
     logprobs,
     perturbed_logprobs,
-    scores,
+    processed_logits,
     shifted_logprobs,
 )
 from tests.support.device import within
@@ -68,7 +68,7 @@ PENALISED = GenerationOptions(repetition_penalty=2.0)
 
 def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> None:
     logits = mx.array([[[2.0, -1.0, 0.0, 1.0]]])
-    assert scores(logits, [PENALISED], History([[0, 1, 1, 0]])).tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
+    assert processed_logits(logits, [PENALISED], History([[0, 1, 1, 0]])).tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
 
 
 @pytest.mark.usefixtures("device")
@@ -93,7 +93,7 @@ DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("compute", [scores, logprobs, shifted_logprobs, perturbed_logprobs])
+@pytest.mark.parametrize("compute", [processed_logits, logprobs, shifted_logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_transformed_independently(compute: Any) -> None:
     """A batch of rows with different options and histories has the same bits as each row and position separately."""
     together = compute(LOGITS, MIXED, History(PAST, DRAFTED))
