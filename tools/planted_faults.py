@@ -835,13 +835,6 @@ distributed/data_parallel.py: a cancelled row is decoded on its rank | distribut
 - self._channel.send({"cancel": number}, rank)
 + pass
 
-doctor/recommendation.py: the rates of a recommendation are one position off | doctor/test_doctor.py
-- acceptance[min(length, len(acceptance)) - 1]
-+ acceptance[min(length, len(acceptance) - 1)]
-doctor/predicted_costs.py: kernels take no time | doctor/test_predicted_costs.py
-- work.nbytes / chip.bandwidth + work.dispatches * DISPATCH_SECONDS
-+ work.nbytes / chip.bandwidth
-
 models/base.py: the models know the engine | unit/test_architecture.py
 - if TYPE_CHECKING:
 + if TYPE_CHECKING:

@@ -106,7 +106,6 @@ def sections(found: Diagnosis, bar: str) -> Iterator[tuple[str, Sequence[str]]]:
         is_given = found["calibration"] == "given"
         yield f"Target passes in {own['precision']}, 1 row", pass_lines(own, bar, is_given=is_given)
         yield "Draft", draft_lines(own)
-        yield "Predicted best draft length and speedup over the baseline", prediction_lines(own)
     yield "Precisions", precision_lines(found)
     yield "Fused kernels, compared with float32 arithmetic on the CPU", kernel_lines(found)
     yield "Self-test: drafts compared with the baseline, greedy, in exact passes", self_test_lines(found)
@@ -161,13 +160,10 @@ def pass_lines(own: Diagnosis, bar: str, *, is_given: bool) -> list[str]:
         lines.append(
             f"{row['width']:5} {1000 * row['seconds']:9.3f} {row['relative']:8.2f}x  {bars:{bar_columns}}{exact}"
         )
-    lines += wrap("A pass of width w verifies w - 1 draft tokens. Passes are padded to the next listed width.")
-    exactness = own["exactness"]
+    lines += wrap("A pass of width w verifies w - 1 draft tokens. Other passes are padded to a listed width.")
     widths = ", ".join(map(str, own["exact_widths"]))
-    text = f"Exact passes give every position bit-identical scores. They have the widths {widths}."
-    default = "They are the default here." if exactness["default"] else "They are off by default here."
-    text += f" Decoding with only exact passes (--strict) costs {exactness['price']:.1%} of the speed. {default}"
-    lines += wrap(text)
+    default = "They are the default here." if own["exactness"]["default"] else "They are off by default here."
+    lines += wrap(f"Exact passes give every position bit-identical scores. They have the widths {widths}. {default}")
     if is_given:
         lines += wrap(f"Not measured: the times come from the file in {CALIBRATION_VARIABLE}.")
     return lines
@@ -188,24 +184,8 @@ def draft_lines(own: Diagnosis) -> list[str]:
     ]
 
 
-def prediction_lines(own: Diagnosis) -> list[str]:
-    """Show predictions for fast and exact passes, in one column if they agree."""
-    by_kind: dict[str, dict[float, str]] = {}
-    for row in own["recommended"]:
-        length = f"{row['draft_length']} tokens" if row["draft_length"] else "no draft"
-        by_kind.setdefault(row["passes"], {})[row["acceptance"]] = f"{length}, {row['speedup']:.2f}x"
-    if len(by_kind) > 1 and by_kind["fast"] == by_kind["exact"]:
-        columns = {"all passes": by_kind["fast"]}
-    else:
-        columns = {f"{kind} passes": predictions for kind, predictions in by_kind.items()}
-    lines = [f"{'acceptance rate':22}" + "".join(f"{heading:22}" for heading in columns)]
-    for rate in by_kind["fast"]:
-        lines.append(f"{rate:<22.0%}" + "".join(f"{predictions[rate]:22}" for predictions in columns.values()))
-    return [line.rstrip() for line in lines]
-
-
 def precision_lines(found: Diagnosis) -> list[str]:
-    lines = [f"{'':10} {'weights':>9}  {'fits':4} {'read per pass':>13} {'pass time':>10} {'predicted':>10}"]
+    lines = [f"{'':10} {'weights':>9}  {'fits':4} {'read per pass':>13} {'pass time':>10}"]
     is_measured = found["calibration"] == "measured"
     for entry in found["precisions"]:
         if entry["bytes"] is None:
@@ -214,11 +194,7 @@ def precision_lines(found: Diagnosis) -> list[str]:
         fits = "yes" if entry["fits"] else "no"
         time = f"{1000 * entry['pass_seconds']:7.3f} ms" if is_measured and "pass_seconds" in entry else ""
         sizes = f"{format_size(entry['bytes']):>9}  {fits:4} {format_size(entry['pass_bytes']):>13}"
-        seconds = entry["predicted_pass_seconds"]
-        predicted = "" if seconds is None else f"{1000 * seconds:7.3f} ms"
-        lines.append(f"{entry['precision']:10} {sizes} {time:>10} {predicted:>10}".rstrip())
-    if not any(entry["predicted_pass_seconds"] for entry in found["precisions"]):
-        lines.append("no prediction exists for this device")
+        lines.append(f"{entry['precision']:10} {sizes} {time:>10}".rstrip())
     fastest = found["fastest"]
     if fastest["by_bytes"] is None:
         return [*lines, "no precision fits into memory"]

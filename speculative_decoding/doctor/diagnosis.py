@@ -20,7 +20,6 @@ from ..cli.divergence import compare_outputs
 from ..cli.run_config import BUNDLED_PAIR, RunConfig
 from ..decoding.prompt import build_decoder_prompt, check_languages
 from ..draft_length.exact_widths import COMPARED_WIDTHS
-from ..draft_length.passes import RoundCosts
 from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_model, open_adapter, read_folder
@@ -35,11 +34,8 @@ from ..session import Session
 from ..subpackages import has_subpackage
 from .device import device_facts, device_notes, versions
 from .kernel_checks import KernelCheck, kernel_checks
-from .predicted_costs import DISPATCHES_PER_LAYER, chip_named, pass_seconds
-from .recommendation import recommend_length
 
-FORMAT = 1
-ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
+FORMAT = 2
 BUNDLED_NAMES = {*BUNDLED_PAIR, "t5-web-docs-draft"}
 GENERIC_PROMPTS = (
     "translate English to German: The house is small, but the garden is large.",
@@ -139,7 +135,6 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
                 entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
             mx.clear_cache()
-        entry["predicted_pass_seconds"] = predicted_pass(device, found["target"], entry["pass_bytes"])
         precisions.append(entry)
     return {
         **found,
@@ -222,14 +217,6 @@ def size_entry(
     return entry
 
 
-def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
-    """Predict the seconds of a pass over one position; None without figures for the device or the architecture."""
-    chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
-    if chip is None or pass_bytes is None or target["architecture"] not in DISPATCHES_PER_LAYER:
-        return None
-    return pass_seconds(chip, target["architecture"], pass_bytes, target["decoder_layers"])
-
-
 def check_precision(
     config: RunConfig, precision: Precision, prompts: Sequence[str | AudioFrames], *, has_tf32: bool
 ) -> dict[str, Any]:
@@ -245,45 +232,29 @@ def check_precision(
 
 
 def measure_costs(session: Session) -> dict[str, Any]:
-    """Measure passes and drafts of a single row, and predict draft lengths from them."""
+    """Measure passes and drafts of a single row."""
     options = session.options_with({})
     calibration = session.planner.calibration(options)
     exact_widths = session.planner.exact_widths
-    fast = calibration.measure_fully(1)
-    exact = calibration.measure_fully(1, exact=True)
-    has_draft = session.draft_model is not None
-    fast_speed, exact_speed = (
-        predict(costs, 1.0, ACCEPTANCE_RATES[1], has_draft)["speedup"] for costs in (fast, exact)
-    )
+    costs = calibration.measure_fully(1)
+    passes = {**calibration.measure_fully(1, exact=True).passes, **costs.passes}
     return {
-        "pass_seconds": fast.baseline,
+        "pass_seconds": costs.baseline,
         "passes": [
             {
                 "width": width,
                 "seconds": seconds,
-                "relative": seconds / fast.baseline,
+                "relative": seconds / costs.baseline,
                 "exact": exact_widths is None or exact_widths.same_bits(1, width),
             }
-            for width, seconds in fast.passes.items()
+            for width, seconds in sorted(passes.items())
         ],
         "exact_widths": [*COMPARED_WIDTHS] if exact_widths is None else exact_widths.widths,
-        "exactness": {
-            "price": max(0.0, 1.0 - exact_speed / fast_speed),
-            "default": session.planner.widths(options).exact,
-        },
-        "draft_seconds": {"step": fast.step, "start": fast.start, "source": fast.prefill} if has_draft else None,
-        "recommended": [
-            {"acceptance": rate, "passes": name, **predict(costs, fast.baseline, rate, has_draft)}
-            for name, costs in (("fast", fast), ("exact", exact))
-            if costs.passes
-            for rate in ACCEPTANCE_RATES
-        ],
+        "exactness": {"default": session.planner.widths(options).exact},
+        "draft_seconds": None
+        if session.draft_model is None
+        else {"step": costs.step, "start": costs.start, "source": costs.prefill},
     }
-
-
-def predict(costs: RoundCosts, baseline: float, acceptance_rate: float, has_draft: bool) -> dict[str, Any]:
-    length, speedup = recommend_length(costs, [acceptance_rate], baseline=baseline, has_steps=has_draft)
-    return {"draft_length": length, "speedup": speedup}
 
 
 def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]:

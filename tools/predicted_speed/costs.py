@@ -1,11 +1,9 @@
-"""Predicts the cost of passes on Apple GPUs from published figures. This project measured none of them.
+"""Predicts the costs of passes on Apple GPUs from published figures, and the best draft length for given costs.
 
-A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
-a wider pass, the reading time grows by the same factor as the time of a matrix product. A drafted round also waits for
-the host; a baseline round does not, because its pass starts early (decoding/round.py).
-
-`python -m tools.predicted_speed` prints predicted speeds, and `doctor` prints the predicted and the measured time of a
-pass.
+This project measured none of these figures. A pass over one position reads its weights once at the chip's memory
+bandwidth, and waits for each kernel's dispatch. In a wider pass, the reading time grows by the same factor as the time
+of a matrix product. A drafted round also waits for the host; a baseline round does not, because its pass starts early
+(decoding/round.py).
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..draft_length.costs import ALL_WIDTHS
-from ..draft_length.passes import RoundCosts
+from speculative_decoding.draft_length.adaptive import LONGEST, WORTHWHILE
+from speculative_decoding.draft_length.costs import ALL_WIDTHS
+from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half the time of an x86-64 server (docs/decisions/host-time.md)
@@ -112,3 +111,28 @@ def predicted_costs(
     passes = {width: HOST_SECONDS + seconds(chip, wide, cost) for width, cost in relative_costs(chip, bits).items()}
     passes[1] = seconds(chip, narrow)
     return RoundCosts(passes, step=seconds(chip, step) if step else 0.0, start=seconds(chip, start) if start else 0.0)
+
+
+def recommend_length(costs: RoundCosts, acceptance_rate: float, baseline: float) -> tuple[int, float]:
+    """Find the draft length with the most expected tokens per cost. Decoding estimates the rate itself.
+
+    Args:
+        costs: The costs of a round. Copied drafts have no costs of their own.
+        acceptance_rate: The probability that a draft token is accepted if all tokens before it are.
+        baseline: The cost of a round without a draft; the speedup is relative to it.
+
+    Returns:
+        Draft tokens per round, 0 if drafting is not worthwhile, and the expected speedup over baseline decoding.
+    """
+    best = 0
+    best_speedup = baseline / costs.baseline
+    least_speedup = WORTHWHILE * best_speedup
+    expected_tokens = 1.0
+    for length in range(1, LONGEST + 1):
+        expected_tokens += acceptance_rate**length
+        prefill = expected_tokens * costs.prefill / TYPICAL_TOKENS
+        speedup = expected_tokens * baseline / (costs.round_cost(length, steps=length) + prefill)
+        if speedup > max(least_speedup, best_speedup):
+            best = length
+            best_speedup = speedup
+    return best, best_speedup

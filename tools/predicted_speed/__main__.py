@@ -1,8 +1,10 @@
 """Prints the predicted speed of published models on Macs, without a Mac: `python -m tools.predicted_speed`.
 
-The formula is speculative_decoding/doctor/predicted_costs.py, and draft lengths come from `recommend_length`. Drafts
-come from a draft head of the target, or from a small model of the family. Encoders, the attention's keys and values,
-and text are not counted, except for the cross-attention's keys and values of a speech model's window.
+Drafts come from a draft head of the target, or from a small model of the family. Encoders, the attention's keys and
+values, and text are not counted, except for the cross-attention's keys and values of a speech model's window.
+
+With --doctor FILE, prints the best draft lengths for the costs in a report that `doctor --json FILE` wrote, and the
+predicted times of its passes beside the measured ones.
 """
 
 from __future__ import annotations
@@ -10,13 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.simulated_devices import CURVES
-from speculative_decoding.doctor.predicted_costs import CHIPS, Chip, Work, predicted_costs, relative_costs
-from speculative_decoding.doctor.recommendation import recommend_length
 from speculative_decoding.draft_length.passes import RoundCosts
+
+from .costs import (
+    CHIPS,
+    DISPATCHES_PER_LAYER,
+    Chip,
+    Work,
+    chip_named,
+    pass_seconds,
+    predicted_costs,
+    recommend_length,
+    relative_costs,
+)
 
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
 HEAD_START_DISPATCHES = 13  # joining hidden states, their norm and projection, and joining the draft's ids
@@ -97,7 +110,7 @@ def costs_on(chip: Chip, name: str, bits: int, draft: str | None) -> RoundCosts:
 def speeds(costs: RoundCosts) -> list[float]:
     """Return the tokens per second of the baseline and at each acceptance rate."""
     baseline = costs.baseline
-    found = [recommend_length(costs, [rate], baseline=baseline, has_steps=True) for rate in ACCEPTANCE_RATES]
+    found = [recommend_length(costs, rate, baseline) for rate in ACCEPTANCE_RATES]
     return [speedup / baseline for speedup in (1.0, *(speedup for _, speedup in found))]
 
 
@@ -135,6 +148,51 @@ def compared() -> Iterator[str]:
         )
 
 
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield predictions for the device and the models of a report of `doctor`."""
+    own = report["precisions"][0]
+    if "passes" in own:
+        yield f"Predicted best draft length and speedup over the baseline in {own['precision']}"
+        costs = measured_costs(own)
+        best = {
+            (rate, name): recommend_length(each, rate, own["pass_seconds"])
+            for rate in ACCEPTANCE_RATES
+            for name, each in costs.items()
+        }
+        for (rate, name), (length, speedup) in best.items():
+            yield f"acceptance rate {rate:.0%}, {name} passes: {length} draft tokens, {speedup:.2f}x"
+        if "exact" in costs:
+            fast, exact = (best[ACCEPTANCE_RATES[1], name][1] for name in ("fast", "exact"))
+            yield f"Exact passes cost {max(0.0, 1 - exact / fast):.1%} of the speed at {ACCEPTANCE_RATES[1]:.0%}"
+        yield ""
+    yield "Time of a pass over one position in ms: measured, predicted"
+    for entry in report["precisions"]:
+        measured = entry.get("pass_seconds")
+        predicted = predicted_pass(report["device"], report["target"], entry["pass_bytes"])
+        times = ("-" if seconds is None else f"{1000 * seconds:.3f}" for seconds in (measured, predicted))
+        yield f"{entry['precision']}: {', '.join(times)}"
+
+
+def measured_costs(own: Mapping[str, Any]) -> dict[str, RoundCosts]:
+    """Return the costs of rounds with any passes, and with exact passes only."""
+    draft = own["draft_seconds"] or dict.fromkeys(("step", "start", "source"), 0.0)
+    passes = {
+        "fast": {row["width"]: row["seconds"] for row in own["passes"]},
+        "exact": {row["width"]: row["seconds"] for row in own["passes"] if row["exact"]},
+    }
+    return {
+        name: RoundCosts(each, draft["step"], draft["start"], draft["source"]) for name, each in passes.items() if each
+    }
+
+
+def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
+    """Predict the seconds of a pass over one position; None without figures for the device or the architecture."""
+    chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
+    if chip is None or pass_bytes is None or target["architecture"] not in DISPATCHES_PER_LAYER:
+        return None
+    return pass_seconds(chip, target["architecture"], pass_bytes, target["decoder_layers"])
+
+
 def rounded(speed: float) -> str:
     """Two significant digits, because the prediction has no more."""
     return f"{float(f'{speed:.2g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"
@@ -143,7 +201,12 @@ def rounded(speed: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chip", nargs="+", choices=[*CHIPS], default=[*CHIPS], help="Macs (default: all)")
-    chips = parser.parse_args().chip
+    parser.add_argument("--doctor", type=Path, metavar="FILE", help="predict for a report that doctor wrote as JSON")
+    chosen = parser.parse_args()
+    if chosen.doctor is not None:
+        print(*report_lines(json.loads(chosen.doctor.read_text(encoding="utf-8"))), sep="\n")
+        return
+    chips = chosen.chip
     print(f"Predicted tokens/s: baseline, then with drafts at acceptance rates of {ACCEPTANCE_RATES}")
     for title, draft_models in (("Draft head", False), ("Draft model", True)):
         print("", title, "", *lines(chips, draft_models), sep="\n")

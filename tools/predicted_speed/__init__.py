@@ -1,0 +1,1 @@
+"""Predicts the speed of models on Macs; see __main__.py."""
