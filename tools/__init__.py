@@ -24,8 +24,8 @@ Exact: equal to other programs and devices
   several_machines        do several processes that share a model give the output of one?
 
 Fast: see also `python -m benchmarks --help` and docs/benchmarks.md
-  predicted_speed/        how fast might published models be on Macs? With --doctor FILE: which draft lengths are best for
-                          the costs that doctor measured? A second
+  predicted_speed/        how fast might published models be on Macs? With --doctor FILE: which draft lengths are best
+                          for the costs that doctor measured? A second
   call_trace              what does one request load, call and make? Some seconds
 
 Made from: how files of this repository were made

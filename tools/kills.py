@@ -235,8 +235,8 @@ def interrupt_console(texts: int) -> Counter[str]:
 
 def console(texts: int, sender: Any) -> None:
     """Send Ctrl-C to this process at a random moment of each text."""
-    from speculative_decoding.cli.console import answer, console_parser
-    from speculative_decoding.cli.console_commands import ConsoleState
+    from speculative_decoding.cli.console import answer
+    from speculative_decoding.cli.console_commands import ConsoleState, console_parser
     from speculative_decoding.cli.run_config import run_config_from
 
     config = run_config_from(console_parser("console").parse_args(KINDS["console"].split()))

@@ -16,28 +16,15 @@ from ..checkpoints.text import as_utf8, require_no_nul
 from ..errors import InputError
 from .common import interrupts, say
 from .compare import Comparison
-from .console_commands import NOT_IN_CONSOLE, ConsoleState, Quit, completions, find, name_of
-from .flags import add_decoding_flags, check_files
+from .console_commands import ConsoleState, Quit, completions, console_parser, find, name_of
+from .flags import check_files
 from .main import PromptFlags
-from .parser import Parser, add_flags, flags_from
+from .parser import flags_from
 from .run_config import run_config_from
 from .runner import note_exactness
 from .start import start
 from .summary import summary_notes, tokens_per_second
 from .views import has_color
-
-
-def console_parser(program: str) -> Parser:
-    parser = Parser(
-        prog=program,
-        usage="%(prog)s [options]",
-        description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
-        "options are commands, too.",
-        basic=("trace",),
-    )
-    add_flags(parser, "prompt and output", PromptFlags, without=NOT_IN_CONSOLE)
-    add_decoding_flags(parser, without=NOT_IN_CONSOLE)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding console") -> int:

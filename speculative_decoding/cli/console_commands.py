@@ -22,17 +22,32 @@ from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
-from ..sampling.values import PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
+from ..sampling.values import Bool, OptionSpec, specs_of
 from ..session import Session
 from .common import read_text
 from .compare import Comparison, comparison_table, decoding_modes
+from .flags import add_decoding_flags
 from .help import as_typed
 from .main import PromptFlags
-from .parser import File, argument_type, flag
+from .parser import Parser, add_flags, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
 NOT_IN_CONSOLE = ("prompt", "verify", "stats_json", "num_return_sequences")  # neither flags nor commands
 FIXED_AT_START = ("trace", "max_ngram_size")  # flags only
+
+
+def console_parser(program: str, **options: Any) -> Parser:
+    parser = Parser(
+        prog=program,
+        usage="%(prog)s [options]",
+        description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
+        "options are commands, too.",
+        basic=("trace",),
+        **options,
+    )
+    add_flags(parser, "prompt and output", PromptFlags, without=NOT_IN_CONSOLE)
+    add_decoding_flags(parser, without=NOT_IN_CONSOLE)
+    return parser
 
 
 class Quit(Exception):
@@ -183,6 +198,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {}  # in the order of /help
+PARSER = console_parser("", exit_on_error=False)  # parses the arguments of commands
 
 
 def find(name: str) -> Command:
@@ -204,11 +220,13 @@ def completions(line: str) -> list[str]:
     return COMMANDS[name].completions(rest.rpartition(" ")[2]) if name in COMMANDS else []
 
 
-def parse(value: Value, text: str) -> Any:
+def parse(name: str, text: str | None) -> Any:
+    """Return the value of the console's flag --name=text, or of --name if `text` is None."""
+    own = PARSER.flags[name]
     try:
-        return argument_type(value)(text)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(str(error)) from error
+        return getattr(PARSER.parse_args([own if text is None else f"{own}={text}"]), name)
+    except argparse.ArgumentError as error:
+        raise InputError(error.message) from error
 
 
 def on_off(is_on: bool) -> str:
@@ -263,20 +281,17 @@ def add_setting(name: str, spec: OptionSpec) -> None:
             text = text.strip()
         if isinstance(value, Bool):
             is_on = not state.value(name)
-            state.set(name, spec.default if is_on == bool(spec.default) else is_on)
-        elif not text and is_optional and not spec.flag.bare:
-            state.set(name, spec.default)
-        elif isinstance(value, ListOf):
-            state.set(name, [parse(value, text)])
-        elif spec.flag.bare is None:
-            state.set(name, parse(value, text))
-        else:  # turn it on, or off again
-            found = parse(value, text or spec.flag.bare)
-            state.set(name, spec.default if found == state.value(name) else found)
+            found = spec.default if is_on == bool(spec.default) else is_on
+        elif spec.flag.bare is not None:  # turn it on, or off again
+            found = parse(name, text or None)
+            found = spec.default if found == state.value(name) else found
+        else:
+            found = parse(name, text) if text or not is_optional else spec.default
+        state.set(name, found)
 
 
 for name, spec in {**specs_of(PromptFlags), **option_specs()}.items():
-    if PYTHON_ONLY not in spec.marks and name not in (*NOT_IN_CONSOLE, *FIXED_AT_START):
+    if name in PARSER.flags and name not in FIXED_AT_START:
         add_setting(name, spec)
 
 
@@ -295,13 +310,13 @@ def set_model(state: ConsoleState, text: str) -> None:
 
 @Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.config.models.model), parse(Text(), text.strip()))
+    state.open_other_models(str(state.config.models.model), parse("draft_model", text.strip()))
 
 
 @Command("/draft-text-file FILE", "draft from the text of this file; /draft-text without a text stops that")
 def set_draft_text_file(state: ConsoleState, text: str) -> None:
-    path = parse(File(), text.strip())
-    state.change({"draft_text": [read_text(path, Name("draft_text_file"))]})
+    paths = parse("draft_text_file", text.strip())
+    state.change({"draft_text": [read_text(path, Name("draft_text_file")) for path in paths]})
 
 
 @Command("/stats", "show the statistics of this session")

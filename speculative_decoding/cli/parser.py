@@ -160,7 +160,12 @@ def add_flags(
         elif name in lists:
             settings["nargs"] = "+"
         elif spec.flag.bare is not None:
-            hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word as the value
+            # argparse takes the next word as the value, even if it is a prompt
+            hint = (
+                "; put a prompt before this flag, or use --prompt"
+                if "--prompt" in parser._option_string_actions
+                else ""
+            )
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]

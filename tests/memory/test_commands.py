@@ -180,8 +180,8 @@ def test_languages_choose_texts_of_a_tmx_file_for_a_model_without_languages(comm
 
 
 def test_the_console_strips_its_current_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from speculative_decoding.cli.console import answer, console_parser
-    from speculative_decoding.cli.console_commands import ConsoleState
+    from speculative_decoding.cli.console import answer
+    from speculative_decoding.cli.console_commands import ConsoleState, console_parser
     from speculative_decoding.cli.run_config import run_config_from
 
     asked = []
