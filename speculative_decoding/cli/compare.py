@@ -25,9 +25,9 @@ from .runner import (
     PromptRunner,
     answer_mode,
     print_text,
+    tokens_per_second,
     watch,
 )
-from .summary import tokens_per_second
 
 DRAFT = "draft"  # the draft model without the target
 IDENTICAL = "identical"

@@ -21,9 +21,8 @@ from .flags import check_files
 from .main import PromptFlags
 from .parser import flags_from
 from .run_config import run_config_from
-from .runner import note_exactness
+from .runner import note_exactness, summary_notes, tokens_per_second
 from .start import start
-from .summary import summary_notes, tokens_per_second
 from .views import has_color
 
 

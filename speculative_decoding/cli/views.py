@@ -98,7 +98,7 @@ class DraftView:
             self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
 
     def _add(self, line: Text, text: str, mark: Mark) -> None:
-        """Append text in the mark's color. Without color, print marks where the kind of text changes."""
+        """Append text in the mark's color. Without color, print the marks themselves where the mark changes."""
         if not text:
             return
         if not self._color and mark != self._open:

@@ -86,51 +86,25 @@ class WeightSizes:
 def diagnose(config: RunConfig) -> dict[str, Any]:
     """Measure the device, check kernels and drafts in several precisions, and return the report."""
     device = device_facts()
-    folder = Path(config.models.model)
-    pair = config.open()
-    model, tokenizer = pair.target.model, pair.target.tokenizer
-    check_languages(model, tokenizer, config.options)
-    build_decoder_prompt(model, tokenizer, config.options)  # raises if a language is missing
-    draft = pair.draft
-    draft_bytes = 0 if draft is None else draft.nbytes
-    own_sizes = weight_sizes(pair.target.model, pair.target.checkpoint)
-    model_config = pair.target.model.config
-    found: dict[str, Any] = {
+    models, sizes, audio = describe_models(config)
+    found = {
         "format": FORMAT,
         "versions": versions(),
         "device": device,
         "tf32": uses_tf32(),
         "notes": device_notes(device, versions()["mlx"]),
         "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
-        "target": {
-            "name": public_name(folder),
-            "architecture": type(pair.target.model).__name__,
-            "precision": own_sizes.precision,
-            "bytes": own_sizes.nbytes,
-            "vocab_size": model_config.vocab_size,
-            "d_model": model_config.d_model,
-            "decoder_layers": model_config.decoder_layers,
-            "d_ff": model_config.decoder.d_ff,
-            "heads": model_config.decoder.num_heads,
-            "head_width": model_config.decoder.head_dim,
-        },
-        "draft": None,
+        **models,
     }
-    if draft is not None and config.models.draft_model is not None:
-        kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
-        kind += " of another vocabulary" * pair.drafts_text
-        found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
-    audio = pair.target.model.audio
-    del pair, draft  # free memory before loading the models below
-
-    prompts = list(self_test_prompts(public_name(folder), audio))
+    draft_bytes = 0 if models["draft"] is None else models["draft"]["bytes"]
+    prompts = list(self_test_prompts(models["target"]["name"], audio))
     precisions = []
-    for precision in precisions_to_test(own_sizes):
-        entry = size_entry(precision, own_sizes, config, draft_bytes, device)
+    for precision in precisions_to_test(sizes):
+        entry = size_entry(precision, sizes, config, draft_bytes, device)
         if entry["skipped"] is None and precision.is_tested:
             say(f"{precision.name}: measuring passes, checking kernels and drafts ...")
             with warnings.catch_warnings():
-                if precision.name != own_sizes.precision:
+                if precision.name != sizes.precision:
                     warnings.simplefilter("ignore")  # the first precision has already printed them
                 entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
@@ -142,6 +116,40 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
         "fastest": fastest_precisions(precisions, is_measured=found["calibration"] == "measured"),
         "passed": all(has_passed(entry) for entry in precisions),
     }
+
+
+def describe_models(config: RunConfig) -> tuple[dict[str, Any], WeightSizes, AudioConfig | None]:
+    """Open the models without weights, and describe the target and the draft.
+
+    Returns:
+        The description, the sizes of the target's weights, and its audio configuration if it is a speech model.
+
+    Raises:
+        InputError: The options lack a language that the target needs.
+    """
+    pair = config.open()
+    model = pair.target.model
+    check_languages(model, pair.target.tokenizer, config.options)
+    build_decoder_prompt(model, pair.target.tokenizer, config.options)
+    sizes = weight_sizes(model, pair.target.checkpoint)
+    target = {
+        "name": public_name(Path(config.models.model)),
+        "architecture": type(model).__name__,
+        "precision": sizes.precision,
+        "bytes": sizes.nbytes,
+        "vocab_size": model.config.vocab_size,
+        "d_model": model.config.d_model,
+        "decoder_layers": model.config.decoder_layers,
+        "d_ff": model.config.decoder.d_ff,
+        "heads": model.config.decoder.num_heads,
+        "head_width": model.config.decoder.head_dim,
+    }
+    draft = None
+    if pair.draft is not None:
+        name = "draft head" if isinstance(pair.draft.model, DraftHead) else "draft model"
+        name += " of another vocabulary" * pair.drafts_text
+        draft = {"name": public_name(pair.draft.folder), "kind": name, "bytes": pair.draft.nbytes}
+    return {"target": target, "draft": draft}, sizes, model.audio
 
 
 def precisions_to_test(own: WeightSizes) -> list[Precision]:

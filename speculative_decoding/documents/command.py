@@ -22,8 +22,7 @@ from ..cli.flags import RunFlags, add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import LANGUAGES, RunConfig, run_config_from
-from ..cli.runner import settle_exactness
-from ..cli.summary import summary_notes
+from ..cli.runner import settle_exactness, summary_notes
 from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Message, Name

@@ -28,9 +28,8 @@ from ..cli.lines import InputLine, read_lines
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import RunConfig, run_config_from
-from ..cli.runner import settle_exactness
+from ..cli.runner import settle_exactness, summary_notes
 from ..cli.start import start
-from ..cli.summary import summary_notes
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Message
 from ..rows.scheduling import Progress, Scheduler

@@ -16,8 +16,7 @@ from ..cli.common import require_one_process, say, start_alone, write_stats
 from ..cli.flags import RunFlags, add_decoding_flags, all_but, check_files
 from ..cli.parser import File, Parser, add_flags, flags_from
 from ..cli.run_config import RunConfig, run_config_from
-from ..cli.runner import note_exactness
-from ..cli.summary import run_summary
+from ..cli.runner import note_exactness, run_summary
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Message, one_line
 from ..loading.names import model_name

@@ -14,8 +14,7 @@ from typing import Any
 
 from ...cli.common import interrupts, printing, say, write_stats
 from ...cli.run_config import DraftFlags, ModelFlags, RunConfig
-from ...cli.runner import note_exactness
-from ...cli.summary import run_summary
+from ...cli.runner import note_exactness, run_summary
 from ...decoding.results import GenerationStats
 from ...errors import InputError, Message
 from ...loading.pair import ModelPair

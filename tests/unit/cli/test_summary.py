@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from speculative_decoding import GenerationOptions, GenerationStats
-from speculative_decoding.cli.summary import run_summary
+from speculative_decoding.cli.runner import run_summary
 
 STATS = GenerationStats(generated_tokens=30, target_calls=10, encode_seconds=0.5, decode_seconds=1.0)
 DRAFTED = replace(STATS, drafted_tokens=40, accepted_tokens=20)
