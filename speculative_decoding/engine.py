@@ -25,12 +25,12 @@ from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
-from .models.audio import Source
 from .models.backend import computing
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache, capacity_for, source_capacity_for
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
+from .models.source import Source
 from .models.threads import turn, use_mlx
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed

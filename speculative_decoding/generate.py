@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from .decoding.results import GenerationResponse, GenerationResult, Round
 from .drafters import DraftHead, NgramDrafter
 from .loading.tokenizer import Tokenizer
-from .models.audio import AudioFrames
 from .models.base import EncoderDecoder
+from .models.source import AudioFrames
 from .sampling.options import shows_options
 from .session import Prompt, Session
 

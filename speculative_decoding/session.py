@@ -34,11 +34,11 @@ from .errors import InputError, Message, note
 from .loading.load import ModelHandle
 from .loading.pair import DraftPrompt, ModelPair, open_pair, require_draft, token_difference
 from .loading.tokenizer import Tokenizer
-from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
+from .models.source import AudioFrames, Source
 from .models.threads import turn, use_mlx
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate

@@ -16,7 +16,7 @@ from ..draft_length import FixedLength
 from ..drafters import with_default_drafter
 from ..errors import InputError, Message, Name
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import AudioFrames
+from ..models.source import AudioFrames
 from ..rows.scheduling import BatchResult
 from ..sampling import GenerationOptions, History
 from ..session import Prompt, Session

@@ -16,8 +16,8 @@ from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.pair import DraftPrompt
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from ..models.audio import Source
 from ..models.base import EncoderDecoder
+from ..models.source import Source
 from ..sampling import GenerationOptions
 from .prompt import (
     DecoderPrompt,

@@ -11,9 +11,9 @@ from ..draft_length.base import DraftLength
 from ..drafters.base import TEXT, Followable, RequestView
 from ..errors import InputError, Message, note, similar_names
 from ..loading.tokenizer import Tokenizer
-from ..models.audio import AudioFrames, Source, TextTokens
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
+from ..models.source import AudioFrames, Source, TextTokens
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
 from .request import Observer, Request

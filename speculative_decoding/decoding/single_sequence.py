@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..models.audio import Source
 from ..models.base import EncoderDecoder
+from ..models.source import Source
 from ..sampling import Purpose
 from ..sampling.random import gumbel, random_keys
 

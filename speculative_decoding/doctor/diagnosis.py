@@ -24,11 +24,11 @@ from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_model, open_adapter, read_folder
 from ..loading.names import hub_name
-from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.memory_budget import fits
+from ..models.source import AudioFrames
 from ..models.whisper_tokens import AudioConfig
 from ..session import Session
 from ..subpackages import has_subpackage

@@ -13,9 +13,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..drafters.base import BatchDrafter, RequestView
-from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.cache import MIN_CAPACITY, SOURCE_STEP, DecoderCache, padding_mask
+from ..models.source import AudioFrames, Source
 from ..sampling import GenerationOptions
 from .kernel_bits import Bits, KernelBits, Shape
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import mlx.core as mx
 
 from ..errors import InputError
-from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
+from ..models.source import Source, token_ids
 from ..sampling import Constraints, GenerationOptions, History
 from ..sampling.options import short_repr
 
@@ -140,6 +140,14 @@ class Draft:
         """(B,), or None if every row has K tokens."""
         is_ragged = self.lengths is not None and min(self.lengths) < self.num_tokens
         return mx.array(list(self.lengths or ())) if is_ragged else None
+
+    def first(self, count: int) -> Draft:
+        """The first `count` draft tokens of each row."""
+        if self.num_tokens <= count:
+            return self
+        probs = None if self.probs is None else self.probs[:, :count]
+        lengths = None if self.lengths is None else [min(length, count) for length in self.lengths]
+        return Draft(self.tokens[:, :count], probs, lengths)
 
     def select(self, slots: Sequence[int]) -> Draft:
         """The draft of these slots only."""

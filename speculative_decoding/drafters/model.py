@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
+from ..models.source import Source, token_ids
 from .base import MODEL, BatchDrafter, Draft, RequestView, renumbered
 from .draft_model import DraftModel
 from .draft_sampler import DraftSampler, OutputHead

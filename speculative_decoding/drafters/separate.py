@@ -42,7 +42,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
         for request, count in counts.items():
             found = self.of(request).propose(request.decoder_tokens, count)
             if isinstance(found, Draft):
-                drafts[request.slot] = found
+                drafts[request.slot] = found.first(count)
             else:
                 ids[request.slot] = [*takewhile(self._is_known, islice(found, count))]
 

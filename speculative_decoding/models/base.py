@@ -18,12 +18,12 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import Softmax, attend, capped, precise_softmax
-from .audio import Source, token_ids
 from .cache import CrossAttentionCache, DecoderCache, LayerCache, padding_mask, source_capacity_for
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .layers import Head, finalize_layers, rows_of
+from .source import Source, token_ids
 from .tensors import Sources
 
 if TYPE_CHECKING:

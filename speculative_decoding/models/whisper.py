@@ -20,13 +20,13 @@ from ..sampling.values import Bool, Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .architecture import Architecture
 from .attention import split_heads, window_softmax
-from .audio import AudioFrames, Source
 from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, gelu, require
 from .layers import DerivedWeight, Layer, Linear, matrix
+from .source import AudioFrames, Source
 from .tensors import Sources, TokenTables, named
 from .whisper_tokens import MULTILINGUAL_SIZE, AudioConfig, config_by_layout, upper_half
 

@@ -20,7 +20,7 @@ from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..drafters.base import Drafter
 from ..errors import InputError
-from ..models.audio import Source
+from ..models.source import Source
 from ..sampling import GenerationOptions
 from ..session import Session
 from ..subpackages import require_subpackage

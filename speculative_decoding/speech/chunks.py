@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from ..decoding.results import GenerationStats
-from ..models.audio import AudioFrames
+from ..models.source import AudioFrames
 from ..rows.scheduling import in_order
 from .recording import Recording
 from .scheduler import Scheduler, Task, TranscriptionEvent

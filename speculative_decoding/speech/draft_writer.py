@@ -18,8 +18,8 @@ from ..decoding.request import Request
 from ..draft_length.base import FixedLength
 from ..drafters.base import RequestView
 from ..errors import note
-from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.source import AudioFrames
 from ..models.whisper import NoiseFrames
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions

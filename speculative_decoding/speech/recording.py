@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import InputError
-from ..models.audio import AudioFrames
+from ..models.source import AudioFrames
 from .audio_file import BLOCK_SAMPLES, SAMPLE_RATE, Audio, AudioSource, Samples, open_source
 from .mel import HOP_SAMPLES, SILENCE, Frames, LogMel, normalized
 from .voice import SpeechTimes, VoiceFilter, VoiceOptions

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..models.audio import AudioFrames
+from ..models.source import AudioFrames
 from .speech_text import SpeechText
 
 FRAMES_PER_SECOND = 100

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..decoding.results import GenerationStats
 from ..errors import InputError
-from ..models.audio import AudioFrames
+from ..models.source import AudioFrames
 from ..runs.places import atomic_file
 from .formats import FORMATS, NO_OPTIONS, STREAMED
 from .hallucinations import cut_hallucinations, leading_silence

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..decoding.prompt import DecoderPrompt
 from ..decoding.request import Request
-from ..models.audio import AudioFrames
 from ..models.base import EncoderDecoder
+from ..models.source import AudioFrames
 from ..models.threads import turn
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import Constraints, GenerationOptions

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.audio import token_ids
+from ..models.source import token_ids
 from .options import BATCH_SIZE
 from .outputs import Example
 from .teacher import TeacherTargets

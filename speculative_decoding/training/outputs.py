@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..decoding.prompt import encode_prompt
 from ..errors import InputError, Message
-from ..models.audio import AudioFrames, Source
+from ..models.source import AudioFrames, Source
 from ..runs.log import Log, LogFormat, parse_line
 from ..sampling.options import MAX_SEED
 from ..session import Session

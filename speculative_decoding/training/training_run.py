@@ -25,9 +25,9 @@ from ..loading import manifest
 from ..loading.canonical_tokenizer import copy_tokenizer
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, ModelHandle
-from ..models.audio import token_ids
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
+from ..models.source import token_ids
 from ..runs.log import Log
 from ..runs.places import atomic_directory
 from ..session import Session

@@ -186,7 +186,7 @@ def test_draft_length_is_chosen_for_all_rows_that_share_a_policy() -> None:
 
 
 class Erratic(DraftLength):
-    """Skips rounds and chooses lengths at random."""
+    """Skips rounds and chooses lengths at random, regardless of limits."""
 
     def __init__(self) -> None:
         self.rng = random.Random(3)
@@ -198,7 +198,7 @@ class Erratic(DraftLength):
         return not skips
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
-        return [self.rng.randint(0, min(9, limit)) for limit in limits]
+        return [self.rng.randint(0, 9) for _ in limits]
 
     def describe(self) -> str:
         return "at random"

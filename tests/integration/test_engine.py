@@ -20,9 +20,9 @@ from speculative_decoding.drafters.base import MEMORY, TEXT
 from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event, FindDrafts
 from speculative_decoding.errors import InputError
-from speculative_decoding.models.audio import TextTokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.models.source import TextTokens
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import EXACT, VOCAB, model_drafter, noisy_copy, run, tiny_model, tokens_of
 from tests.support.together import Letters, options_of

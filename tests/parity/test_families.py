@@ -8,8 +8,8 @@ import pytest
 
 from speculative_decoding import batch_generate, generate
 from speculative_decoding.drafters import NgramDrafter
-from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.bart import FAMILIES as BART_LIKE
+from speculative_decoding.models.source import AudioFrames
 from tests.parity.test_gemma import NAMES as GEMMA_LIKE
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import GOLDENS, load_golden, sources_of

@@ -25,7 +25,7 @@ from speculative_decoding import GenerationResult, Session, load, score
 from speculative_decoding.decoding.prompt import draft_text_of, first_token
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
-from speculative_decoding.models.audio import AudioFrames
+from speculative_decoding.models.source import AudioFrames
 from tests.support.hub import FakeHub, fake_hub
 from tests.support.paths import GOLDENS, ROOT
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speculative_decoding import checkpoints, models
-from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.source import AudioFrames, Source
 from speculative_decoding.models.t5 import T5Config
 from tests.support.device import within
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER

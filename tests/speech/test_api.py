@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from speculative_decoding.decoding.request import Request
 from speculative_decoding.engine import Engine, Event
 from speculative_decoding.errors import InputError
-from speculative_decoding.models.audio import AudioFrames
+from speculative_decoding.models.source import AudioFrames
 from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler

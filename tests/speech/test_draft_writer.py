@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.drafters.base import RequestView
-from speculative_decoding.models.audio import AudioFrames
+from speculative_decoding.models.source import AudioFrames
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 from speculative_decoding.speech.draft_texts import GivenTranscript, RecordingDraft, Transcript, WindowDraft

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.loading.tokenizer import Vocabulary
-from speculative_decoding.models.audio import AudioFrames
+from speculative_decoding.models.source import AudioFrames
 from speculative_decoding.models.whisper_tokens import AudioConfig
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.segments import DecodedWindow, Window

@@ -36,9 +36,9 @@ from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.drafters.writing import BatchWritingDrafter
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
-from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
+from speculative_decoding.models.source import AudioFrames, Source
 from speculative_decoding.sampling import Constraints, GenerationOptions
 from tests.support.writing import ScriptedWriter
 

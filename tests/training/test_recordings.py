@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, Session, load
-from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.draft_head import DraftHead
+from speculative_decoding.models.source import AudioFrames
 from speculative_decoding.speech.recording import open_audio
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.training import command as train_command

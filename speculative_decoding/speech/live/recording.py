@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...models.audio import AudioFrames
+from ...models.source import AudioFrames
 from ..audio_file import SAMPLE_RATE, Samples
 from ..mel import HOP_SAMPLES, SILENCE, LogMel
 from ..recording import audio_frames, each_model

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
+from speculative_decoding.models.source import AudioFrames, Source
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.device import within
 from tests.support.metal import pretend_gpu

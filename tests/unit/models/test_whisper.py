@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.errors import CheckpointError, InputError
-from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.source import AudioFrames, Source
 from speculative_decoding.models.whisper import Whisper, WhisperConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
