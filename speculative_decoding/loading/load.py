@@ -29,7 +29,8 @@ from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
 
-if TYPE_CHECKING:  # imported when an adapter is given
+if TYPE_CHECKING:  # imported for adapters and for speech models
+    from ..models.whisper_tokens import AudioConfig
     from .adapter import Adapter
 
 BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
@@ -152,21 +153,22 @@ def open_model(
         model.adapter = opened_adapter.fingerprint
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
         model.adapter = str(merged["fingerprint"])
-    set_text_attributes(model, folder, raw, tokenizer)
-    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
-
-
-def set_text_attributes(model: EncoderDecoder, folder: Path, raw: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Set the attributes of a model that depend on the tokenizer, config.json and generation_config.json."""
     model.pieces = tokenizer.vocabulary.pieces
     model.task_prefixes = task_prefixes(raw)
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
-        from ..models.whisper_tokens import resolved
+        model.audio = resolved_audio(model, model.audio, folder, raw)
+    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
 
-        generation_config, file = checkpoints.read_generation_config(folder, raw)
-        decoder = model.config.decoder_layers, model.config.decoder.num_heads
-        model.audio = resolved(model.audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
+
+def resolved_audio(model: EncoderDecoder, audio: AudioConfig, folder: Path, raw: Mapping[str, Any]) -> AudioConfig:
+    """Return the audio config of a speech model with the fields of its tokenizer and generation_config.json."""
+    from ..models.whisper_tokens import resolved
+
+    assert model.pieces is not None
+    generation_config, file = checkpoints.read_generation_config(folder, raw)
+    decoder = model.config.decoder_layers, model.config.decoder.num_heads
+    return resolved(audio, model.pieces, generation_config, decoder, model.config.vocab_size, file)
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:
