@@ -616,11 +616,11 @@ documents/markdown_blocks.py: what is indented below an admonition is not in it 
 documents/survival.py: a term within a longer one is found, too | documents/test_survival.py
 - while found and found[-1].start >= end - size:
 + while False:
-documents/marks.py: braces with spaces or formats are words | documents/test_survival.py
+documents/code_patterns.py: braces with spaces or formats are words | documents/test_survival.py
 -             rf"(?:[$#@]|(?<!%)%)?\{{(?!{PROSE})[^{{}}\n]{{0,100}}\}}",  # {0}, ${name}, { $name }, {name:>10}
 +             rf"(?:[$#@]|(?<!%)%)?\{{[\w.]{{0,100}}\}}",
-documents/marks.py: an escape before a word is no mark | documents/test_survival.py
--             rf"\\{ESCAPE}",  # all that stays of "one\ntwo"
+documents/code_patterns.py: an escape before a word is no mark | documents/test_survival.py
+-             rf"\\{ESCAPE}",  # the kept part of "one\ntwo"
 +             rf"\\{ESCAPE}(?!\w)",
 documents/messages.py: a quotation ends a branch | documents/test_messages.py
 -         self.position = len(text) if end < 0 else end + 1

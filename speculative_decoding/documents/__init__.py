@@ -1,4 +1,4 @@
-"""Whole documents: divided into pieces, decoded together, and written back in place. See docs/documents.md."""
+"""Decodes whole documents in pieces, and writes the outputs back in place. See docs/documents.md."""
 
 from .options import DocumentOptions
 

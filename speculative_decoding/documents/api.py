@@ -1,4 +1,4 @@
-"""Documents in Python: `Session.document` and `Session.document_parts`."""
+"""Implements `Session.document` and `Session.document_parts`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ READING = ("format", "unit", "unwrap", "fields")
 
 
 def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
-    """Return the rules by which a session decodes pieces. keep: terms that must appear unchanged in the outputs."""
+    """Return the `Rules` for pieces that a session decodes. keep: terms that must appear unchanged in the outputs."""
     return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
 
 
 def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
-    """Decode a document sentence by sentence. Many sentences are decoded together, with the same outputs as alone.
+    """Decode a document sentence by sentence. Sentences are batched, and each output is the same as without a batch.
 
     Args:
         text: The document.
-        options: `prefix` is put before every prompt. `keep` lists terms that must appear unchanged in the output.
+        options: `prefix` is prepended to every prompt. `keep` lists terms that must appear unchanged in the output.
             `slots` is the number of prompts to decode together (default: the session's). `format`, `unit`, `unwrap` and
-            `fields` are fields of `DocumentOptions`. All others are fields of `GenerationOptions`.
+            `fields` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
 
     Raises:
         InputError: The document cannot be read, or an option cannot be used.
@@ -52,10 +52,10 @@ def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -
 
 
 def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
-    """Do the same as `document`, but yield each part as soon as it and all earlier parts are decoded.
+    """Decode a document like `document`, but yield each part as soon as this part and all earlier parts are decoded.
 
-    The arguments are checked at once, before the first part is read. There are no findings about unusual lengths,
-    because they need the whole document.
+    The arguments are validated by the call itself, before iteration. Findings about unusual lengths are not reported,
+    because they require the whole document.
     """
     return decoded_parts(*prepared(session, text, **options))
 
@@ -63,7 +63,7 @@ def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywor
 def prepared(
     session: Session, text: str, **options: Unpack[DocumentKeywords]
 ) -> tuple[DocumentDecoder, Iterator[Literal | Piece]]:
-    """Return a decoder for a document, and its parts. Raises `InputError`."""
+    """Return a decoder and the parts of a document. Raises `InputError` for an invalid text or option."""
     text = validate("text", Text(may_be_empty=True), text)
     require_characters(text, "text")
     decoding: dict[str, Any] = {**options}
@@ -88,7 +88,7 @@ def prepared(
 def decoded_parts(
     decoder: DocumentDecoder, parts: Iterator[Literal | Piece], findings: DocumentFindings | None = None
 ) -> Iterator[DocumentPart]:
-    """Decode the parts of a document. findings: collects what a reader should check."""
+    """Decode the parts of a document in order. findings: collects all findings, if given."""
     renderer = Renderer()
     for part, decoded in decoder.decode(parts):
         written = renderer.add(part, decoded)

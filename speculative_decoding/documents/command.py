@@ -1,4 +1,4 @@
-"""`document`: decodes whole documents to files, or one to standard output."""
+"""The command `document`: decodes whole documents to files, or one document to standard output."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ FILES = "decode these documents; - reads standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
 KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
-CHECK = "exit with status 1 if anything needs checking"
-FORCE = "replace existing outputs, and decode again what an interrupted run cannot continue"
+CHECK = "exit with status 1 if there are findings"
+FORCE = "replace existing outputs, and start over if an interrupted run cannot be continued"
 SLOTS = "number of prompts to decode together"
-SEGMENTS = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # what TMX calls the units
+SEGTYPES = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # unit -> segment type of TMX
 
 AddPair = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
 class DocumentFlags(RunFlags):
-    """The flags of `document`, except for those of `DocumentOptions` and decoding options."""
+    """The flags of `document` except those of `DocumentOptions` and the decoding options."""
 
     files: A[Sequence[str], Text(), FILES] = ()
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
@@ -84,7 +84,7 @@ def document_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
         usage="%(prog)s FILE [FILE ...] [-o FILE_OR_FOLDER] [options]",
-        description="Decode whole documents sentence by sentence. Everything else in them stays as it is.",
+        description="Decode whole documents sentence by sentence, and copy everything else unchanged.",
         basic=("files", "memory", "src_lang", "tgt_lang"),
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help=FILES)
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def decode_documents(chosen: argparse.Namespace) -> int:
-    """Decode the documents and return the exit status: 1 if --check is given and anything is listed."""
+    """Decode the documents and return the exit status: 1 if --check is given and there are findings."""
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
@@ -147,28 +147,28 @@ def read_terms(path: Path) -> list[str]:
 
 
 def document_of(name: str, output: Path | None, options: DocumentOptions) -> Document:
-    """Return a document that is not open yet. Raises `InputError` for its format."""
+    """Return a document that is not open yet. Raises `InputError` for an unsupported format."""
     is_stdin = name == STANDARD
     file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
     return Document(file, output, replace(options, format=file.format))
 
 
 def total_size(names: Sequence[str]) -> int | None:
-    """Return the bytes of all documents, or None if one of them is a pipe."""
+    """Return the total size of the documents in bytes, or None if one of them is not a regular file."""
     return sum(map(os.path.getsize, names)) if all(map(os.path.isfile, names)) else None
 
 
 def used_languages(flags: DocumentFlags, unit: str) -> Sequence[str]:
-    """Return the languages among the options that have an effect, even if the model has none."""
+    """Return the language options that have an effect even if the model has no languages."""
     if flags.write_memory is not None:
         return LANGUAGES
-    return ("src_lang",) if unit == "sentence" else ()  # sentences are found by the rules of their language
+    return ("src_lang",) if unit == "sentence" else ()  # sentence boundaries depend on the language
 
 
 def languages_of(options: GenerationOptions, prefix: str, write_memory: Path | None) -> tuple[str | None, str | None]:
     """Return the languages of the documents and of the outputs, if the options or the prefix name them.
 
-    Raises `InputError` if they are unknown and `write_memory` needs them.
+    Raises `InputError` if `write_memory` is given and a language is unknown or both languages are the same.
     """
     source, target = languages_named(prefix)
     languages = options.src_lang or source, options.tgt_lang or target
@@ -192,7 +192,7 @@ def run_settings(config: RunConfig, pair: ModelPair, options: DocumentOptions, t
 
 
 def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destinations, force: bool) -> Journal | None:
-    """Open the journal, unless the document goes to standard output. Raises `InputError` for outputs of other runs."""
+    """Open the journal, unless the document goes to standard output. Raises `InputError` if an output exists."""
     journal = None
     if places.journal is not None:
         places.make_folder()
@@ -209,29 +209,29 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
 def memory_writer(
     flags: DocumentFlags, unit: str, languages: Sequence[str | None]
 ) -> AbstractContextManager[AddPair | None]:
-    """Return a context with a function that adds a pair to the memory, or None if no memory is written."""
+    """Return a context manager that yields a function to add a pair to the memory, or None without a memory."""
     if flags.write_memory is None:
         return nullcontext()
     from ..memory.tmx_writer import writing_tmx
 
     source, target = (language_tag(each) for each in languages if each)
-    return writing_tmx(flags.write_memory, source, target, SEGMENTS[unit], replaces=flags.force)
+    return writing_tmx(flags.write_memory, source, target, SEGTYPES[unit], replaces=flags.force)
 
 
 @dataclass
 class Run:
-    """Decodes and writes documents.
+    """One run of the command, which decodes and writes documents.
 
     Args:
         documents: The documents.
-        language: The language of the documents.
-        journal: The journal; None without one.
+        language: The ISO code of the documents' language.
+        journal: The journal, or None if the document goes to standard output.
 
     Attributes:
         current: The document whose part was read last.
         finished: The number of pieces whose outputs are known.
         pieces: The number of written pieces.
-        seconds: The time that it took.
+        seconds: The elapsed time.
     """
 
     documents: Sequence[Document]
@@ -243,7 +243,7 @@ class Run:
     seconds: float = 0.0
 
     def parts(self) -> Iterator[Literal | Piece]:
-        """Yield the parts of the documents, one after the other, each followed by `END`."""
+        """Yield the parts of all documents in order, with `END` after each document."""
         for document in self.documents:
             self.current = document
             with document.reading():
@@ -251,7 +251,7 @@ class Run:
             yield END
 
     def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:
-        """Return the output for a piece that an earlier run has decoded, or decode and record it."""
+        """Return the recorded output for a piece. If there is none, decode the piece and record its output."""
         decoded = None
         if self.journal is not None and self.current is not None:
             decoded = self.journal.recorded(number, piece, self.current.file.name)
@@ -264,13 +264,13 @@ class Run:
         return decoded
 
     def decode(self, decoder: DocumentDecoder, add_pair: AddPair | None, size: int | None) -> None:
-        """Decode and write all documents. size: their bytes, if they are known."""
+        """Decode and write all documents. size: their total size in bytes, if known."""
         started = time.perf_counter()
         scheduler = decoder.scheduler
         done = 0
         decoded = decoder.decode(self.parts())
         replaces = self.journal is not None and self.journal.force
-        may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would mix with the document
+        may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would be mixed into the document
         with progress(may_be_bar=may_be_bar) as show:
 
             def show_rate() -> None:
@@ -291,7 +291,7 @@ class Run:
 def finish(
     run: Run, scheduler: PartScheduler, config: RunConfig, settings: Mapping[str, Any], flags: DocumentFlags
 ) -> int:
-    """Print a summary and what a reader should check, write the statistics, and return the exit status."""
+    """Print a summary and the findings, write the statistics, and return the exit status."""
     stats = scheduler.stats
     rate = stats.generated_tokens / run.seconds if run.seconds else 0.0
     count = len(run.documents)

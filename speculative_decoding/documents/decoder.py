@@ -1,4 +1,4 @@
-"""Decodes the parts of documents with a session: many together, but in order and with bounded memory."""
+"""Decodes the parts of documents with a session: in batches, in document order, and with bounded memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .outputs import DecodedPiece
 from .pieces import Piece
 from .tokens import Literal
 
-WINDOW_CHARACTERS = 1 << 22  # characters of parts that wait for an earlier part
+WINDOW_CHARACTERS = 1 << 22  # characters of the parts that may wait for an earlier part
 
 Decoded = tuple[Literal | Piece, DecodedPiece | None]
 
@@ -32,15 +32,15 @@ class DocumentDecoder:
     """Decodes the parts of documents. Literals are returned unchanged.
 
     Args:
-        session: The models.
+        session: The session that decodes the prompts.
         rules: How pieces are decoded.
-        prefix: Text to put before every prompt.
-        slots: How many prompts are decoded together (default: the session's).
-        steps: Returns the steps that decode a piece with this number among all parts (default: those of `rules`).
+        prefix: Text to prepend to every prompt.
+        slots: The number of prompts to decode together (default: the session's).
+        steps: Returns the decoding steps of a piece, given its number among all parts (default: `decode_piece`).
         options: See `GenerationOptions`. The default of `max_tokens` depends on each prompt.
 
     Attributes:
-        scheduler: Decodes the pieces, and counts them.
+        scheduler: The scheduler of the pieces, which also counts them.
 
     Raises:
         InputError: The model or an option cannot be used for documents.
@@ -69,10 +69,10 @@ class DocumentDecoder:
         self._most_tokens = sys.maxsize if most is None else most - forced
         self._has_limit = "max_tokens" in options or chosen.max_tokens != option_specs()["max_tokens"].default
         self._slots = slots or session.slots
-        self._pieces = 0  # that were submitted
+        self._pieces = 0  # submitted so far
 
     def decode(self, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:
-        """Yield each part with its output, in order, as soon as it is known. Reads only as many ahead as needed."""
+        """Yield each part with its output in order, as soon as it is known. Reads ahead only as far as needed."""
         window = Window[Literal | Piece](self._slots, lambda part: len(part.raw), WINDOW_CHARACTERS)
         for part, result in decode_in_order(self.scheduler, parts, self._submit, window):
             yield part, result.result
@@ -94,7 +94,7 @@ class DocumentDecoder:
 
 
 def require_usable(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions, prefix: str) -> int:
-    """Return the number of tokens with which each output is forced to begin. prefix: the text before each prompt.
+    """Return the number of forced tokens at the start of each output. prefix: the text before each prompt.
 
     Raises `InputError` for a model or options that cannot be used for documents.
     """

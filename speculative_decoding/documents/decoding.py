@@ -1,7 +1,7 @@
-"""Decodes a piece: its text, the places of its markup, and parts of it if something that must survive is lost.
+"""Decodes a piece and places its markup. If the output lacks a required part, the text around that part is decoded.
 
-Nothing here runs a model: `decode_piece` yields prompts and is sent their outputs, so a session, a server or a test can
-drive it.
+No function here runs a model. `decode_piece` is a generator that yields prompts and receives their outputs, so a
+session, a server or a test can drive it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rules:
 
     Args:
         fits: Returns whether the model accepts a text.
-        terms: Texts that must survive, in addition to those that `survival` knows.
+        terms: Texts that must survive, in addition to those that `survival` finds.
     """
 
     fits: Callable[[str], bool] = lambda text: True
@@ -40,10 +40,10 @@ Steps = Generator[list[str], list[Output], DecodedPiece]
 
 
 def decode_piece(piece: Piece, rules: Rules) -> Steps:
-    """Decode a piece. Yields prompts, is sent their outputs in the same order, and returns the `DecodedPiece`.
+    """Decode a piece. Yields lists of prompts, receives their outputs in the same order, and returns a `DecodedPiece`.
 
-    If something that must survive is lost, the parts of the piece around it are decoded, and it is copied between them.
-    If they lose something else, the parts around everything that must survive are decoded, so nothing is lost.
+    If the output lacks a required part, that part is copied and only the text around it is decoded. If another required
+    part is lost this time, all required parts are copied and only the text around them is decoded, so nothing is lost.
     """
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
@@ -93,13 +93,13 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
 
 
 def without_added_stop(output: str, source: str) -> str:
-    """Remove the full stop that models add to headings, to cells, and to parts of sentences."""
+    """Remove a full stop that the source lacks. Models add it to headings, to cells, and to parts of sentences."""
     is_added = source[-1:].isalnum() and output.endswith(".") and not output.endswith("..")
     return output.removesuffix(".").rstrip() if is_added else output
 
 
 def check(part: Piece, output: Output, decoded: DecodedText) -> list[Finding]:
-    """Return what a reader should check in the output for a part of a piece."""
+    """Return the findings about the output for a part of a piece."""
     found = []
     if output.finish_reason == "length":
         found.append(Finding(part.line, CUT, "the output reached the token limit"))

@@ -1,4 +1,4 @@
-"""Where a run over documents writes: the outputs, the journal beside them, and a translation memory."""
+"""The files that a run over documents writes: the outputs, a journal, and a translation memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ STANDARD = "-"  # standard input, or standard output
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a run writes.
+    """The files that a run writes.
 
     Args:
         files: The documents; - is standard input.
         output: The name of a file or folder; None or - is standard output.
-        memory: The translation memory to write, if there is one.
+        memory: The translation memory to write, or None.
 
     Raises:
-        InputError: The documents cannot be written there.
+        InputError: The documents cannot be written to this output, such as several documents to one file.
     """
 
     files: Sequence[str]
@@ -68,7 +68,7 @@ class Destinations:
 
     @property
     def names(self) -> list[str]:
-        """What is written: the outputs relative to the journal, and the memory."""
+        """The names of the outputs, relative to the journal's folder, and the path of the memory."""
         names = [path.name for path in self.outputs if path is not None]
         return names if self.memory is None else [*names, str(self.memory)]
 
@@ -85,7 +85,7 @@ class Destinations:
         if self.folder is not None:
             require_folder(self.folder, "output")
         for name, path in self._written:
-            # A folder that does not exist is created, but not the one above it
+            # A missing folder is created, but not its parent folder
             is_created = path.parent == self.folder and not self.folder.exists()
             require_writable(path.parent if is_created else path, name)
         inputs = [NamedFile("files", name) for name in self.files if name != STANDARD]

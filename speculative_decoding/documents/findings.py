@@ -1,4 +1,4 @@
-"""What a reader should check in a decoded document."""
+"""Findings: passages of a decoded document that a reader should check."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ..errors import one_line
 
-SHOWN = 40  # characters of a source
-MAX_LINES = 20  # of each kind in a report
+SHOWN = 40  # characters of the source that a finding shows
+MAX_LINES = 20  # of each category in a report
 
 MARKUP = "markup"  # inline markup that was dropped, because its place in the output was not found
 LOOP = "loop"  # the output repeats itself
@@ -17,13 +17,19 @@ LENGTH = "length"  # the output is unusually short or long
 CUT = "cut"  # the output reached the token limit
 SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
-COPIED = "copied"  # not understood, or no language, such as code or base64, so it was not decoded
-PARTS = "parts"  # the output was put together from the outputs for parts, because something was lost
+COPIED = "copied"  # copied, because it is not natural language (such as base64) or is malformed
+PARTS = "parts"  # the output was joined from outputs for parts, because the first output lacked something
 LOST = "lost"  # the output lacks a number or a character of the source
 
 
 class Finding(NamedTuple):
-    """Something to check. line: of the document, from 1. kind: one of the constants above. what: in a few words."""
+    """A passage to check.
+
+    Args:
+        line: The line of the document, from 1.
+        kind: The category: one of the constants above.
+        what: A short description.
+    """
 
     line: int
     kind: str
@@ -31,23 +37,23 @@ class Finding(NamedTuple):
 
 
 def report(findings: Iterable[Finding], name: str) -> list[str]:
-    """Return lines for a terminal, such as "README.md:12: markup: ** ... **". They are grouped by kind.
+    """Return lines for a terminal, such as "README.md:12: markup: ** ... **", grouped by category.
 
-    A line has all consecutive findings of one kind on one line of the document, and equal ones only once. After twenty
-    lines of a kind, only the number of the other findings follows.
+    Consecutive findings of a category on the same line of the document are joined, without duplicates. After twenty
+    lines of a category, only the number of remaining findings follows.
     """
     shown: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     more = Counter[str]()
-    for line, kind, what in findings:
-        of_kind = shown[kind]
-        if of_kind and of_kind[-1][0] == line:
-            of_kind[-1][1].append(what)
-        elif len(of_kind) < MAX_LINES:
-            of_kind.append((line, [what]))
+    for line, category, what in findings:
+        same = shown[category]
+        if same and same[-1][0] == line:
+            same[-1][1].append(what)
+        elif len(same) < MAX_LINES:
+            same.append((line, [what]))
         else:
-            more[kind] += 1
+            more[category] += 1
     lines = []
-    for kind, of_kind in shown.items():
-        lines += [one_line(f"{name}:{line}: {kind}: {'; '.join(dict.fromkeys(whats))}") for line, whats in of_kind]
-        lines += [f"{name}: {kind}: {more[kind]} more, which --stats-json has"] if more[kind] else []
+    for category, same in shown.items():
+        lines += [one_line(f"{name}:{line}: {category}: {'; '.join(dict.fromkeys(whats))}") for line, whats in same]
+        lines += [f"{name}: {category}: {more[category]} more; --stats-json lists all"] if more[category] else []
     return lines

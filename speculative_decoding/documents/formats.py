@@ -1,4 +1,4 @@
-"""The formats of documents: how each is found by its suffix, and which module reads it."""
+"""The document formats with their suffixes and parsers, and the tools that convert other formats."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from typing import Any, cast
 from ..errors import InputError, Message
 from .tokens import Part
 
-# Lines of a document, each with its line end, and the `DocumentOptions` -> the parts of the document
+# (lines of a document with their line ends, `DocumentOptions`) -> parts of the document
 Parse = Callable[[Iterable[str], Any], Iterator[Part]]
-
-
 INSTALL = 'pip install "speculative-decoding[documents]"'
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of documents.
+    """A document format.
 
     Args:
-        module: The module of this folder with its function `parse`.
+        module: The module in this folder that defines `parse`.
         suffixes: The suffixes of its files.
-        streams: Whether it is read line by line, so that memory does not depend on the size.
-        has_errors: Whether `parse` refuses some documents.
+        streams: Whether documents are read line by line, so memory does not depend on their size.
+        has_errors: Whether `parse` may raise `InputError`.
     """
 
     module: str
@@ -36,7 +34,7 @@ class Format:
 
     @property
     def parse(self) -> Parse:
-        """The function that reads it. Raises `InputError` if a package is missing that it needs."""
+        """The parser of this format. Raises `InputError` if a required package is missing."""
         try:
             return cast(Parse, import_module(f".{self.module}", __package__).parse)
         except ModuleNotFoundError as error:
@@ -53,7 +51,7 @@ FORMATS = {
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
-# How users convert other well-known formats -> the suffixes of their files
+# How to convert other well-known formats -> their suffixes
 CONVERSIONS = {
     "convert it to Markdown or HTML with pandoc": (
         "bib dbk docbook docx epub fb2 ipynb latex mediawiki muse odt opml org rst rtf t2t tex textile typ wiki"
@@ -65,17 +63,17 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to text with po2txt of the Translate Toolkit": "po pot",
-    "convert it to PO, and that to text, with the Translate Toolkit": (
+    "convert it to text with po2txt (Translate Toolkit)": "po pot",
+    "convert it to PO and then to text with the Translate Toolkit": (
         "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
     ),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
     "convert it to JSON lines with jq": "arb geojson json json5 jsonc xcstrings",
     "convert it to JSON lines with yq": "plist stringsdict toml yaml yml",
     "convert it to JSON lines with Miller (mlr)": "csv psv tab tsv",
-    "save it as CSV, and convert that to JSON lines with Miller (mlr)": "numbers ods xls xlsm xlsx",
+    "save it as CSV, and convert the CSV file to JSON lines with Miller (mlr)": "numbers ods xls xlsm xlsx",
     "convert its texts to HTML with xsltproc": "dita fodt rss svg tbx tmx xml xsl",
-    "convert its texts to JSON lines with the parser of Fluent": "ftl",
+    "convert its texts to JSON lines with a Fluent parser": "ftl",
     "unpack it": "7z bz2 gz rar tar tgz xz zip zst",
     "transcribe it": "aac flac m4a m4v mkv mov mp3 mp4 oga ogg opus wav webm wma",
 }
@@ -84,7 +82,7 @@ MARKDOWN_DIALECTS = frozenset([".livemd", ".mdown", ".mdtext", ".mdwn", ".mdx", 
 
 
 def format_of(name: str, field: str = "files") -> str:
-    """Return the format of a file by its suffix; a file without one is text. Raises `InputError` for other suffixes."""
+    """Return the format of a file by its suffix, or "text" without one. Raises `InputError` for other suffixes."""
     suffix = PurePath(name).suffix.lower()
     if suffix in ("", "."):
         return "text"

@@ -1,4 +1,4 @@
-"""What must survive in a piece, what its outputs have lost of it, and the parts to decode around that."""
+"""Finds the parts of a piece that must survive, those that its outputs lack, and the text to decode around these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARKUP_SIGNS = frozenset("<>[]{}|~^\\`*_#$@=")
 
 
 class Fragile(NamedTuple):
-    """A part of a piece that must survive: what `survival` requires, a kept text, or a link, whose text may change."""
+    """A part of a piece that must survive: a span from `survival`, a `Kept` text, or a link, whose text may change."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ class Fragile(NamedTuple):
 
 
 def fragile_parts(piece: Piece, terms: Collection[str]) -> list[Fragile]:
-    """Return the parts of a piece that must survive, in order. Spans within kept texts are left out."""
+    """Return the parts of a piece that must survive, in order. Spans within `Kept` texts are left out."""
     found = [Fragile(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
     kept = [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
     found += [Fragile(*span) for span in kept]
@@ -49,7 +49,7 @@ def fragile_parts(piece: Piece, terms: Collection[str]) -> list[Fragile]:
 
 
 def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
-    r"""Yield the characters that the document writes so that they are no markup, such as "&lt;", and its symbols."""
+    r"""Yield the characters that the document escapes, such as "&lt;", and symbols that are written as references."""
     position = 0
     for token in piece.tokens:
         is_spelled = isinstance(token, Text) and token.raw != token.text
@@ -59,7 +59,7 @@ def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
 
 
 def lost_characters(piece: Piece, output: str) -> list[str]:
-    """Return symbols, references to spaces, and words of another script than most, if the output lacks them."""
+    """Return the symbols, spaces written as references, and words in a minority script that the output lacks."""
     if piece.text.isascii():
         return []
     left = Counter(output)
@@ -83,7 +83,7 @@ def lost_characters(piece: Piece, output: str) -> list[str]:
 
 
 def is_special(text: str, position: int) -> bool:
-    """Whether a character is a symbol, or a space or mark that a reader would miss."""
+    """Return whether a character is a symbol, or white space or a format character whose loss changes the text."""
     character = text[position]
     if character.isascii():
         return False
@@ -91,7 +91,7 @@ def is_special(text: str, position: int) -> bool:
     match unicodedata.category(character):
         case "Zs":  # between a number and its unit, but not before punctuation
             return len(around) == 2 and around.isalnum()
-        case "Cf":  # of the direction, but not within a word
+        case "Cf":  # a direction mark, but not a joiner within a word
             return not (len(around) == 2 and around.isalpha())
         case category:
             return category in SYMBOLS or character in "\u2026\u2032\u2033"
@@ -106,9 +106,9 @@ def has_category(text: str, categories: Collection[str]) -> bool:
 
 
 def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
-    """Return the parts that the outputs lack: missing spans, and kept texts and links whose place was not found.
+    """Return the parts that the outputs lack: missing spans, and kept texts and links without a place.
 
-    What was divided between two parts is missing, too.
+    A span or kept text that was divided between two prompts counts as missing.
     """
     found: list[Fragile] = []
     starts = [each.start for each in fragile]
@@ -130,10 +130,10 @@ def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) 
 def spans_around(
     piece: Piece, lost: Sequence[Fragile], fragile: Sequence[Fragile], fits: Callable[[str], bool]
 ) -> list[Span]:
-    """Return the parts to decode around those that were lost. The text of a link is a part of its own.
+    """Return the spans to decode around the lost parts. The text of a lost link is a span of its own.
 
-    Nothing else that must survive is divided, such as "{name}" or a link to "[1]" at the end of a part. Markup around
-    what was lost stays, so its text is divided from the rest.
+    Other parts that must survive are not divided, such as "{name}" or a link to "[1]" at the end of a span. The text
+    within markup that encloses a lost part is separated from the text outside, so the markup keeps its place.
     """
     text, letters, removed = piece.text, [*piece.text], frozenset(lost)
     for each in fragile:

@@ -1,4 +1,4 @@
-"""HTML and XHTML: the text of elements. Tags, attributes, comments, scripts, styles and code are copied."""
+"""Parses HTML and XHTML. Only the text of elements is decoded, without scripts, styles and code."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text,
 
 KEPT = frozenset(["code", "kbd", "math", "samp", "tt", "var"])
 COPIED = frozenset(["listing", "pre"])
-MAX_TOKENS = 1024  # of a block; a longer one is hardly prose, and is divided into several
-MAX_REFERENCE = 64  # characters; the number of no character has as many digits
+MAX_TOKENS = 1024  # of a block; a longer block is hardly prose, and is divided
+MAX_REFERENCE = 64  # characters; no code point has as many digits
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
-    """Yield the parts of a document, which is held in memory."""
-    source = StringIO(newline="")  # unlike join, it does not hold all lines, which take 50 bytes each
+    """Yield the parts of a document, which is read as a whole."""
+    source = StringIO(newline="")  # unlike "".join, it holds no list of lines with 50 bytes of overhead each
     source.writelines(lines)
     return Reader(source.getvalue()).parts()
 
 
-def write(text: str) -> str:
-    """Return how HTML writes a text."""
-    return write_xml(text).replace("&#160;", "&nbsp;")
+def escape_html(text: str) -> str:
+    """Escape a text for HTML."""
+    return escape_xml(text).replace("&#160;", "&nbsp;")
 
 
-def write_xml(text: str) -> str:
-    """Return how XML writes a text. It does not know the names of characters."""
+def escape_xml(text: str) -> str:
+    """Escape a text for XML, which has no named reference for a no-break space."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\xa0", "&#160;")
 
 
 class Reader:
-    """Reads a document from start to end."""
+    """Divides a document into parts, from start to end."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.scanner = Scanner(source)
-        self.write = write_xml if self.scanner.is_xml else write
+        self.write = escape_xml if self.scanner.is_xml else escape_html
         self.position = 0
-        self.copied = 0  # the end of the last part
+        self.copied = 0  # the end of the last part that was yielded
         self.line = 1  # at `copied`
         self.content = Content()  # since the last tag of a block
         self.in_paragraph = False
-        self.sections: list[tuple[Element, bool]] = []  # elements with `translate`, and whether they are translated
+        self.sections: list[tuple[Element, bool]] = []  # open elements that enable or disable translation
 
     def parts(self) -> Iterator[Part]:
         while self.position < len(self.source):
             token = self.scanner.read(self.position)
             self.position = token.end
-            if token.kind == "tag":
+            if token.type == "tag":
                 yield from self.read_tag(token)
             elif self.is_translated:
-                self.content.add(token.kind, token.start, self.source[token.start : token.end])
+                self.content.add(token.type, token.start, self.source[token.start : token.end])
             if len(self.content.tokens) >= MAX_TOKENS:
                 yield from self.end_block()
         yield from self.end_block()
@@ -112,7 +112,7 @@ class Reader:
             self.content.open(tag.name, tag.start, self.source[tag.start : tag.end], is_link)
 
     def end_block(self) -> Iterator[Part]:
-        """Yield the content since the last tag of a block, if it has text, and the literal before it."""
+        """Yield the content since the last block tag if it has text, after the literal that precedes it."""
         content, self.content = self.content, Content()
         if not content.has_text:
             return
@@ -137,12 +137,11 @@ class Content:
         self.tokens: list[Token] = []
         self.start = 0  # of the first token in the document
         self.has_text = False
-        self._size = 0  # of the text, without white space
-        self._last = ""  # character of the text
-        self._break: tuple[int, str] | None = (
-            None  # the last token with text, if it is a break; the character before it
-        )
-        self._opened: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # indices, and `_size`, by name
+        self._size = 0  # characters of the tokens that are not white space
+        self._last = ""  # the last character of the text
+        # If the last token with text is a break: its index, and the character before it
+        self._break: tuple[int, str] | None = None
+        self._opened: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # by name: index and `_size`
 
     def append(self, start: int, token: Token) -> None:
         if not self.tokens:
@@ -153,16 +152,16 @@ class Content:
         self._size += not token.text.isspace() and len(token.text)
         self._last = token.text[-1:] or self._last
 
-    def add(self, kind: str, start: int, raw: str) -> None:
-        """Add what is not a tag. kind: see `html_scanner.Token`."""
-        if kind == "reference":
+    def add(self, type: str, start: int, raw: str) -> None:
+        """Add a token that is not a tag. type: see `html_scanner.Token`."""
+        if type == "reference":
             for each in tokens_of_reference(raw):
                 self.append(start, each)
                 self.has_text |= not each.text.isspace()
-        elif kind == "text":
+        elif type == "text":
             self.append(start, Text(raw, raw))
             self.has_text |= not raw.isspace()
-        elif kind == "space" and self._last and not self._last.isspace():
+        elif type == "space" and self._last and not self._last.isspace():
             before = self._last
             self.append(start, Break(raw, is_required=False))
             self._break = len(self.tokens) - 1, before
@@ -170,7 +169,7 @@ class Content:
             self.append(start, Point(raw))
 
     def _end_break(self, after: str) -> None:
-        """Choose the text of the last break. White space within markup belongs to that around it, so it has none."""
+        """Set the text of the last break, given the next character. Before white space, it becomes a `Point`."""
         assert self._break is not None
         index, before = self._break
         raw = self.tokens[index].raw
@@ -199,7 +198,7 @@ class Content:
             self.append(start, Close(raw, index))
 
     def stripped(self) -> tuple[list[Token], int]:
-        """Return the tokens without the white space around them, and where they start in the document."""
+        """Return the tokens without surrounding white space, and their position in the document."""
         tokens, start, end = self.tokens, 0, len(self.tokens)
         while not tokens[start].raw.strip(WHITE_SPACE):
             start += 1
@@ -221,7 +220,7 @@ def stripped_text(token: Text, raw: str) -> Text:
 
 
 def tokens_of_reference(raw: str) -> Iterator[Token]:
-    """Yield the character of a reference, and what was taken for a part of its name."""
+    """Yield the character of a reference, and the text after it if only the start of the name is a known name."""
     name = raw[1:]
     if not name.startswith("#"):
         name = next((name[:size] for size in range(len(name), 1, -1) if name[:size] in html5), "")
@@ -242,7 +241,7 @@ def character(reference: str) -> str:
 
 
 def text_of(raw: str) -> str:
-    """Return the text of an element, in one line."""
+    """Return the text of an element on one line."""
     found = []
     for match in TOKEN.finditer(raw):
         if match.lastgroup == "tag":
@@ -259,7 +258,7 @@ def attributes(source: str, tag: SourceToken) -> dict[str, str]:
 
 
 def translation(source: str, tag: SourceToken) -> bool | None:
-    """Return whether a start tag says that its element is to be translated, if it says so."""
+    """Return whether a start tag enables (True) or disables (False) the translation of its element, or None."""
     if tag.is_closing or "translate" not in source[tag.start : tag.content].lower():
         return None
     found = attributes(source, tag)

@@ -1,7 +1,7 @@
-"""Finds the tags, references and texts of HTML, and where elements end, at their places in the source. Builds no tree.
+"""Finds the tags, references, texts and element ends of HTML with their source positions. Builds no tree.
 
-Tokens follow the tokenizer of the HTML standard (https://html.spec.whatwg.org/multipage/parsing.html), including
-what it does with errors. Where elements end is followed as far as names alone tell it.
+Tokens follow the tokenizer of the HTML standard (https://html.spec.whatwg.org/multipage/parsing.html), including its
+error handling. Element ends are tracked by tag name only.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ def names(text: str) -> frozenset[str]:
 
 
 VOID = names("area base basefont bgsound br col embed frame hr img input keygen link meta param source track wbr")
-RAW = names("iframe noembed noframes plaintext script style textarea title xmp")  # contain no tags
+RAW = names("iframe noembed noframes plaintext script style textarea title xmp")  # their content has no tags
 FOREIGN = names("math svg")
-WHOLE = FOREIGN | {"template"}  # tokens with all that they contain
+WHOLE = FOREIGN | {"template"}  # one token, including all of their content
 # Elements whose tags end a paragraph
 FLOW = names(
     "address article aside blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset "
     "figcaption figure footer form frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html li listing main menu nav ol p "
     "plaintext pre search section summary table tbody td tfoot th thead tr ul xmp"
 )
-# Elements whose tags no sentence crosses
+# Elements whose tags end a sentence
 BLOCK = FLOW | names(
     "applet audio br button canvas datalist iframe legend map marquee noembed noframes noscript object optgroup option "
     "script select style template textarea title video"
 )
 ROWS = names("table tbody tfoot thead")
-# A start tag ends the elements around it, up to the nearest of these
+# A start tag implies the end of the elements around it, up to the nearest of these
 PARENTS = {
     "li": names("dir menu ol ul"),
     **dict.fromkeys(["dd", "dt"], names("dl div")),
@@ -72,18 +72,18 @@ HTML_WITHIN = ("foreignobject", "annotation-xml")  # foreign elements that conta
 
 
 class Token(NamedTuple):
-    """A part of the source.
+    """A token of the source.
 
     Args:
-        kind: "text", "space" (with a line break), "reference", "comment" (all that is ignored) or "tag".
-        start, end: Where it is. A tag of an element that is `RAW` or `WHOLE` includes the content of the element.
-        name: Of a tag, in lower case.
+        type: "text", "space" (with a line break), "reference", "tag", or "comment" (also a declaration or CDATA).
+        start, end: Its range. The start tag of a `RAW` or `WHOLE` element includes the content of the element.
+        name: The name of a tag, in lower case.
         is_closing: Whether it is an end tag.
-        is_empty: Whether the element has no content and no end tag.
-        content: Where a tag ends.
+        is_empty: Whether no content and no end tag follow.
+        content: The end of the tag itself.
     """
 
-    kind: str
+    type: str
     start: int
     end: int
     name: str = ""
@@ -93,7 +93,7 @@ class Token(NamedTuple):
 
 
 class Scanner:
-    """Reads a document from any position."""
+    """Reads the tokens of a document from any position."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -126,7 +126,7 @@ class Scanner:
         return len(self.source) if closing is None or name == "plaintext" else closing.start()
 
     def script_end(self, start: int) -> int:
-        """Return where a script ends. After "<!--", what looks like a script within it belongs to it."""
+        """Return where a script ends. After "<!--", a nested script element belongs to its content."""
         is_escaped = is_nested = False
         for match in SCRIPT.finditer(self.source, start):
             if match["closing"] is None:
@@ -141,35 +141,35 @@ class Scanner:
         return len(self.source)
 
     def element_end(self, tag: Token, in_paragraph: bool = False) -> int:
-        """Return where the element of a start tag ends. in_paragraph: whether the next tag of a block ends it."""
+        """Return where the element of a start tag ends. in_paragraph: whether the next block tag ends it."""
         element = Element(tag.name, in_paragraph)
         position = tag.content
         while position < len(self.source):
             token = self.read(position, tag.name if tag.name in WHOLE else "")
-            if token.kind == "tag" and element.ends_at(token):
+            if token.type == "tag" and element.ends_at(token):
                 return token.end if element.is_closed_by(token) else token.start
             position = token.end
         return position
 
 
 class Element:
-    """Recognizes the tag with which an element ends: its end tag, or one that ends an element around it.
+    """Recognizes the tag that ends an element: its own end tag, or a tag that ends an enclosing element.
 
     Args:
-        name: Of the element.
-        in_paragraph: Whether it is in a paragraph, which ends at the next tag of a block.
+        name: The name of the element.
+        in_paragraph: Whether the element is in a paragraph, which the next block tag ends.
     """
 
     def __init__(self, name: str, in_paragraph: bool = False) -> None:
         self.name = name
         self.in_paragraph = in_paragraph or name == "p" or name in FOREIGN
-        self._open: Counter[str] = Counter()  # elements within it, by name
+        self._open: Counter[str] = Counter()  # number of open elements within it, by name
 
     def is_closed_by(self, tag: Token) -> bool:
         return tag.is_closing and tag.name == self.name
 
     def ends_at(self, tag: Token) -> bool:
-        """Return whether it ends at the next tag. To be called for each tag within it."""
+        """Return whether the element ends at the next tag. Must be called for each tag within the element."""
         name = tag.name
         is_open = self._open[name] > 0 if tag.is_closing else not tag.is_empty
         if tag.is_closing and not is_open and name == self.name:

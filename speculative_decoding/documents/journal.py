@@ -1,7 +1,6 @@
-"""The journal of a run over documents: its log (`runs/log.py`), with a record for each finished piece.
+"""The journal of a run over documents: a log (`runs/log.py`) with a record for each finished piece.
 
-A record has the number of its piece, a hash of its source, and the output. The records are in the order in which the
-pieces were finished.
+A record has the number of the piece, a hash of its source, and its output. Records are in the order of completion.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ LOG_FORMAT = LogFormat("output", version=2)
 
 
 class Journal:
-    """Ask `recorded` for each piece, and `append` each one that was decoded.
+    """Looks up the recorded pieces of an interrupted run, and records newly decoded pieces.
 
     Args:
-        log: The open log, with `LOG_FORMAT`, with everything that the outputs depend on.
-        force: Whether to decode again what cannot be continued, and to replace existing outputs.
+        log: The open log with `LOG_FORMAT`. Its settings include everything that affects the outputs.
+        force: Whether to decode changed pieces again, and to replace existing outputs.
     """
 
     def __init__(self, log: Log, *, force: bool = False) -> None:
         self.log = log
         self._records = log.records(parse_record)
-        self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # records by number that were read, but not used yet
+        self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # by number: records that were read but not used yet
         self.force = force
 
     def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
-        """Return the recorded output of a piece, or None if it must be decoded. The numbers must ascend.
+        """Return the recorded output of a piece, or None if it must be decoded. Numbers must ascend.
 
-        name: The name of its document, for messages.
+        name: The name of the document, for messages.
 
         Raises:
             InputError: The source has changed since the piece was recorded.
@@ -50,12 +49,12 @@ class Journal:
         return found[1]
 
     def append(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
-        """Record a decoded piece. Nothing of an earlier run is lost before this call."""
+        """Record a decoded piece. The file of an earlier run is not changed before this call."""
         self.log.append({"piece": number, "source_sha256": digest(piece), "output": decoded.as_json()})
 
 
 def parse_record(line: bytes) -> tuple[int, str, DecodedPiece] | None:
-    """Return the number, the hash of the source and the output of a record; None for damage."""
+    """Return the number, the hash of the source and the output of a record, or None for a damaged record."""
     fields = parse_line(line)
     try:
         return int(fields["piece"]), str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])
@@ -64,5 +63,5 @@ def parse_record(line: bytes) -> tuple[int, str, DecodedPiece] | None:
 
 
 def digest(piece: Piece) -> str:
-    """Return a hash of a piece as its document has it, and its line."""
+    """Return a hash of the line number and the raw text of a piece."""
     return hashlib.sha256(f"{piece.line} {piece.raw}".encode(errors="surrogatepass")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""JSON lines: the texts of named fields are blocks, one for each cell of each line of a text."""
+"""Parses JSON lines. Each cell of each line of a named field's text is a block."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .tokens import Block, Break, Literal, Part, Point, Text, Token, Write
 
 DEFAULT_FIELDS = ("text",)
 SPACE = re.compile(r"[ \t\n\r]*")
-# A character that is written as an escape, or several that are not: white space between two cells, or other text
+# An escaped character, white space between two cells, or other text without escapes
 SPELLED = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|\s{2,}|(?:[^\\\s]++|\s(?!\s))++")
-ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # a character beyond ASCII
-DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # long numbers would take quadratic time
+ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # an escaped character beyond ASCII
+DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # converting long numbers takes quadratic time
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     """Yield the parts of JSON lines. Memory depends only on the longest line.
 
-    Raises `InputError` for a line that is no JSON object with texts in all the fields. Blank lines are copied.
+    Blank lines are copied. Raises `InputError` for a line that is not a JSON object with a string in every field.
     """
     fields = list(dict.fromkeys(options.fields or DEFAULT_FIELDS))
     for number, line in enumerate(lines, 1):
@@ -44,7 +44,7 @@ def text_spans(line: str, fields: Iterable[str], number: int) -> list[tuple[int,
     try:
         if not isinstance(DECODER.decode(line), dict):
             raise ValueError("an object is needed")
-        found = {key: (start, end) for key, start, end in members(line)}  # of equal keys, the last
+        found = {key: (start, end) for key, start, end in members(line)}  # the last of equal keys
     except (ValueError, RecursionError) as error:
         raise InputError(f"line {number}: not a JSON object ({error})", way_out="correct it") from error
     spans = []
@@ -76,9 +76,9 @@ def skip_space(line: str, position: int) -> int:
 
 
 def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
-    """Yield a block for each cell of each line of a text, as in plain text, or one for an ICU message."""
+    """Yield a block for each cell of each line of a text, as in plain text, or a single block for an ICU message."""
     found: list[Token] = [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
-    if message_parts("".join(token.text for token in found)):  # its arguments may have several lines
+    if message_parts("".join(token.text for token in found)):  # its arguments may span several lines
         yield Block([Break(token.raw) if ends_cell(token) else token for token in found], number, write)
         return
     for is_between, group in groupby(found, ends_cell):
@@ -90,9 +90,9 @@ def ends_cell(token: Token) -> bool:
     return token.text in ("\r", "\n", "\t") or (len(token.text) > 1 and token.text.isspace())
 
 
-@lru_cache(1 << 12)  # a text in another script may have escapes only, and takes less memory if they share tokens
+@lru_cache(1 << 12)  # a text may consist of escapes only, and shared tokens save memory
 def escape(spelled: str) -> Text | Point:
-    """Return what an escape stands for. A NUL or half of a surrogate pair cannot be decoded."""
+    """Return the token of an escape: a `Point` for NUL and lone surrogates, which cannot be decoded, or a `Text`."""
     text: str = DECODER.decode(f'"{spelled}"')
     return Point(spelled) if text == "\0" or "\ud800" <= text <= "\udfff" else Text(text, spelled)
 

@@ -1,7 +1,7 @@
-"""Lays a text over as many lines as its source had. Knows neither formats nor tokens.
+"""Breaks a text into as many lines as its source has. Independent of formats and tokens.
 
-Lines break at white space, or between the characters of scripts without spaces. The layout is the best one by
-`line_cost`, found by dynamic programming over the places near each break.
+Lines break at white space, or between the characters of scripts without spaces. Dynamic programming over the places
+near each break minimizes the costs of the lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, isqrt
 
-SPACE = r"[^\S\u00a0\u2007\u202f]"  # white space, except that which forbids a line break
+SPACE = r"[^\S\u00a0\u2007\u202f]"  # white space at which a line may break
 # Thai, Lao, Myanmar, Khmer; Chinese and Japanese, with their punctuation and full-width forms
 UNSPACED = (
     r"[\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff"
@@ -21,8 +21,8 @@ UNSPACED = (
 )
 PLACE = re.compile(rf"{SPACE}+|(?<={UNSPACED})(?!{SPACE})|(?={UNSPACED})(?<!{SPACE})")
 NEVER_FIRST = frozenset("ーぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ々〻〜\uff5e\u2010\u2013—ะาำๅๆຯະາຳໆ")
-NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # written before their consonant; joins two consonants
-COMPARISONS = 1 << 17  # of lines, in one layout; more only if the windows would become too small
+NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # vowels before their consonant; signs that join two consonants
+COMPARISONS = 1 << 17  # line costs computed for one layout, unless windows would be too small
 MIN_WINDOW = 16  # places to choose from at each break
 
 Place = tuple[int, int]
@@ -45,19 +45,19 @@ def break_places(
 ) -> list[Place]:
     """Return where to break a text into lines.
 
-    Each line's share of the text is near its share of the source, and no line is wider than the limit, if there is such
-    a layout. A text with the lines of the source is broken as the source.
+    Each line's share of the text is close to its share of the source. No line is wider than the limit, if such a layout
+    exists. If the text can be broken into lines of exactly the source's widths, these lines are chosen.
 
     Args:
-        text: One line, without white space around it.
-        widths: Characters of each line of the source.
-        may_start: Whether a word may be the first of a line (default: every word).
-        limit: Characters of a line; at least those of the widest line of the source.
-        column: Characters before the text on its first line.
+        text: One line, without surrounding white space.
+        widths: The width of each line of the source, in characters.
+        may_start: Whether a word may start a line (default: every word).
+        limit: The maximum width of a line. The widest line of the source is always allowed.
+        column: The number of characters before the text on its first line.
 
     Returns:
-        For each break, in order, the range of white space that it replaces; the range is empty between characters of
-        scripts without spaces. Fewer than `len(widths) - 1` if the text has too few places.
+        For each break in order, the range of white space that it replaces. The range is empty between characters of
+        scripts without spaces. There are fewer than `len(widths) - 1` ranges if the text has too few places.
     """
     lines = len(widths)
     if lines == 1:
@@ -77,19 +77,19 @@ def break_places(
 
 
 def all_places(text: str) -> list[Place]:
-    """Return every place where a line could break, within the text."""
+    """Return every place within the text at which a line could break."""
     spans = (match.span() for match in PLACE.finditer(text))
     return [(start, end) for start, end in spans if start > 0 and end < len(text)]
 
 
 def first_word(text: str, start: int) -> str:
-    """Return the word at a position, up to the next place."""
+    """Return the text from a position to the next place."""
     found = PLACE.search(text, start + 1)
     return text[start : found.start() if found else len(text)]
 
 
 def is_allowed(text: str, place: Place) -> bool:
-    """Whether a line may break at a place: if not at white space, not before closing or after opening punctuation."""
+    """Return whether a line may break at a place: at white space, or unless punctuation there forbids it."""
     start, end = place
     if start < end:
         return True
@@ -100,7 +100,7 @@ def is_allowed(text: str, place: Place) -> bool:
 
 
 def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> list[Place] | None:
-    """Return the places, of at most one space each, that give lines of exactly these widths, or None."""
+    """Return the places that give lines of exactly these widths, or None. Each place covers at most one space."""
     ends = {i: min(i + 1, end) for start, end in places for i in range(start, max(end, start + 1))}
     found, position = [], 0
     for width in widths[:-1]:
@@ -113,7 +113,7 @@ def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> 
 
 
 def shares_of(length: float, widths: Sequence[int], limit: int) -> list[float]:
-    """Return the wanted length of each line: in proportion to the source, and no wider than the limit if possible."""
+    """Return the target width of each line: proportional to the source, and at most the limit if possible."""
     limit = max(limit, ceil(length / len(widths)))
     rest, parts = length, sum(max(width, 1) for width in widths)
     for width in sorted((max(width, 1) for width in widths), reverse=True):
@@ -125,7 +125,7 @@ def shares_of(length: float, widths: Sequence[int], limit: int) -> list[float]:
 
 
 def windows(places: Sequence[Place], wanted: Sequence[float]) -> list[range]:
-    """Return the indices of the places near each break. A break always has a place of its own among them."""
+    """Return the indices of the places near each break. There is always a distinct place for every break."""
     count, starts = len(wanted), [start for start, _ in places]
     reach = max(MIN_WINDOW, isqrt(COMPARISONS // count)) // 2
     middle, found = -1, []
@@ -139,7 +139,7 @@ def windows(places: Sequence[Place], wanted: Sequence[float]) -> list[range]:
 def best_places(
     text: str, places: Sequence[Place], around: Sequence[range], shares: Sequence[float], limit: int, column: int
 ) -> list[Place]:
-    """Return the places of the layout with the lowest cost; of equal ones, that with the earliest breaks."""
+    """Return the places of the layout with the lowest cost. Ties are resolved in favor of the earliest breaks."""
     ends = [0, *(end for _, end in places)]  # index 0 is the start of the text
     best: dict[int, Cost] = {0: (0, 0.0)}
     origins: list[dict[int, int]] = []
@@ -165,7 +165,7 @@ def best_places(
 
 
 def line_cost(length: int, share: float, limit: int) -> Cost:
-    """Return the cost of a line: first by what exceeds the limit, then by the difference from its share."""
+    """Return the cost of a line: the squared excess over the limit, then the squared difference from its share."""
     return max(length - limit, 0) ** 2, (length - share) ** 2
 
 

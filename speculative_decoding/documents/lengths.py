@@ -1,4 +1,4 @@
-"""Collects what a reader should check in a document, and finds outputs that are unusually short or long for it."""
+"""Collects the findings of a document, and finds outputs of unusual length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .tokens import Literal
 
 FACTOR = 3
 MIN_PIECES = 20
-MIN_CHARACTERS = 20  # of a piece; shorter ones vary too much
+MIN_CHARACTERS = 20  # of a piece; the ratios of shorter pieces vary too much
 
 
 class DocumentFindings:
-    """What a reader should check in a document: the findings of its pieces, and outputs of unusual length."""
+    """The findings of a document: those of its parts, and outputs of unusual length."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -37,20 +37,20 @@ class DocumentFindings:
 
 
 class LengthRatios:
-    """The ratios of lengths, output to source, of a document's pieces. Each takes twelve bytes."""
+    """The ratio of output length to source length for each piece of a document, in twelve bytes each."""
 
     def __init__(self) -> None:
         self._lines = array("q")
         self._ratios = array("f")
 
     def add(self, line: int, source: str, output: str) -> None:
-        """Count a piece. line: of the document, from 1."""
+        """Add a piece. line: its line in the document, from 1."""
         if len(source) >= MIN_CHARACTERS:
             self._lines.append(line)
             self._ratios.append(len(output) / len(source))
 
     def outliers(self) -> Iterator[Finding]:
-        """Find the pieces whose ratio is under a third or over three times the median, if there are twenty pieces."""
+        """Yield findings for ratios under a third or over three times the median, if there are twenty pieces."""
         if len(self._ratios) < MIN_PIECES:
             return
         ratios = np.frombuffer(self._ratios, np.float32)

@@ -1,6 +1,7 @@
-"""Blocks of Markdown's dialects as rules of markdown-it-py: titles of admonitions, tabs and callouts, and formulas.
+"""Rules of markdown-it-py for blocks of Markdown dialects: admonitions, tabs, callouts, and formulas.
 
-The title is decoded, the rest of its line copied, and the content read as Markdown. Formulas are copied.
+The title of a block is decoded, the rest of its line is copied, and its content is parsed as Markdown. Formulas are
+copied.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from markdown_it import MarkdownIt
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 
-TITLE = "title"  # the tag of an event whose content is a title, and whose meta has its place as "start"
-INDENT = 4  # columns of the content of an admonition or a tab
+TITLE = "title"  # the tag of the event after a title; meta["start"] of the title is its position
+INDENT = 4  # columns by which the content of an admonition or a tab is indented
 NAMES = r"[\w-]++(?:[ \t]++[\w-]++)*+"
 ATTRIBUTES = r"\{[^{}]*\}"
 # MkDocs: !!! note inline "Title"; ??? tip; ???+ "Title"; === "Tab". Without a title, content must follow
@@ -21,7 +22,7 @@ INDENTED = re.compile(
     rf'(?:!{{3}}|\?{{3}}\+?+)[ \t]*+(?=\S)(?:{NAMES})?(?:(?:(?<=[ \t])|[ \t]+)"(?P<title>.*)")?[ \t]*\Z'
     r'|={3}[+!]{0,2}[ \t]+"(?P<tab>.*)"[ \t]*\Z'
 )
-# MyST's directives in braces that have a title; others have a file or a language there
+# MyST directives in braces whose argument is a title; for others, it is a file or a language
 DIRECTIVES = (
     "admonition|attention|card|caution|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic"
     "|warning"
@@ -37,14 +38,13 @@ SLASHES = re.compile(r"/{3,}[ \t]*(?:[\w-]+[ \t]*(?:\|[ \t]*(?P<title>.*(?<![ \t
 CALLOUT = re.compile(r"\[![\w-]+(?:[ |][^\[\]]*)?\][+-]?(?![\[(])[ \t]*(?P<title>.*(?<![ \t]))?[ \t]*\Z")
 CONTAINERS = {"!": INDENTED, "?": INDENTED, "=": INDENTED, ":": COLONS, "/": SLASHES, "[": CALLOUT}
 
-# Formulas: the closing of each opening
 ENVIRONMENT = re.compile(r"\\begin\{([A-Za-z]{1,40}\*?)\}")
 FORMULA_END = re.compile(r"[ \t]*+(?:[.,;]|\([\w:.-]{1,60}\)|\{[^{}]{0,200}\})*+[ \t]*\Z")  # (1), {#eq:a}
 MATHEMATICAL = re.compile(r"[\\^_=+<>{}]")
 
 
 def add_rules(parser: MarkdownIt) -> None:
-    """Add the rules to a parser. Its state's `push` must note titles."""
+    """Add the rules to a parser, whose state must record titles in `push`."""
     ends: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     parser.block.ruler.before("table", "title", title, ends)
     parser.block.ruler.before("table", "formula", formula, ends)
@@ -55,7 +55,7 @@ def line_of(state: StateBlock, line: int) -> str:
 
 
 def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for the first line of a container, and for the content of an indented one."""
+    """A rule for the first line of a container, and for the content of an indented container."""
     text = line_of(state, start)
     pattern = CONTAINERS.get(text[:1])
     if pattern is None or state.is_code_block(start) or not (found := pattern.match(text)):
@@ -75,7 +75,7 @@ def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         event.meta["start"] = state.bMarks[start] + state.tShift[start] + found.start(group)
         state.push("title_close", TITLE, 0)
     if pattern is INDENTED:
-        read_indented(state, start + 1, content_end)
+        parse_indented(state, start + 1, content_end)
     state.line = content_end
     return True
 
@@ -100,8 +100,8 @@ def indented_end(state: StateBlock, start: int, end: int) -> int:
     return last
 
 
-def read_indented(state: StateBlock, start: int, end: int) -> None:
-    """Read the content of an indented container."""
+def parse_indented(state: StateBlock, start: int, end: int) -> None:
+    """Parse the content of an indented container."""
     before = state.parentType, state.lineMax, state.blkIndent
     state.parentType, state.lineMax, state.blkIndent = "admonition", end, state.blkIndent + INDENT
     state.push("container_open", "div", 1)
@@ -111,7 +111,7 @@ def read_indented(state: StateBlock, start: int, end: int) -> None:
 
 
 def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    r"""A rule for formulas in $$, in \[ and \], and in LaTeX environments. Text after one is read as Markdown."""
+    r"""A rule for formulas in $$, in \[ and \], and in LaTeX environments. Text after them is parsed as Markdown."""
     text = line_of(state, start)
     if text[:1] not in ("$", "\\") or state.is_code_block(start) or not (found := formula_end(state, start, end)):
         return False
@@ -125,7 +125,7 @@ def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | None:
-    """Return the line and the place in the document at which the formula ends that begins a line, if one does."""
+    """Return the line and position at which the formula at the start of a line ends, or None without a formula."""
     text = line_of(state, start)
     if text.startswith("$$"):
         marks, size = re.compile(r"\$\$"), 2
@@ -152,7 +152,7 @@ def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | No
 
 
 def lines_from(state: StateBlock, start: int, end: int, size: int) -> Iterator[tuple[int, str, int]]:
-    """Yield each line of the container with its text and its place. size: characters of the first one to leave out."""
+    """Yield each line of the container with its text and position. size: characters of the first line to skip."""
     for line in range(start, end):
         if line > start and state.sCount[line] < state.blkIndent and not state.isEmpty(line):
             return

@@ -1,4 +1,4 @@
-"""The text of a Markdown block as tokens: markdown-it-py finds the inline markup, and this module where it lies."""
+"""Converts the text of a Markdown block to tokens. markdown-it-py finds inline markup; this module locates it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token as Event
 
 from ..errors import InputError, Message
+from .code_patterns import CODE_PATTERNS
 from .layout import line_break_text
 from .markdown_writing import writers_of
-from .marks import KINDS
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: start and end
 
 MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!&*<[\\]_`~"
-# At the start of a block: a task's box, a footnote's name, the title of a GitHub alert. At the start of a line: the
-# mark of a definition or an abbreviation ("*[HTML]: "), and lines that begin or end a container, such as ":::: note"
+# At the start of a block: the checkbox of a task, the label of a footnote, or a GitHub alert. At the start of a line:
+# the marker of a definition or an abbreviation ("*[HTML]: "), or the first or last line of a container (":::: note")
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+|\[\^[^\]\s]{1,100}\]:[ \t]*)"
 MARKER = re.compile(rf"\n{CONTAINER}")
 FIRST_MARKER = re.compile(rf"\[[^\[\]^]\][ \t]+|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
-FORMULA = KINDS["formula"][1]
+FORMULA = CODE_PATTERNS["formula"][1]
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
 TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
@@ -47,68 +47,68 @@ class Content:
 
     Args:
         text: The document.
-        content: The content, as markdown-it-py reads it.
-        knots: Offsets in the content, from which on each character follows the one before in the document, ...
-        places: ... and their places in the document.
+        content: The text of the block, as markdown-it-py parses it.
+        starts: The offset of each segment of the content. A segment is contiguous in the document.
+        positions: The position of each segment in the document.
         end: The end of the content in the document.
         line: Its first line, from 1.
-        in_cell: Whether it is a cell of a table.
+        in_cell: Whether the block is a table cell.
     """
 
     text: str
     content: str
-    knots: Sequence[int]
-    places: Sequence[int]
+    starts: Sequence[int]
+    positions: Sequence[int]
     end: int
     line: int
     in_cell: bool = False
 
     @classmethod
     def of_lines(cls, text: str, spans: Sequence[Span], line: int) -> Content:
-        """Return the content of whole lines: paragraphs and headings."""
-        knots, lines, size = [], [], 0
+        """Return the content of a paragraph or heading, which consists of whole lines."""
+        starts, lines, size = [], [], 0
         for start, end in spans:
-            knots.append(size)
+            starts.append(size)
             lines.append(text[start:end].removesuffix("\r"))
             size += len(lines[-1]) + 1
-        return cls(text, "\n".join(lines), knots, [start for start, _ in spans], spans[-1][1], line)
+        return cls(text, "\n".join(lines), starts, [start for start, _ in spans], spans[-1][1], line)
 
     @classmethod
     def of_cell(cls, text: str, span: Span, line: int) -> Content:
-        r"""Return the content of a cell, in which "\|" stands for "|", even in code."""
+        r"""Return the content of a table cell, in which "\|" stands for "|", even in code."""
         start, end = span
         parts = text[start:end].split("\\|")
-        knots, places, size = [0], [start], len(parts[0])
+        starts, positions, size = [0], [start], len(parts[0])
         for part in parts[1:]:
-            place = places[-1] + size - knots[-1]
-            knots += [size, size + 1]
-            places += [place, place + 2]
+            position = positions[-1] + size - starts[-1]
+            starts += [size, size + 1]
+            positions += [position, position + 2]
             size += len(part) + 1
-        return cls(text, "|".join(parts), knots, places, end, line, in_cell=True)
+        return cls(text, "|".join(parts), starts, positions, end, line, in_cell=True)
 
     @property
     def start(self) -> int:
-        return self.places[0]
+        return self.positions[0]
 
-    def place(self, offset: int) -> int:
-        """Return the place of an offset in the document."""
+    def position(self, offset: int) -> int:
+        """Return the position in the document for an offset in the content."""
         if offset == len(self.content):
             return self.end
-        knot = bisect_right(self.knots, offset) - 1
-        return self.places[knot] + offset - self.knots[knot]
+        segment = bisect_right(self.starts, offset) - 1
+        return self.positions[segment] + offset - self.starts[segment]
 
     def raw(self, start: int, end: int) -> str:
-        """Return what the document has for a range of the content."""
-        return self.text[self.place(start) : self.place(end)]
+        """Return the text of the document for a range of the content."""
+        return self.text[self.position(start) : self.position(end)]
 
-    def even(self, start: int, end: int) -> Iterator[Span]:
-        """Divide a range at the knots within it."""
-        first, last = bisect_right(self.knots, start), bisect_right(self.knots, end - 1)
-        return pairwise([start, *self.knots[first:last], end])
+    def segments(self, start: int, end: int) -> Iterator[Span]:
+        """Divide a range of the content at the starts of segments."""
+        first, last = bisect_right(self.starts, start), bisect_right(self.starts, end - 1)
+        return pairwise([start, *self.starts[first:last], end])
 
 
 def inline_parser() -> MarkdownIt:
-    """Return a parser of inline markup whose events tell where they end, as far as their markup does not tell it."""
+    """Return a parser of inline markup. Events have meta["end"] unless their markup determines where they end."""
     parser = MarkdownIt("commonmark").enable("strikethrough")
     for name, rule in ENDING.items():
         parser.inline.ruler.at(name, with_end(rule))
@@ -122,29 +122,29 @@ def inline_parser() -> MarkdownIt:
 
 
 def with_end(rule: Any) -> Any:
-    """Return a rule that notes the end of its last event."""
+    """Return a rule that records the end of its last event."""
 
-    def noted(state: StateInline, silent: bool) -> bool:
+    def recording(state: StateInline, silent: bool) -> bool:
         count = len(state.tokens)
         found = bool(rule(state, silent))
         if found and len(state.tokens) > count:
             state.tokens[-1].meta["end"] = state.pos
         return found
 
-    return noted
+    return recording
 
 
 def as_one(rule: Any, name: str) -> Any:
-    """Return a rule that makes one event without content of what another rule finds."""
+    """Return a rule that emits one event without content for each match of another rule."""
 
-    def noted(state: StateInline, silent: bool) -> bool:
+    def emitting(state: StateInline, silent: bool) -> bool:
         if not rule(state, True):
             return False
         if not silent:
             state.push(name, "", 0).meta["end"] = state.pos
         return True
 
-    return noted
+    return emitting
 
 
 def marker(state: StateInline, silent: bool) -> bool:
@@ -170,7 +170,7 @@ def footnote(state: StateInline, silent: bool) -> bool:
 
 
 def comment(state: StateInline, silent: bool) -> bool:
-    """Find a comment as CommonMark 0.31 does. The pattern of markdown-it-py is quadratic for "<!--<!--...--->"."""
+    """Match a comment of CommonMark 0.31. The pattern of markdown-it-py takes quadratic time for "<!--<!--...--->"."""
     if not state.src.startswith("<!--", state.pos) or state.html_terminator_last("-->") < state.pos + 4:
         return False
     state.pos = state.src.index("-->", state.pos + 4) + 3
@@ -183,7 +183,7 @@ PARSER = inline_parser()
 def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Literal | Block]:
     """Yield the blocks of a content, and literals such as hard line breaks between them.
 
-    env: What markdown-it-py knows about the document: its link reference definitions.
+    env: The link reference definitions of the document, as markdown-it-py stores them.
     """
     if sum(content.content.count(mark) for mark in MARKS) > MAX_MARKS:
         problem = f"line {content.line}: a paragraph has more than {MAX_MARKS:,} characters of markup"
@@ -205,13 +205,13 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
 
 
 class Inline:
-    """Turns the events of markdown-it-py for a content into tokens, and literals between them."""
+    """Converts the events of markdown-it-py for a content to tokens, and literals between them."""
 
     def __init__(self, content: Content, env: MutableMapping[str, Any]) -> None:
         self.parts: list[Literal | Token] = []
         self._content = content
         self._opened: list[tuple[int, str]] = []  # index in `parts`; for HTML the name of the element
-        self._kept: dict[int, int] = {}  # where something that stays as it is begins in `parts`, and its last part
+        self._kept: dict[int, int] = {}  # first part -> last part of markup that is kept; indices in `parts`
         position = 0
         source = content.content
         for event in PARSER.inline.parse(source.replace("\0", "\ufffd"), PARSER, env, []):
@@ -226,7 +226,7 @@ class Inline:
         raw = self._content.raw(start, end)
         match event.type:
             case "text":
-                ranges = self._content.even(start, end)
+                ranges = self._content.segments(start, end)
                 self.parts += [Text(self._content.content[i:j], self._content.raw(i, j)) for i, j in ranges]
             case "text_special":
                 self.parts.append(Point(raw) if event.content in "\t\n\r" else Text(event.content, raw))
@@ -254,7 +254,7 @@ class Inline:
                 self._close(raw, is_kept=raw in ("]", "][]"))  # the text of the link names its target
 
     def _add_html(self, raw: str) -> None:
-        """Add a tag, or a comment or the like. Those that may begin a block of HTML end the sentence."""
+        """Add an HTML tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
         found = TAG.match(raw)
         name = found[1].lower() if found else ""
         if not name or name in BETWEEN_BLOCKS:
@@ -278,13 +278,13 @@ class Inline:
         self.parts.append(Close(raw, index))
 
     def _drop_unclosed(self) -> None:
-        """Make points of tags without an end within the markup that ends here."""
+        """Replace HTML tags without an end tag by points, within the markup that ends here."""
         while self._opened and self._opened[-1][1]:
             index, _ = self._opened.pop()
             self.parts[index] = Point(self.parts[index].raw)
 
     def without_kept(self) -> Iterator[Literal | Token]:
-        """Yield the parts, with one token in place of all that stays as it is together."""
+        """Yield the parts, with a single token in place of markup that is kept."""
         index = 0
         while index < len(self.parts):
             end = self._kept.get(index, index) + 1
@@ -299,7 +299,7 @@ def kept(text: str, raw: str) -> Kept | Point:
 
 
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
-    """Make points of white space that follows white space, such as around an image or at the end of a line."""
+    """Replace white space after other white space by points, such as around an image or at the end of a line."""
     found: list[Literal | Token] = []
     starts_line = after_space = True
     for part in parts:
@@ -321,7 +321,7 @@ def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
 
 
 def end_without_space(parts: list[Literal | Token]) -> None:
-    """Make a point of white space at the end of the text."""
+    """Replace white space at the end of the text by a point."""
     index = len(parts) - 1
     while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
         index -= 1

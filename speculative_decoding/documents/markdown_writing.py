@@ -1,4 +1,4 @@
-"""How decoded text is written in Markdown: with a backslash before what would otherwise become markup."""
+"""Escapes decoded text for Markdown, with a backslash before characters that would otherwise become markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 
 from .tokens import Break, Open, Point, Token, Write
 
-# A backslash is put before each of these
+# Characters that get a backslash
 INLINE = (
     r"[`\[\]]"
     r"|\*(?!\s)|(?<!\s)\*"  # not in "2 * 3"
@@ -20,7 +20,7 @@ INLINE = (
     r"|&(?=#?\w+;|$)"
     r"|(?:^|(?<=\s))#(?=#*$)"  # at the end of a heading
 )
-# A backslash is put after each of these at the start of a line: the number of a list, or nothing before other markup
+# Matches at the start of a line that get a backslash after them: a list number, or "" before other markup
 LINE_START = re.compile(
     r"\d{1,9}(?=[.)](?:\s|$))"
     r"|(?=[-+*]\s|#{1,6}(?:\s|$)|>|={2,}\s*$|-{2,}\s*$|([-*_])\s*(?:\1\s*){2,}$|`{3}|~{3}|<[A-Za-z/!?]|:(?:\s|::))"
@@ -31,18 +31,18 @@ MARK = re.compile(r"\d+|(.)\1*", re.DOTALL)
 
 @lru_cache
 def writer(in_cell: bool, before_link: bool) -> Write:
-    """Return a function that writes a text.
+    """Return a function that escapes inline markup in a text.
 
     Args:
         in_cell: Whether a pipe would end the cell.
-        before_link: Whether a link may follow the text, which an exclamation mark would turn into an image.
+        before_link: Whether a link may follow the text. An exclamation mark would turn the link into an image.
     """
     pattern = re.compile(INLINE + r"|\|" * in_cell + "|!$" * before_link)
     return lambda text: pattern.sub(r"\\\g<0>", text)
 
 
 def write_start(text: str, except_for: Collection[str] = ()) -> str:
-    """Return how to write a text at the start of a line. except_for: first marks that stay as they are."""
+    """Escape a text at the start of a line. except_for: first marks that are not escaped."""
     found = LINE_START.match(text)
     if not found or first_mark(text) in except_for:
         return text
@@ -55,16 +55,16 @@ def looks_like_markup(line: str) -> bool:
 
 
 def first_mark(text: str) -> str:
-    """Return the number that a text starts with, or all copies of its first character there."""
+    """Return the digits at the start of a text, or the run of equal characters there."""
     found = MARK.match(text)
     return found.group() if found else ""
 
 
 def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
-    """Return how to write text in a block with these tokens, and at the start of its lines.
+    """Return the functions that escape text in a block with these tokens: anywhere, and at the start of a line.
 
-    A line of the source may start with what looks like markup but is none, such as "-" far from the margin. The same
-    mark stays as it is.
+    A line of the source may start with a mark that only looks like markup, such as "-" far from the margin. The same
+    mark is not escaped in the output.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
     groups = groupby(tokens, lambda token: isinstance(token, Break | Point))

@@ -1,7 +1,7 @@
-"""ICU messages: the texts of "{n, plural, one {# file} other {# files}}" are decoded, and its syntax is copied.
+"""Parses ICU messages: the texts of "{n, plural, one {# file} other {# files}}" are decoded, and the syntax is copied.
 
-The grammar is that of ICU's class MessagePattern, with an optional second apostrophe: an apostrophe quotes only what
-has a meaning in its place, and two apostrophes are one.
+The grammar is that of ICU's class MessagePattern in the mode DOUBLE_OPTIONAL. An apostrophe starts a quotation only
+before a special character, and two apostrophes stand for one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .marks import KINDS
+from .code_patterns import CODE_PATTERNS
 
 COMPLEX = re.compile(r"\{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,", re.IGNORECASE)
 HEAD = re.compile(r"\{\s*[\w.-]+\s*(?:,\s*(\w+)\s*(,)?)?\s*")  # "{name", "{name, number", "{name, plural,"
@@ -21,29 +21,29 @@ BRANCH_END = re.compile(r"\}\s*")
 UNSAFE = re.compile(r"(?P<braces>(?<!')'*+[{}]['{}]*)|'(?=[#']|$)")
 PLURALS = frozenset(["plural", "selectordinal"])
 PLAIN = re.compile(r"[^{}'#]+")
-DEEPEST = 20  # arguments within each other; a deeper message is none
+MAX_DEPTH = 20  # nested arguments; a text with more is not parsed as a message
 
 TEXT, SYNTAX, ARGUMENT, APOSTROPHE, QUOTED = "text", "syntax", "argument", "apostrophe", "quoted"
 
 
 class Part(NamedTuple):
-    """A part of a message. kind: one of the constants above. The "#" of a plural is an argument."""
+    """A part of a message. type: one of the constants above. The "#" of a plural is an argument."""
 
-    kind: str
+    type: str
     start: int
     end: int
 
 
 class NoMessage(Exception):
-    """The text is not a message."""
+    """The text is not an ICU message."""
 
 
 def message_parts(text: str) -> list[Part]:
-    """Return the parts of a text that is an ICU message with a plural or select argument; nothing for other texts."""
+    """Return the parts of an ICU message with a plural or select argument, or an empty list for any other text."""
     if not COMPLEX.search(text):
         return []
     try:
-        return with_whole_tags(text, [*Reader(text).message()])
+        return with_whole_tags(text, [*MessageParser(text).message()])
     except NoMessage:
         return []
 
@@ -52,7 +52,7 @@ def with_whole_tags(text: str, parts: list[Part]) -> list[Part]:
     """Return the parts with an argument in place of each tag that contains one, such as "<a href='{url}'>"."""
     found: list[Part] = []
     i = 0
-    for tag in KINDS["tag"][1].finditer(text):
+    for tag in CODE_PATTERNS["tag"][1].finditer(text):
         start, end = tag.span()
         while i < len(parts) and parts[i].end <= start:
             found.append(parts[i])
@@ -61,15 +61,15 @@ def with_whole_tags(text: str, parts: list[Part]) -> list[Part]:
         while j < len(parts) and parts[j].start < end:
             j += 1
         inside = parts[i:j]
-        if any(part.kind == ARGUMENT for part in inside) and all(part.kind != SYNTAX for part in inside):
+        if any(part.type == ARGUMENT for part in inside) and all(part.type != SYNTAX for part in inside):
             found += [inside[0]._replace(end=start), Part(ARGUMENT, start, end)]
             i = j - 1
-            parts[i] = inside[-1]._replace(start=end)  # what follows the tag
+            parts[i] = inside[-1]._replace(start=end)  # the rest after the tag
     return [part for part in [*found, *parts[i:]] if part.start < part.end]
 
 
-class Reader:
-    """Reads a message from start to end."""
+class MessageParser:
+    """Parses a message from start to end."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -80,7 +80,7 @@ class Reader:
 
         special: The characters that an apostrophe quotes.
         """
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise NoMessage
         text = self.text
         while self.position < len(text):
@@ -116,16 +116,16 @@ class Reader:
         return Part(QUOTED, start, self.position)
 
     def argument(self, depth: int) -> Iterator[Part]:
-        """Yield the parts of an argument. One without branches is a single part."""
+        """Yield the parts of an argument. An argument without branches is a single part."""
         start = argument = self.position
         head = self.match(HEAD)
-        kind = (head[1] or "").lower()
-        if kind not in {*PLURALS, "select"} or head[2] is None:
-            self.end_of_style(has_style=head[1] is not None)
+        argument_type = (head[1] or "").lower()
+        if argument_type not in {*PLURALS, "select"} or head[2] is None:
+            self.skip_style(has_style=head[1] is not None)
             yield Part(ARGUMENT, start, self.position)
             return
-        special = frozenset("{}#" if kind in PLURALS else "{}")
-        if kind in PLURALS and (offset := OFFSET.match(self.text, self.position)):
+        special = frozenset("{}#" if argument_type in PLURALS else "{}")
+        if argument_type in PLURALS and (offset := OFFSET.match(self.text, self.position)):
             self.position = offset.end()
         while start == argument or not self.text.startswith("}", self.position):
             self.match(SELECTOR)
@@ -136,8 +136,8 @@ class Reader:
         self.position += 1
         yield Part(SYNTAX, start, self.position)
 
-    def end_of_style(self, *, has_style: bool) -> None:
-        """Go on after the brace that ends an argument without branches. has_style: whether there is more before it."""
+    def skip_style(self, *, has_style: bool) -> None:
+        """Move past the brace that ends an argument without branches. has_style: whether a type or style precedes."""
         depth = 1
         while depth:
             brace = self.match(STYLE if has_style else BRANCH_END)[0][-1:]
@@ -152,12 +152,12 @@ class Reader:
 
 
 def unquoted(text: str) -> str:
-    """Return what a quotation stands for."""
+    """Return the text that a quotation stands for."""
     return text.strip("'").replace("''", "'")
 
 
 def write_message(text: str) -> str:
-    """Return how a message writes a text without arguments: braces in a quotation, and otherwise two apostrophes."""
+    """Escape a text for an ICU message: quote braces, and double apostrophes that could start a quotation."""
     return UNSAFE.sub(quoted, text)
 
 

@@ -1,4 +1,4 @@
-"""How a document is read and divided. The fields are also the flags of `document`."""
+"""Options for reading and dividing a document. Each field is also a flag of `document`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
 FORMAT = "format of the documents (default: by the suffix; text without one)"
-UNIT = "what is decoded as one prompt"
+UNIT = "unit of text to decode as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
-MAX_DOCUMENT = "bytes of a document that is read as a whole: Markdown, HTML and subtitles"
+MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML or subtitles"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
-    """How a document is read and divided. Raises `InputError` for options without effect.
+    """Options for reading and dividing a document. Raises `InputError` for options without effect.
 
-    format: One of `FORMATS`; None means that of the file's suffix, or text if there is no suffix or no file.
+    format: One of `FORMATS`. None selects the format by the file's suffix, or text without a suffix or a file.
     """
 
     format: A[str | None, Text(tuple(FORMATS)), FORMAT, BASIC] = None

@@ -1,7 +1,7 @@
-"""Writes the decoded parts of several documents, which are one stream, to files or standard output.
+"""Writes the decoded parts of several documents, which arrive as one stream, to files or standard output.
 
-A file appears whole or not at all: a temporary file in its folder takes the parts as they arrive, and becomes the file
-when the document is complete.
+A file is replaced atomically: parts are written to a temporary file in the same folder, which is renamed when the
+document is complete.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .rendering import Renderer
 from .tokens import Literal
 
 END = Literal("")  # marks the end of each document in a stream of parts
-WAY_OUT = "make space, or name another output"
+WAY_OUT = "free some space, or name another output"
 
 Write = Callable[[bytes], None]
 
 
 @dataclass
 class Document:
-    """A document and the place for its output.
+    """A document and its destination.
 
     Args:
         file: The document.
         output: The file to write; None writes to standard output.
         options: How to read it.
-        findings: What a reader should check. Empty until all of its parts have been written.
+        findings: The findings of the document. Empty until all of its parts have been written.
     """
 
     file: DocumentFile
@@ -49,7 +49,7 @@ class Document:
     findings: list[Finding] = field(default_factory=list)
 
     def check(self, stack: ExitStack) -> None:
-        """Read the document once. Raises `InputError` if it cannot be decoded. stack: closes what stays open."""
+        """Read the document once to validate it. Raises `InputError`. stack: closes a document that must stay open."""
         format = FORMATS[self.file.format]
         parse = format.parse  # imports packages, which may be missing
         if not self.file.can_reopen:
@@ -59,7 +59,7 @@ class Document:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Open the document unless it is open, and put its name before errors about its lines."""
+        """Open the document unless it is open, and prepend its name to errors about its lines."""
         with self.file if self.file.can_reopen else nullcontext():
             try:
                 yield
@@ -75,7 +75,7 @@ def write_documents(
     replaces: Whether existing files with another content are replaced.
 
     Raises:
-        InputError: A file cannot be written. No part of it is left.
+        InputError: A file cannot be written. No partial file remains.
     """
     stream = iter(decoded)
     for document in documents:
@@ -96,5 +96,7 @@ def opened(path: Path | None, write_to_stdout: Write, replaces: bool) -> Iterato
     if path is None:
         yield write_to_stdout
         return
-    with new_file(path.resolve(), "output", WAY_OUT, replaces=replaces) as write:  # resolved, so that a link stays one
+    with new_file(
+        path.resolve(), "output", WAY_OUT, replaces=replaces
+    ) as write:  # resolved, so a symbolic link is kept
         yield write

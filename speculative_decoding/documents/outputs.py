@@ -1,4 +1,4 @@
-"""The outputs for a piece and its parts, which a journal keeps and `rendering.py` writes."""
+"""The outputs for a piece and its parts, as a journal stores them and `rendering.py` renders them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .splitting import Span, gaps
 class DecodedText(NamedTuple):
     """The output for a part of a piece.
 
-    places: The place in the output of each of the part's `marks`, or None for a mark that was not found.
+    places: For each of the part's `marks`, its place in the output, or None if the place was not found.
     """
 
     text: str
@@ -29,7 +29,7 @@ class DecodedPiece:
         source: The text of the piece.
         spans: The parts of the text that were decoded. The text between them is copied.
         outputs: The output for each part.
-        findings: What a reader should check.
+        findings: The findings about the outputs.
     """
 
     source: str
@@ -53,7 +53,7 @@ class DecodedPiece:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
-        """Return the piece that `as_json` described. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the object for a result of `as_json`. Raises KeyError, TypeError or ValueError for other values."""
         outputs = [
             DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
             for text, places in fields["outputs"]

@@ -1,4 +1,4 @@
-"""Divides blocks into pieces, each of which is decoded as one prompt, and the literals between them."""
+"""Divides blocks into pieces, which are decoded as one prompt each, and the literals between them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .splitting import (
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 LETTER = re.compile(r"[^\W\d_]")
-JOINED = 1 << 14  # characters of literals that are joined
+JOINED = 1 << 14  # characters of joined literals, after which they are yielded
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Mark:
     """An element of a piece that needs a place in the output: inline markup, a `Point`, or a `Kept` text.
 
     Args:
-        start, end: The range of the piece's text that it encloses. It is empty for a `Point`.
+        start, end: The enclosed range of the piece's text, which is empty for a `Point`.
         opening, closing: The indices of its `Open` and `Close` in the piece's tokens; None for a token that the piece
             lacks. A `Point` or `Kept` has only `opening`.
         is_kept: Whether it is a `Kept` token.
@@ -99,7 +99,7 @@ class Piece:
 
 
 def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
-    """Yield the parts of a document: pieces to decode, and literals to copy. Many literals in a row are joined.
+    """Yield the parts of a document: pieces to decode, and literals to copy. Consecutive literals are joined.
 
     Args:
         lines: The lines of the document, each with its line end.
@@ -123,9 +123,9 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into its sentences or lines, or make it one piece. Code, formulas and numbers become literals.
+    """Divide a block into sentences or lines, or make it one piece. Code, formulas and numbers become literals.
 
-    Each text of an ICU message is divided for itself, and its syntax is copied.
+    The texts of an ICU message are divided separately, and its syntax is copied.
     """
     areas = [(0, len(block.text))]
     if parts := message_parts(block.text):
@@ -143,7 +143,7 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
 
 
 def unit_spans(block: Block, area: Span, unit: str, language: str) -> Iterator[Span]:
-    """Yield the sentences or lines within a range of the block's text, or all of it."""
+    """Yield the sentences or lines within a range of the block's text, or the whole range."""
     first, last = area
     text = block.text[first:last]
     if unit == "sentence":
@@ -157,7 +157,7 @@ def unit_spans(block: Block, area: Span, unit: str, language: str) -> Iterator[S
 
 
 def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block, list[Span]]:
-    """Return a block in which an ICU message is spelled as it is shown, and the spans of the texts to decode."""
+    """Return a block with an ICU message's text as it is displayed, and the spans of the texts to decode."""
     tokens: list[Token] = []
     texts: list[Span] = []
     position = 0
@@ -165,14 +165,14 @@ def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block,
     for part, before, inside in zip(parts, segments[::2], segments[1::2], strict=False):
         own = [*before, *inside]
         text, raw = block.text[part.start : part.end], "".join(token.raw for token in own)
-        if part.kind == APOSTROPHE:
+        if part.type == APOSTROPHE:
             own = [Text("'", raw)]
-        elif part.kind == QUOTED:
+        elif part.type == QUOTED:
             own = [Kept(unquoted(text), raw)]
-        elif part.kind == ARGUMENT:
+        elif part.type == ARGUMENT:
             own = [Kept(text, raw)]
         end = position + sum(len(token.text) for token in own)
-        if part.kind != SYNTAX:
+        if part.type != SYNTAX:
             start = texts.pop()[0] if texts and texts[-1][1] == position else position
             texts.append((start, end))
         tokens += own
@@ -182,7 +182,7 @@ def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block,
 
 
 def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
-    """Return a literal for a piece without words, and one with a finding for a piece that does not read as language."""
+    """Return a literal for a piece without words, and a literal with a finding for a piece that is not language."""
     if isinstance(part, Literal):
         return part
     text = text_without_kept(part.tokens, "")
@@ -194,7 +194,7 @@ def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
 
 
 def text_without_kept(tokens: Iterable[Token], instead: str = "\ufffc") -> str:
-    """Return the text of tokens with something else in place of each character of a `Kept` text."""
+    """Return the text of tokens. `instead` replaces each character of a `Kept` text."""
     return "".join(instead * len(token.text) if isinstance(token, Kept) else token.text for token in tokens)
 
 
@@ -210,7 +210,7 @@ def break_spans(tokens: Iterable[Token]) -> list[Span]:
 
 
 def around_tokens(piece: Piece, spans: Iterable[Span]) -> list[Span]:
-    """Move the ends of spans that lie within tokens that cannot be divided, such as code, so that they are included."""
+    """Extend spans that end within an indivisible token, such as code, so that they include the whole token."""
     borders = [0, *accumulate(len(token.text) for token in piece.tokens)]
     found: list[Span] = []
     done = 0
@@ -230,7 +230,7 @@ def around_tokens(piece: Piece, spans: Iterable[Span]) -> list[Span]:
 
 
 def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
-    """Yield a piece for each span of the text, and a literal for each part between two spans that is not empty.
+    """Yield a piece for each span of the text, and a literal for each nonempty gap between spans.
 
     Markup that begins at the start of a span or ends at its end belongs to the piece, unless it encloses all of it.
     """
@@ -245,9 +245,9 @@ def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Lite
 
 
 def cut(tokens: Iterable[Token], spans: Sequence[Span]) -> list[list[Token]]:
-    """Divide tokens at the ends of the spans. Returns the tokens of a gap, the first span, a gap, ..., and a gap.
+    """Divide tokens at the borders of spans. Returns the tokens of each gap and span in order, with gaps at both ends.
 
-    A token without text goes where the text after it goes. Only plain text is divided.
+    A token without text is grouped with the text after it. Only plain text is divided.
     """
     borders = [border for span in spans for border in span]
     segments: list[list[Token]] = [[]]
@@ -272,7 +272,7 @@ def is_plain(token: Token) -> bool:
 
 
 def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
-    """Move tokens without text from the ends of a span to the span that they belong to, or to the gap beside it."""
+    """Move tokens without text from the ends of a span to the span they belong to, or to the adjacent gap."""
     for number in range(1, len(segments), 2):  # `cut` puts markup between two adjacent spans into the second one
         inside = segments[number]
         size = next((count for count, token in enumerate(inside) if token.text), len(inside))
@@ -290,13 +290,13 @@ def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
     return segments
 
 
-def leading(tokens: Sequence[Token], kinds: tuple[type, ...]) -> int:
-    """Return how many of the first tokens are of these kinds."""
-    return next((count for count, token in enumerate(tokens) if not isinstance(token, kinds)), len(tokens))
+def leading(tokens: Sequence[Token], types: tuple[type, ...]) -> int:
+    """Return the number of tokens at the start that have one of these types."""
+    return next((count for count, token in enumerate(tokens) if not isinstance(token, types)), len(tokens))
 
 
 def within_markup(tokens: Sequence[Token]) -> Span:
-    """Return the range of the tokens inside the outer markup that encloses all of them, or that has only one end."""
+    """Return the range of the tokens inside outer markup, which encloses all of them or lacks its other end."""
     closings = {token.number: index for index, token in enumerate(tokens) if isinstance(token, Close)}
     start, end = 0, len(tokens)
     while start < end and isinstance(first := tokens[start], Open):

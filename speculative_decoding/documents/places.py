@@ -8,25 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import eq
 
-from .marks import LETTER
+from .code_patterns import LETTER
 from .pieces import Mark, Piece
 from .splitting import MARKS_TRIED, Span, is_attached, needs_decoding
 from .survival import is_within_word
 
 Places = Sequence[Span | None]
 
-MAX_MARKS = 256  # of one piece that are placed; each is compared with all others
-MAX_ENCLOSED = 16  # texts of one piece that are decoded alone to find markup
+MAX_MARKS = 256  # marks of a piece that are placed; each mark is compared with all others
+MAX_ENCLOSED = 16  # enclosed texts of a piece that are decoded to place markup
 MAX_TRIED = 4 * MAX_ENCLOSED
 FINAL = " .!?:;,\u3002\uff01\uff1f"
 MAX_CANDIDATES = 64  # occurrences of a text in an output
-JOINER = r"['\u2019.,:\u2010\u2011-]"  # within a word or a number
-DIVIDED = re.compile(rf"{LETTER}{JOINER}?\n{JOINER}?{LETTER}")  # the line end is the position
-NEAR = 12  # characters between the relative position of a point and a place that looks like its own
+JOINER = r"['\u2019.,:\u2010\u2011-]"  # a mark within a word or a number
+DIVIDED = re.compile(rf"{LETTER}{JOINER}?\n{JOINER}?{LETTER}")  # "\n" represents the position
+NEAR = 12  # maximum distance of a point from its relative position to match its surroundings, in characters
 
 
 def enclosed_texts(piece: Piece) -> list[str]:
-    """Return the texts that markup encloses. Each is decoded alone, to look for its output in that of the piece."""
+    """Return the texts that markup encloses. Their outputs are searched for in the output of the piece."""
     kept = {(mark.start, mark.end) for mark in piece.marks if mark.is_kept}
     found = dict.fromkeys(
         text
@@ -41,13 +41,14 @@ def enclosed_texts(piece: Piece) -> list[str]:
 def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
     """Return the place of each mark of the piece in the output, or None for a mark that was not found.
 
-    Kept texts are looked for first, then markup from the outside to the inside. Markup is where the output for its
-    enclosed text occurs, or else that text itself. Of several occurrences, the one at the nearest relative position is
-    taken. Points are placed by their relative position, but never within a word, and so is markup that was not found
-    but goes on in another piece, where its other end stays. If the output is the text, nothing moves.
+    Kept texts are placed first, then markup from the outside in. Markup is placed at an occurrence of the output for
+    its enclosed text, or else at an occurrence of the enclosed text itself. Of several occurrences, the one at the
+    nearest relative position is chosen. Points are placed by their relative position, but never within a word. The same
+    applies to markup that was not found but continues in another piece, where its other end is. If the output equals
+    the text, all places stay the same.
 
     Args:
-        known: The outputs for enclosed texts that were decoded alone.
+        known: Enclosed text -> its output, decoded as a separate prompt.
     """
     if output == piece.text:
         return [(mark.start, mark.end) for mark in piece.marks]
@@ -59,7 +60,7 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
-            last_point = max(start, last_point)  # they keep their order
+            last_point = max(start, last_point)  # points keep their order
             places[number] = last_point, max(last_point, end)
         elif place := best_place(piece, mark, output, known, taken) or half_place(piece, mark, output, taken):
             places[number] = place
@@ -79,7 +80,7 @@ def best_place(
     if enclosed.strip() == text.strip():
         return 0, len(output)
     alone = known.get(enclosed.strip(), "")
-    if enclosed.rstrip() == enclosed.rstrip(FINAL):  # decoded alone, a few words may get a full stop
+    if enclosed.rstrip() == enclosed.rstrip(FINAL):  # as a separate prompt, a few words may get a full stop
         alone = alone.rstrip(FINAL)
     wanted = [enclosed] if mark.is_kept else [alone, enclosed]
     target = (mark.end - len(enclosed.lstrip())) / len(text)
@@ -95,7 +96,7 @@ def best_place(
 
 
 def half_place(piece: Piece, mark: Mark, output: str, taken: Sequence[tuple[Mark, Span]]) -> Span | None:
-    """Return a place by its relative position for markup that goes on in another piece; None for any other mark."""
+    """Return a place by relative position for markup that continues in another piece, or None for other marks."""
     if mark.is_kept or None not in (mark.opening, mark.closing):
         return None
     end = len(output)
@@ -117,7 +118,7 @@ def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
 
 
 def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bool:
-    """Return whether two places are related as their marks are: one is within the other, or they are apart."""
+    """Return whether two places nest in the same way as their marks, or are disjoint like their marks."""
     if other.start <= mark.start and mark.end <= other.end:
         if not other.is_kept and other_place[0] <= place[0] and place[1] <= other_place[1]:
             return True
@@ -132,10 +133,10 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
 
     Args:
         wanted: The text.
-        words: Whether it must begin a word, and whether it must end one.
-        exact: Whether its case matters.
+        words: Whether it must start at the start of a word, and whether it must end at the end of a word.
+        exact: Whether case matters.
     """
-    pattern = re.compile(f"(?=({re.escape(wanted)}))", 0 if exact else re.IGNORECASE)  # they may overlap
+    pattern = re.compile(f"(?=({re.escape(wanted)}))", 0 if exact else re.IGNORECASE)  # matches may overlap
     for count, match in enumerate(pattern.finditer(output) if wanted else ()):
         if count == MAX_CANDIDATES:
             return
@@ -146,8 +147,8 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
 def point_place(text: str, position: int, output: str) -> int:
     """Return the place for a point: near its relative position, and never within a word.
 
-    A place nearby with the same kinds of characters around it is taken, otherwise the end of the nearest word. If the
-    output has letters just where the text has them, the place is the position.
+    A nearby place between the same classes of characters is preferred, otherwise the end of the nearest word is chosen.
+    If the output has letters at exactly the same positions as the text, the place is the original position.
     """
     if len(text) == len(output) and all(map(eq, map(str.isalnum, text), map(str.isalnum, output))):
         return position
@@ -161,7 +162,7 @@ def point_place(text: str, position: int, output: str) -> int:
 
 
 def around(text: str, place: int, reach: int) -> Iterator[int]:
-    """Yield the positions that divide no word, nearest first. reach: how many characters away they may be."""
+    """Yield the positions that divide no word, nearest first. reach: the maximum distance in characters."""
     for distance in range(reach + 1):
         for position in (place - distance, place + distance):
             if 0 <= position <= len(text) and not divides_word(text, position):
@@ -169,7 +170,7 @@ def around(text: str, place: int, reach: int) -> Iterator[int]:
 
 
 def divides_word(text: str, position: int) -> bool:
-    """Whether a position is between the characters of a word, such as "can't" or "1,5", or within one character."""
+    """Return whether a position is within a word, such as "can't" or "1,5", or within one character."""
     if not 0 < position < len(text):
         return False
     border = before(text, position) + "\n" + text[position : position + 2]
@@ -177,7 +178,7 @@ def divides_word(text: str, position: int) -> bool:
 
 
 def surroundings(text: str, position: int) -> tuple[bool, bool]:
-    """Return whether there is a letter or digit before a position, and whether there is one after it."""
+    """Return whether a letter or digit precedes a position, and whether a letter or digit follows it."""
     return before(text, position)[-1:].isalnum(), text[position : position + 1].isalnum()
 
 

@@ -1,6 +1,6 @@
-"""Plain text: each line is a block. If paragraphs are unwrapped, all lines up to a blank line are one block.
+"""Parses plain text: each line is a block. If paragraphs are unwrapped, all lines up to a blank line form one block.
 
-The cells of a row are blocks of their own, with the white space between them copied, so that columns stay columns.
+Each cell of a row is a separate block. The white space between cells is copied, which preserves the columns.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from .layout import line_break_text
 from .options import DocumentOptions
 from .tokens import Block, Break, Literal, Part, Text, Token
 
-MAX_LINES = 1000  # of a paragraph; a longer one, such as a list of words, is divided into several
+MAX_LINES = 1000  # of a paragraph; a longer paragraph, such as a list of words, is divided
 MAX_CHARACTERS = 1 << 20
 CELL_END = re.compile(r"\s{2,}|\t")
 UNWRAPPED_CELL_END = re.compile(r"\s{3,}|\s?\t\s?")  # two spaces may follow a sentence, or justify a line
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
-    """Yield the parts of a plain text. Memory depends only on the longest line."""
+    """Yield the parts of a plain text. Memory depends only on the longest line and on the limits of a paragraph."""
     is_unwrapped = options.unwrap or options.unit == "paragraph"
     cell_end = UNWRAPPED_CELL_END if is_unwrapped else CELL_END
     paragraph: list[str] = []
@@ -43,7 +43,7 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def parts_of_row(line: str, number: int, cell_end: re.Pattern[str]) -> Iterator[Part]:
-    """Yield a block for each cell of a line, and the white space around it. number: of the line."""
+    """Yield a block for each cell of a line, and the white space around it. number: the number of the line."""
     before, text, after = divide(line)
     position = 0
     yield from [Literal(before)] if before else []
@@ -60,7 +60,7 @@ def cell(text: str, number: int) -> Block:
 
 
 def parts_of_paragraph(lines: list[str], number: int) -> Iterator[Part]:
-    """Yield a block of lines, and the white space around it. number: of the first line."""
+    """Yield the block of a paragraph, and the white space around it. number: the number of the first line."""
     spaced = [divide(line) for line in lines]
     tokens: list[Token] = []
     space = ""

@@ -1,4 +1,4 @@
-"""Opens documents: finds their format and encoding, and reads their lines with their line ends."""
+"""Opens documents: determines their format and encoding, and reads their lines with line ends."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .tokens import line_ends
 MAX_LINE = 1 << 24  # characters of a line in formats that are read line by line
 BYTE_ORDER_MARKS = {BOM_UTF8: "utf-8", **ENCODINGS}
 UNICODE = BYTE_ORDER_MARKS.values()
-COPIED = 1 << 20  # bytes of a pipe at a time
+CHUNK_BYTES = 1 << 20  # read from a pipe at a time
 
 
 class DocumentFile:
-    """A document that is open for reading: a context manager, which checks all of the document when it is entered.
+    """A document to read: a context manager, which opens the document and validates all of it.
 
     A pipe is copied to a temporary file.
 
     Args:
         source: A file, or an open binary stream, which is left open.
         options: How to read it.
-        name: What messages call it, and what its format is found by (default: the path).
+        name: The name in messages, whose suffix determines the format (default: the path).
 
     Attributes:
         format: One of `FORMATS`.
-        preamble: The byte-order mark, or nothing.
+        preamble: The byte-order mark, or b"" without one.
 
-    Raises `InputError`, which begins with the name, if the document is not readable, too large, or not valid text.
+    Raises `InputError`, which starts with the name, if the document is not readable, too large, or not valid text.
     """
 
     def __init__(self, source: Path | IO[bytes], options: DocumentOptions, name: str | None = None) -> None:
@@ -52,7 +52,7 @@ class DocumentFile:
 
     @property
     def can_reopen(self) -> bool:
-        """Whether it can be opened again, so that few files need to be open at once."""
+        """Whether the document can be opened again, so it can be closed between two uses."""
         return isinstance(self._source, Path) and self._source.is_file()
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class DocumentFile:
 
     @property
     def lines(self) -> Iterator[str]:
-        r"""The lines, each with its line end: "\n", "\r\n" or "\r". Each use begins with the first line again."""
+        r"""The lines, each with its line end: "\n", "\r\n" or "\r". Each access starts again with the first line."""
         self._file.seek(self._start)
         reader = TextIOWrapper(self._file, self._encoding, newline="")
         number = 1
@@ -92,7 +92,7 @@ class DocumentFile:
                 reader.detach()  # otherwise the reader would close the file
 
     def encode(self, text: str) -> bytes:
-        """Return a part of the document in its encoding. HTML writes characters that it lacks as references."""
+        """Encode a part of the document. Characters that an encoding of HTML lacks become character references."""
         return text.encode(self._encoding, "strict" if self._encoding in UNICODE else "xmlcharrefreplace")
 
     def _open(self, stack: ExitStack) -> None:
@@ -125,7 +125,10 @@ class DocumentFile:
             raise error.at(f"line {number}") from error
 
     def _require_round_trip(self) -> None:
-        """Raise `InputError` if the encoding has several codes for a character, of which the document uses two."""
+        """Raise `InputError` if encoding the decoded document does not restore its bytes.
+
+        Some encodings have several codes for one character.
+        """
         if self._encoding in UNICODE:
             return
         self._file.seek(self._start)
@@ -137,7 +140,7 @@ class DocumentFile:
 def copy_of(file: IO[bytes], max_bytes: int | None, stack: ExitStack) -> IO[bytes]:
     """Copy a pipe to a temporary file, up to the block that exceeds `max_bytes`."""
     copy = stack.enter_context(TemporaryFile())  # noqa: SIM115
-    while chunk := file.read(COPIED):
+    while chunk := file.read(CHUNK_BYTES):
         copy.write(chunk)
         if max_bytes is not None and copy.tell() > max_bytes:
             break

@@ -1,4 +1,4 @@
-"""Writes decoded pieces as the document writes them: with its markup, its line breaks and its spelling."""
+"""Renders decoded pieces with the markup, the line breaks and the character references of the document."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Insertion(NamedTuple):
 
 
 class Renderer:
-    """Writes the parts of a document in order.
+    """Renders the parts of a document in order.
 
-    If an output has too few words for the line breaks of its piece, the next pieces of the block take the other breaks.
-    At the end of the block, the required ones among those that are left are written.
+    If an output has too few words for the line breaks of its piece, the remaining breaks move to the next pieces of the
+    block. At the end of the block, the remaining required breaks are written.
     """
 
     def __init__(self) -> None:
-        self._breaks: list[Break] = []  # left by earlier pieces of the block
+        self._breaks: list[Break] = []  # remaining from earlier pieces of the block
         self._starts_line = True  # whether the next text starts a line
         self._column = 0  # characters of the block's line so far
         self._source_column = 0  # the same in the source
@@ -88,13 +88,13 @@ class Renderer:
             self._source_column += len(literal.raw)
 
     def _leftover(self) -> str:
-        """Return the required breaks that found no place, and forget all."""
+        """Return the remaining required breaks, and clear all remaining breaks."""
         self._column = self._source_column = 0
         breaks, self._breaks = self._breaks, []
         return "".join(each.raw for each in breaks if each.is_required)
 
     def _text(self, piece: Piece, output: DecodedText) -> str:
-        """Write the output for a piece."""
+        """Return the text to write for a piece."""
         starts_line, self._starts_line = self._starts_line, False
         first, *others = line_widths(piece)
         if others:
@@ -118,7 +118,7 @@ class Renderer:
 
 
 def unbroken(piece: Piece, output: DecodedText) -> str:
-    """Return the output with word joiners inside markup that is on one line in the source, so no line breaks there."""
+    """Return the output with word joiners inside markup that is on one line in the source, to prevent breaks there."""
     breaks = [start for start, _ in break_spans(piece.tokens)]
     letters = [*output.text]
     for mark, place in zip(piece.marks, output.places, strict=True):
@@ -161,7 +161,7 @@ def markup_of(piece: Piece, output: DecodedText) -> Iterator[Insertion]:
 
 
 def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
-    """Sort insertions. Those at the same place keep the order of the source, unless markup would cross."""
+    """Sort insertions. Insertions at the same place keep the order of the source, unless markup would cross."""
     found: list[Insertion] = []
     by_place = sorted(insertions, key=lambda each: (each.start, each.start < each.end, each.order))
     for _, group in groupby(by_place, lambda each: each.start):

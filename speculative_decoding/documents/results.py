@@ -13,10 +13,10 @@ class DocumentPart(NamedTuple):
     """A part of a decoded document.
 
     Args:
-        written: The text for the decoded document. Joining those of all parts in order gives the document.
-        source: The text of a piece that was decoded; None for what was copied.
-        text: Its output.
-        findings: What a reader should check.
+        written: The text to write. Joined in order, the `written` texts of all parts are the decoded document.
+        source: The text of a decoded piece, or None for copied text.
+        text: The output for the piece, or None for copied text.
+        findings: The findings about the part.
     """
 
     written: str
@@ -30,10 +30,10 @@ class DecodedDocument:
     """A decoded document.
 
     Args:
-        text: The document.
-        findings: What a reader should check, by line.
+        text: The decoded text.
+        findings: The findings, sorted by line.
         pieces: The number of pieces that were decoded.
-        stats: The sum over all prompts.
+        stats: The statistics, summed over all prompts.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Writes decoded texts with the references and escapes of their document, such as "&amp;" for "&"."""
+"""Spells decoded texts with the references and escapes of their document, such as "&amp;" for "&"."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .tokens import Text
 
 
 def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
-    """Return texts in the spelling of the document.
+    """Return texts with the character spellings of the document.
 
-    The piece may spell a character in a special way, such as "&amp;" for "&". If the texts have it as often as the
-    piece, each occurrence gets the spelling of the piece's occurrence with the same number. Otherwise, all get the
-    piece's most frequent special spelling. A bare "&" is kept only in the first case, and only before the same
-    character, because elsewhere it might be markup.
+    A piece may spell a character in a special way, such as "&amp;" for "&". If the texts contain the character as often
+    as the piece, the n-th occurrence gets the spelling of the piece's n-th occurrence. Otherwise, every occurrence gets
+    the piece's most frequent special spelling. A bare "&" is kept only in the first case, and only before the same
+    character, because it could become markup elsewhere.
     """
     count = Counter("".join(runs))
     next_of: dict[str, Iterator[tuple[str, str]]] = {}
@@ -48,7 +48,7 @@ def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
     """Return the spellings of all characters that the piece spells in a special way, or that `write` would change.
 
     Returns:
-        For each character, in order: each of its spellings, and the next character ("" before markup).
+        Character -> the spelling of each occurrence in order, with the next character ("" before markup).
     """
     special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
     special |= {character for character in set(piece.text) if piece.write(character) != character}

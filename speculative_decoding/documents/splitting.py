@@ -1,7 +1,7 @@
-"""Finds what is decoded as one prompt in a text: sentences, lines, and parts that fit a model. Knows no tokens.
+"""Divides a text into prompts: sentences, lines, and parts that a model accepts. Independent of document tokens.
 
-All functions return spans (start, end) of a text, in order, without white space around them. Only white space, and the
-line breaks that the caller names, lie outside the spans.
+The results are spans (start, end) of the text, in order and without surrounding white space. Unless a function says
+otherwise, only white space and the given line breaks lie outside the spans.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from .survival import Required, must_survive
 
 Span = tuple[int, int]
 
-LONGEST = 1 << 14  # characters of a span: what a piece costs is computed without a pause, which other clients wait for
-WINDOW = 1 << 13  # characters that sentencex sees at a time: its time is quadratic for unbalanced quotation marks
-MARKS_TRIED = 16  # characters that a cut within a word moves back, so that it does not divide one character
+LONGEST = 1 << 14  # characters of a span; work on one piece is not interrupted, so other clients of a server wait
+WINDOW = 1 << 13  # characters passed to sentencex at once; it takes quadratic time for unbalanced quotation marks
+MARKS_TRIED = 16  # characters by which a cut within a word may move back to avoid a combined character
 # Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
-# Bullets, arrows, lines, notes, stars, emoji; as words of their own
+# Bullets, arrows, lines, musical notes, stars and emoji that stand alone
 SYMBOLS = (
     "[|\u00a6\u00ab\u00b6\u00b7\u00bb\u2022\u2039\u203a\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff"
     "\U0001f300-\U0001faff\ufe0f\u200d]+"
 )
 # Signs without letters before the words of a text, and after them, but not punctuation or the start of a placeholder
 SIGNS_FIRST = re.compile(rf"(?:(?:{SYMBOLS}|[^\w\s\"'()\[\]{{}}<$%\u00a1-\u00bf\u2018-\u203a\u20a0-\u20cf]+)\s+)*+")
-SIGNS_LAST = re.compile(rf"(?:(?:{SYMBOLS}|[-*+=#~_/|<>@^\u2013\u2014]+)\s+)*+")  # of a reversed text
-ORDINARY = re.compile(r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])")  # two words, one of them not a unit
-MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # what must survive has no two such words, apart from code, tags and placeholders
-OPAQUE = re.compile("[!-~]{100,}")  # no word is as long in a script with spaces
-JUDGED = 20  # characters; a shorter text is taken for language
+SIGNS_LAST = re.compile(rf"(?:(?:{SYMBOLS}|[-*+=#~_/|<>@^\u2013\u2014]+)\s+)*+")  # matched in the reversed text
+ORDINARY = re.compile(
+    r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])"
+)  # two words, at most one of which is a unit
+MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # may start code, tags or placeholders, which can contain two such words
+OPAQUE = re.compile("[!-~]{100,}")  # longer than any word of a script with spaces
+MIN_JUDGED = 20  # characters; a shorter text counts as language
 CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|[a-z]\d+[a-z]|\d[a-z]+\d", re.IGNORECASE)
 AROUND_WORD = ".,;:!?\"'()[]*_-\u2013\u2014/\u2026\u00ab\u00bb\u201c\u201d\u201e\u2018\u2019\u00bf\u00a1"
 FORMULA = re.compile(r"[=\u2248\u2260\u2264\u2265\u2211\u222b\u221a\u00b1]")
@@ -46,8 +48,8 @@ SPOKEN = re.compile(
     r"[^\W\d_\u00aa-\u00be\u0590-\U0010ffff]{3}|[\u0590-\u1cff\u1e00-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]"
 )
 STATEMENT = re.compile(r"[\w)\]];(?! )|\w[=<][\w\"'\[(!]|\)\{|=>|&&|\|\|")  # in minified code
-STATEMENT_SPACING = 20  # characters for each of them at most, in code
-LANGUAGE = 0.3  # the share of characters in words, from which a text is language
+STATEMENT_SPACING = 20  # maximum characters per statement in code, on average
+MIN_WORD_SHARE = 0.3  # share of characters in words from which a text is language
 
 
 def has_sentences() -> bool:
@@ -65,11 +67,11 @@ def effective_unit(options: DocumentOptions) -> str:
 
 
 def sentence_spans(text: str, language: str) -> list[Span]:
-    """Return the sentences of a text, none of which ends within what must survive.
+    """Return the sentences of a text. No sentence ends within a part that must survive.
 
     language: an ISO code; sentencex treats unknown ones as English.
     """
-    starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # its offsets are wrong at line breaks
+    starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # the offsets of sentencex are wrong at line breaks
     if starts and CODE.search(text):
         kept = [(span.start, span.end) for span in must_survive(text, ())]
         starts = [each for each in starts if not overlaps((each, each), kept)]
@@ -77,13 +79,13 @@ def sentence_spans(text: str, language: str) -> list[Span]:
 
 
 def overlaps(span: Span, others: Sequence[Span]) -> bool:
-    """Whether a span overlaps one of others, which are in order and apart. An empty one does so within another."""
+    """Return whether a span overlaps one of several sorted, disjoint spans. An empty span may lie within one."""
     before = bisect_left(others, (span[1],)) - 1  # the last one that begins before the end
     return before >= 0 and others[before][1] > span[0]
 
 
 def sentence_starts(text: str, language: str) -> Iterator[int]:
-    """Yield where sentences start, except for the first. A sentence may be longer than the window."""
+    """Yield the start of each sentence except the first. A sentence may be longer than the window."""
     from sentencex import segment
 
     start = 0
@@ -110,7 +112,7 @@ def without_symbols(text: str, span: Span) -> Span:
 
 
 def line_spans(text: str, breaks: Iterable[Span]) -> list[Span]:
-    """Return the lines of a text, which the breaks separate. Without breaks, the text is one line."""
+    """Return the lines of a text, divided at the breaks."""
     return list(trimmed(text, gaps(breaks, len(text))))
 
 
@@ -124,7 +126,7 @@ def short_spans(text: str, span: Span) -> list[Span]:
 
 
 def gaps(spans: Iterable[Span], size: int) -> Iterator[Span]:
-    """Yield what is before, between and after some spans of a text. size: the length of the text."""
+    """Yield the ranges before, between and after spans of a text. size: the length of the text."""
     borders = [0, *(border for span in spans for border in span), size]
     return zip(borders[::2], borders[1::2], strict=True)
 
@@ -139,17 +141,17 @@ def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def needs_decoding(text: str) -> bool:
-    """Return whether a text has letters apart from what must survive, such as addresses, placeholders and code."""
-    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # much faster
+    """Return whether a text has letters outside of parts that must survive, such as addresses and placeholders."""
+    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # a shortcut, which is much faster
         return True
     return any(map(str.isalpha, without(text, must_survive(text, ()))))
 
 
 def is_language(text: str) -> bool:
-    """Return whether a text reads as words of a language, apart from what must survive, not as base64 or code."""
+    """Return whether a text, without the parts that must survive, is natural language and not base64 or code."""
     if FORMULA.search(text) and not SPOKEN.search(text):
         return False
-    if len(text) < JUDGED or not (CODE.search(text) or OPAQUE.search(text)):
+    if len(text) < MIN_JUDGED or not (CODE.search(text) or OPAQUE.search(text)):
         return True
     if OPAQUE.fullmatch(text):
         return is_word(text)
@@ -159,7 +161,7 @@ def is_language(text: str) -> bool:
         return False
     runs = without(text, spans).split()
     size = sum(map(len, runs))
-    return size < JUDGED or sum(len(run) for run in runs if is_word(run)) >= LANGUAGE * size
+    return size < MIN_JUDGED or sum(len(run) for run in runs if is_word(run)) >= MIN_WORD_SHARE * size
 
 
 def without(text: str, spans: Iterable[Required]) -> str:
@@ -168,7 +170,7 @@ def without(text: str, spans: Iterable[Required]) -> str:
 
 
 def is_word(run: str) -> bool:
-    """Return whether a text without white space may be a word of two letters, or several words in another script."""
+    """Return whether a text without white space may be a word of at least two letters, or of another script."""
     word = run.strip(AROUND_WORD)
     return (
         len(word) > word.isascii()
@@ -179,18 +181,18 @@ def is_word(run: str) -> bool:
 
 
 def around_opaque(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """Divide spans at long texts without spaces, such as base64, so that no model has to read them."""
+    """Divide spans at long texts without spaces, such as base64, and leave these texts out."""
     for start, end in spans:
         found = [match.span() for match in OPAQUE.finditer(text, start, end) if not is_word(match[0])]
         yield from trimmed(text, pairwise([start, *chain.from_iterable(found), end]))
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
-    """Divide a text into parts that a model allows: after a clause if possible, else between words, else anywhere.
+    """Divide a text into parts that a model accepts: after a clause if possible, else between words, else anywhere.
 
-    fits: Whether a text is short enough. It may be slow: it is called a few times for each part.
+    fits: Returns whether a text is short enough. This call may be slow, so there are only a few for each part.
 
-    Where not even one character fits, the rest of the text is one part.
+    If not even one character fits, the rest of the text is one part.
     """
     spans: list[Span] = []
     end, size = len(text.rstrip()), len(text)
@@ -205,7 +207,7 @@ def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
 
 
 def fitting_size(text: str, start: int, end: int, guess: int, fits: Callable[[str], bool]) -> int:
-    """Return how many characters from `start` fit, at most 1/16 less than possible."""
+    """Return a number of characters from `start` that fit, at most 1/16 below the maximum."""
     rest = end - start
     low, high = 0, rest + 1  # `low` fits, `high` does not
     size = min(guess, rest)
@@ -219,7 +221,7 @@ def fitting_size(text: str, start: int, end: int, guess: int, fits: Callable[[st
 
 
 def part_end(text: str, start: int, size: int, fits: Callable[[str], bool]) -> int:
-    """Return where the part from `start` ends, which has at most `size` characters, and fewer than the text."""
+    """Return the end of the part from `start`. The part has at most `size` characters, and fewer than the rest."""
     while True:
         part = text[start : start + cut_size(text[start : start + size + 1])].rstrip()
         if len(part) == 1 or fits(part):
@@ -232,7 +234,7 @@ def cut_size(text: str) -> int:
     last = len(text) - 1
     clause = max((match.end() for match in CLAUSE_END.finditer(text) if match.end() <= last), default=0)
     space = max((match.start() for match in re.finditer(r"\s", text)), default=0)
-    if cut := clause if clause > last // 2 else space or clause:  # rather a long part than a short clause
+    if cut := clause if clause > last // 2 else space or clause:  # prefer a long part to a short clause
         return cut
     marks = next((n for n in range(MARKS_TRIED) if last - n > 0 and not is_attached(text, last - n)), 0)
     return last - marks

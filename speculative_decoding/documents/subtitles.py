@@ -1,8 +1,8 @@
-"""Subtitles, SRT and VTT: a sentence that runs over several cues is one text, with breaks where the cues change.
+"""Parses SRT and WebVTT subtitles: a sentence that spans several cues is one text, with breaks between the cues.
 
-Numbers, times, settings, comments and style sheets are copied. A block is a run of cues of one speaker, up to the end
-of a sentence or a pause. Lines that two cues show, as in rolling captions, are blocks of their own. Speech dashes,
-names of speakers, musical notes and brackets around sounds are copied.
+Numbers, times, settings, comments and style sheets are copied. A block consists of consecutive cues of one speaker, up
+to the end of a sentence or a pause. Lines that two cues show, as in rolling captions, are separate blocks. Speech
+dashes, names of speakers, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 MAX_PAUSE = 2.0  # seconds between two cues of one sentence
 MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
 MAX_CUES = 12  # cues of one block, for texts without punctuation
-MAX_LINES = 8  # of two cues that are compared to find lines that both show, and ...
-MAX_WORDS = 64  # ... words
-MIN_WORDS = 3  # at the end of a cue and the start of the next one that are no coincidence
+MAX_LINES = 8  # lines that are compared to find lines shown by two cues
+MAX_WORDS = 64  # words that are compared to find text shown by two cues
+MIN_WORDS = 3  # a shorter overlap of two cues may be a coincidence
 SHOWN = 80  # characters of a line in a finding
 
-# Times as any of FFmpeg (spaces, fields below zero), the libraries srt and pysubs2 (separators, arrows) or WebVTT reads
-# them. Tools that shift times write those before zero as -00:00:01,500 or 0-1:59:58,500.
+# Times in each form that FFmpeg (spaces, negative fields), the libraries srt and pysubs2 (separators, arrows) or WebVTT
+# accepts. Tools that shift times write negative times as -00:00:01,500 or 0-1:59:58,500.
 FIELD = r"[ \t]*+(?:0{1,2}-\d{1,28}|[+-]?\d{1,30})"
 SEPARATOR = r"[:.,;\u3002\uff0c\uff0e\uff1a\uff1b]"
 CLOCK = rf"({FIELD}(?:{SEPARATOR}{FIELD}){{1,3}}+){SEPARATOR}?"
 ARROW = r"(?:[-=\u2010-\u2015\u2212][ \t]*){1,3}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
 TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
-# A line that belongs to no text: one with an arrow, or one that begins with a full clock, even if the rest is damaged
+# A timing line, which is never text: it has an arrow, or begins with a full clock even if the rest is damaged
 TIMING = re.compile(rf".*?-->|{TIMES.pattern}|{FIELD}:{FIELD}:{FIELD}[.,]\d", re.DOTALL)
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
 LINE_END = re.compile(r"\r\n?|\n")
-# "\N" ends a line in ASS, and is left in converted files
+# "\N" ends a line in ASS, and remains in converted files
 BREAK = re.compile(rf"({LINE_END.pattern}|(?<!\b[A-Za-z]:)\\[Nn])")
 SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
 QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
 
 DASH = re.compile(r"(?:[-\u2010\u2013—]+(?!\d)|(?:>|&gt;){2,3})[ \t]*")
-LABEL = re.compile(r"([^\W\d_][^:<>{}\[\]]{0,31}):[ \t]+(?=(.{1,80}))")  # "MAN 1: ", and what he says
+LABEL = re.compile(r"([^\W\d_][^:<>{}\[\]]{0,31}):[ \t]+(?=(.{1,80}))")  # "MAN 1: ", and the text after it
 SOUND = re.compile(r"(\[)([^\[\]]{1,200})(\][ \t]*)|([(\uff08])([^()\uff08\uff09]{1,200})([)\uff09]$)")
 NOTES = r"[♪♫♬\U0001f3b5\U0001f3b6][♪♫♬\U0001f3b5\U0001f3b6 \t]*"
 OVERRIDE = r"\{\\[^{}]*\}"  # such as {\an8}
@@ -66,10 +66,15 @@ WORD = re.compile(rf"[^\W{UNSPACED[1:-1]}]+|{UNSPACED}")
 
 
 class Cue(NamedTuple):
-    """A cue's text, and everything between it and the text of the cue before. The last one of a document has no text.
+    """A text of a cue.
 
-    line: on which the text begins, from 1. number: of the cue, from 1. The times are in seconds, and NaN if unknown.
-    finding: about the line with the times, which has no text then.
+    Args:
+        before: Everything between the previous text and this one.
+        text: The text; empty at the end of a document and for a malformed timing line.
+        line: The line on which the text begins, from 1.
+        number: The number of the cue, from 1.
+        start, end: The times in seconds, or NaN if unknown.
+        finding: A finding about a malformed timing line.
     """
 
     before: str
@@ -86,16 +91,16 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     lines = iter(lines)
     first = next(lines, "")
     is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
-    runs = Runs(is_vtt)
+    builder = BlockBuilder(is_vtt)
     for cue, following in pairwise(chain(cues_of(chain([first], lines), is_vtt), [Cue("")])):
-        yield from (part for part in runs.add(cue, following) if part.raw)
+        yield from (part for part in builder.add(cue, following) if part.raw)
 
 
 def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
-    """Yield the texts of all cues, and at last a cue without text.
+    """Yield the texts of all cues, and finally a cue without text.
 
-    In SRT, what follows a blank line is another text of the same cue, up to the next times. In VTT it is not shown.
-    A line like one with times is never text. If not all of it is understood, it is a cue without text, with a finding.
+    In SRT, text after a blank line is another text of the same cue, up to the next timing line. In VTT, it is not
+    displayed. A timing line is never text. If it is malformed, it becomes a cue without text, with a finding.
     """
     before: list[str] = []
     text: list[str] = []
@@ -106,7 +111,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
             text.append(line)
             continue
         if text:
-            found, rest = between_spaces(cue, "".join(before), "".join(text))
+            found, rest = with_text(cue, "".join(before), "".join(text))
             yield found
             before, text = [rest], []
         before.append(line)
@@ -120,15 +125,15 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
                 before = []
         elif is_vtt:
             is_open = False
-    found, rest = between_spaces(cue, "".join(before), "".join(text))
+    found, rest = with_text(cue, "".join(before), "".join(text))
     if cue.number == 0 and WORD.search(found.before):
-        found = found._replace(finding=Finding(1, COPIED, "no line with times, so nothing was decoded"))
+        found = found._replace(finding=Finding(1, COPIED, "no timing line, so nothing was decoded"))
     yield found
     yield Cue(rest)
 
 
 def with_next(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each line with the next one that is not blank."""
+    """Yield each line with the next line that is not blank."""
     waiting: list[str] = []
     for line in lines:
         if line.strip():
@@ -139,7 +144,7 @@ def with_next(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_text(line: str, following: str, is_vtt: bool) -> bool:
-    """Whether a line belongs to a cue's text, and neither to the next cue nor to the space between them.
+    """Return whether a line is text of the open cue, and not part of the next cue or of the space between them.
 
     following: the next line that is not blank.
     """
@@ -149,15 +154,15 @@ def is_text(line: str, following: str, is_vtt: bool) -> bool:
     return bool(line.strip()) and not is_number and not TIMING.match(line)
 
 
-def between_spaces(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
-    """Return the cue with a text, and the white space after it."""
+def with_text(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
+    """Return the cue with a text, and the white space after the text."""
     start = len(text) - len(text.lstrip())
     end = len(text.rstrip()) if start < len(text) else start
     return cue._replace(before=before + text[:start], text=text[start:end]), text[end:]
 
 
 def seconds(clock: str) -> float:
-    """Return the seconds of a clock. A sign before the first field is that of all; others are those of their fields."""
+    """Convert a clock to seconds. A sign before the first field applies to all fields, any other sign to its field."""
     sign = -1 if clock.lstrip().startswith("-") else 1
     fields = re.split(SEPARATOR, clock.replace("-", "") if sign < 0 else re.sub("0+-", "-", clock))
     has_fraction = len(fields) == 4 or re.findall(SEPARATOR, clock)[-1] not in ":\uff1a"
@@ -182,13 +187,13 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 def shared_lines(before: Sequence[str], after: Sequence[str]) -> int:
-    """Return how many lines at the end of a cue are also at the start of the next one, as in rolling captions."""
+    """Return how many lines at the end of a cue are also at the start of the next cue, as in rolling captions."""
     sizes = range(min(len(before), len(after), MAX_LINES), 0, -1)
     return next((size for size in sizes if before[-size:] == after[:size] and any(after[:size])), 0)
 
 
 def is_repeated(before: str, after: str) -> bool:
-    """Whether a text begins with the last words of the one before, as captions that grow or move word by word."""
+    """Return whether a text begins with the last words of the previous text, as captions do that grow by words."""
     old, new = ([*map(str.casefold, WORD.findall(each))] for each in (before, after))
     sizes = range(min(len(old), len(new), MAX_WORDS), 0, -1)
     size = next((size for size in sizes if old[-size:] == new[:size]), 0)
@@ -198,9 +203,9 @@ def is_repeated(before: str, after: str) -> bool:
 class Segment(NamedTuple):
     """A part of a cue's text by one speaker.
 
-    before: The text between it and the segment before.
-    is_first, is_last: Whether nothing else is before or after it in the cue, such as a mark of a speaker, a sound or a
-        musical note, and the cue before or after does not show its line as well.
+    before: The text between the previous segment and this one.
+    is_first, is_last: Whether nothing precedes or follows the segment in its cue, such as a speaker mark, a sound or a
+        musical note, and the adjacent cue does not show the same line.
     """
 
     before: str
@@ -221,7 +226,7 @@ class Reader:
         self._pattern = VTT if is_vtt else SRT
         self._voice = ""  # the last VTT voice, such as "<v Mary>"
         self._numbers = count()
-        self._opened: dict[int, str] = {}  # number of markup of this cue -> its raw
+        self._opened: dict[int, str] = {}  # number of markup in this cue -> its raw text
         self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
 
     def plain(self, text: str) -> str:
@@ -229,9 +234,9 @@ class Reader:
         return self._pattern.sub("", text).strip()
 
     def segments(self, cue: Cue, alone: Sequence[bool]) -> tuple[list[Segment], str]:
-        """Return the segments of a cue, and the text after the last one. Markup around a segment is not in it.
+        """Return the segments of a cue, and the text after the last one. Markup around a segment is not part of it.
 
-        alone: whether each line is a segment of its own.
+        alone: for each line, whether it is a separate segment.
         """
         self._opened.clear()
         self._open.clear()
@@ -249,10 +254,10 @@ class Reader:
         return found, "".join(outside)
 
     def _joined_lines(self, text: str, alone: Sequence[bool]) -> list[Token | Literal]:
-        """Return the tokens of all lines of a cue, with breaks, and literals at which a segment ends."""
+        """Return the tokens of all lines of a cue with breaks between them, and literals that end a segment."""
         found: list[Token | Literal] = []
         last = ""  # the text since the last literal
-        same: dict[int, int] = {}  # number of markup that continues after a break -> its number before
+        same: dict[int, int] = {}  # number of markup that continues after a break -> its number before the break
         for number, (before, content) in enumerate(lines_of(text)):
             line = [*self._tokens(content)]
             if line and isinstance(line[0], Break):
@@ -274,7 +279,7 @@ class Reader:
     def _fold(
         self, found: list[Token | Literal], raw: str, line: list[Token | Literal], same: dict[int, int]
     ) -> tuple[str, list[Token | Literal]]:
-        """Let a break include markup that ends before it and begins again after it. Returns its raw, and the rest."""
+        """Include markup in a break that ends before it and resumes after it. Returns its raw text, and the rest."""
         for taken, token in enumerate(line):
             last = found[-1]
             if not (isinstance(last, Close) and isinstance(token, Open) and self._opened.get(last.number) == token.raw):
@@ -285,7 +290,7 @@ class Reader:
         return raw, []
 
     def _tokens(self, line: str, is_start: bool = True) -> Iterator[Token | Literal]:
-        """Yield the tokens of a line. is_start: whether marks of speakers and sounds may be at its beginning."""
+        """Yield the tokens of a line. is_start: whether the line may begin with a speaker mark or a sound."""
         position = 0
         while position < len(line):
             mark = speaker(line, position) if is_start else None
@@ -336,7 +341,7 @@ class Reader:
 
 
 def speaker(line: str, position: int) -> re.Match[str] | None:
-    """Return the mark of a speaker: a dash, ">>", or a name in capitals if what follows it is not in capitals."""
+    """Return the mark of a speaker: a dash, ">>", or a name in capitals if the text after it is not in capitals."""
     if dash := DASH.match(line, position):
         return dash
     label = LABEL.match(line, position)
@@ -351,7 +356,7 @@ def until_literal(tokens: Iterable[Token | Literal]) -> Iterator[Token]:
 
 
 def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]]:
-    """Yield the tokens up to each literal, and the literal's raw; at last the rest and an empty text."""
+    """Yield the tokens before each literal with the literal's raw text, and the last tokens with an empty text."""
     found: list[Token] = []
     for token in tokens:
         if isinstance(token, Literal):
@@ -386,7 +391,7 @@ def raw_of(tokens: Iterable[Token]) -> str:
     return "".join(token.raw for token in tokens)
 
 
-class Runs:
+class BlockBuilder:
     """Joins the segments of cues into blocks. is_vtt: whether text is written with entities."""
 
     def __init__(self, is_vtt: bool) -> None:
@@ -399,7 +404,7 @@ class Runs:
         self._after = ""  # the text after the block
 
     def add(self, cue: Cue, following: Cue) -> Iterator[Part]:
-        """Yield the parts that end with this cue, or within it."""
+        """Yield the parts that end with or within this cue."""
         before, lines, later = (
             [self._reader.plain(line) for _, line in lines_of(each.text)] for each in (self._previous, cue, following)
         )
@@ -432,7 +437,7 @@ class Runs:
         self._tokens = []
 
     def _continues(self, cue: Cue, text: str) -> bool:
-        """Whether a text that begins a cue belongs to the block."""
+        """Return whether the first text of a cue continues the block."""
         previous = self._previous
         is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE
         is_bound = self._cues >= MAX_CUES or KARAOKE.search(cue.text) or KARAOKE.search(previous.text)
@@ -444,6 +449,6 @@ class Runs:
 
 
 def write_vtt(text: str) -> str:
-    """Write a text for VTT. A "&" is written as it is, as most programs do, unless it would begin an entity."""
+    """Escape a text for VTT. A "&" is escaped only if it would begin an entity, as in most programs."""
     text = ENTITY.sub(lambda each: f"&amp;{each[0][1:]}" if html.unescape(each[0]) != each[0] else each[0], text)
     return text.replace("<", "&lt;").replace("-->", "--&gt;")

@@ -1,4 +1,4 @@
-"""Finds what must appear in an output, and what of it was lost: marks of code, quantities, numbers, and given terms."""
+"""Finds the parts of a text that must survive in its output, and the lost ones: code, quantities, numbers, terms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from .marks import ACCESS_KEY, ANY_NUMBER, ENDS_ANYHOW, ESCAPE, IN_OUTPUT, KINDS, LETTER, QUANTITY
+from .code_patterns import (
+    ACCESS_KEY,
+    ANY_NUMBER,
+    CODE_PATTERNS,
+    ESCAPE,
+    IN_OUTPUT,
+    LETTER,
+    MAY_END_WITH_PUNCTUATION,
+    QUANTITY,
+)
 
 TOKEN = re.compile(rf"\\{ESCAPE}|{ACCESS_KEY}|{LETTER}+|\S")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
@@ -25,10 +34,9 @@ class Required(NamedTuple):
     """A part of a text that must appear in the output.
 
     Args:
-        start: Its place in the text, in characters.
-        end: Where it ends.
-        text: What it says.
-        is_quantity: Whether its number and unit may be written differently: "1,000.5 GB" as "1.000,5 GB".
+        start, end: Its range in the text, in characters.
+        text: The characters in this range.
+        is_quantity: Whether the output may write its number and unit differently: "1,000.5 GB" as "1.000,5 GB".
     """
 
     start: int
@@ -38,13 +46,14 @@ class Required(NamedTuple):
 
 
 class Terms:
-    """Finds any of many terms in a text: case-sensitively, as whole words, the longest first.
+    """Finds terms in a text, as whole words with the same case. A longer term takes precedence.
 
-    All are looked for together (Aho and Corasick, 1975), so the time depends only on the lengths of terms and text.
+    All terms are searched for at once (Aho and Corasick, 1975), so the time depends only on the lengths of terms and
+    text.
     """
 
     def __init__(self, terms: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]  # of each state: the state after a word, or after the space before one
+        self._next: list[dict[str, int]] = [{}]  # of each state: symbol (see `symbols`) -> next state
         self._size = [0]  # characters of the longest term that ends in a state
         for term in {term.strip() for term in terms} - {""}:
             state = 0
@@ -54,16 +63,16 @@ class Terms:
                     self._next.append({})
                     self._size.append(0)
             self._size[state] = len(term)
-        self._shorter = [0] * len(self._next)  # the longest other state that ends with the same symbols
+        self._fallback = [0] * len(self._next)  # failure link: the longest other state that is a suffix
         states = [*self._next[0].values()]
         for state in states:
-            self._size[state] = self._size[state] or self._size[self._shorter[state]]
+            self._size[state] = self._size[state] or self._size[self._fallback[state]]
             for symbol, after in self._next[state].items():
-                self._shorter[after] = self._after(self._shorter[state], symbol)
+                self._fallback[after] = self._after(self._fallback[state], symbol)
                 states.append(after)
 
     def find(self, text: str) -> Iterable[Required]:
-        """Find the terms of a text, in order. None lies within another one."""
+        """Return the terms in a text, in order. No term lies within another."""
         found: list[Required] = []
         state = end = 0
         for symbol in symbols(text) if len(self._next) > 1 else ():
@@ -77,12 +86,12 @@ class Terms:
 
     def _after(self, state: int, symbol: str) -> int:
         while state and symbol not in self._next[state]:
-            state = self._shorter[state]
+            state = self._fallback[state]
         return self._next[state].get(symbol, 0)
 
 
 def symbols(text: str) -> Iterator[str]:
-    """Yield the white space before each word of a text, which may be empty, and the word."""
+    """Yield the possibly empty white space before each word of a text, and the word."""
     end = 0
     for token in TOKEN.finditer(text):
         yield from (text[end : token.start()], token[0])
@@ -90,7 +99,7 @@ def symbols(text: str) -> Iterator[str]:
 
 
 def is_within_word(text: str, position: int) -> bool:
-    """Whether the characters on both sides of a position belong to one word."""
+    """Return whether the characters on both sides of a position belong to one word."""
     return re.match(LETTER * 2, text[position - 1 : position + 1]) is not None
 
 
@@ -100,14 +109,14 @@ def indexed(terms: frozenset[str]) -> Terms:
 
 
 def must_survive(text: str, terms: Collection[str]) -> list[Required]:
-    """Return what must appear in an output for this text: in order, and the longer one of two that overlap.
+    """Return the parts of a text that must appear in its output, in order. Of two that overlap, the longer one is kept.
 
-    terms: Texts of the user. Thousands of them cost least as a frozenset.
+    terms: Texts that the user requires. Pass many terms as a frozenset, whose hash is cached.
     """
     characters = {*text}
     found = [
-        exact_span(kind, text, *match.span())
-        for kind, (needed, pattern) in KINDS.items()
+        exact_span(name, text, *match.span())
+        for name, (needed, pattern) in CODE_PATTERNS.items()
         if not needed or needed & characters
         for match in pattern.finditer(text)
     ]
@@ -121,9 +130,9 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
     return taken
 
 
-def exact_span(kind: str, text: str, start: int, end: int) -> Required:
-    """Return a span; if it may end with any character, without punctuation of the sentence and brackets around it."""
-    if kind in ENDS_ANYHOW:
+def exact_span(name: str, text: str, start: int, end: int) -> Required:
+    """Return a match of a pattern, without punctuation of the sentence or an unbalanced bracket at its end."""
+    if name in MAY_END_WITH_PUNCTUATION:
         count = Counter(text[start:end])
         while (last := text[end - 1]) in ENDS_SENTENCE or count[last] > count[OPENING.get(last, last)]:
             count[last] -= 1
@@ -132,9 +141,9 @@ def exact_span(kind: str, text: str, start: int, end: int) -> Required:
 
 
 def lost(spans: Sequence[Required], output: str) -> list[Required]:
-    """Return the spans that an output lacks or has too often, in order. Two in the source need two in the output.
+    """Return the spans that an output lacks or has too often, in order. Equal spans are counted.
 
-    A quantity needs its number, with any separators of digits, and its unit or a word in place of it.
+    The output must contain the number of a quantity, with any digit separators, and its unit or a word in its place.
     """
     if not spans:
         return []
@@ -153,7 +162,7 @@ def texts_of(spans: Iterable[Required]) -> Counter[Key]:
 
 
 def take(span: Required, left: Counter[Key]) -> bool:
-    """Remove a span from what is left of an output. Returns whether it was there."""
+    """Remove a span from the remaining texts of an output. Returns whether the output has it."""
     keys: list[Key] = [span.text.strip()]
     if span.is_quantity and (match := QUANTITY.fullmatch(span.text)):
         number, unit = quantity(match)
@@ -165,12 +174,12 @@ def take(span: Required, left: Counter[Key]) -> bool:
 
 
 def quantity(match: re.Match[str]) -> tuple[str, str | None]:
-    """Return the number of a match of `IN_OUTPUT`, spelled the same for all languages, and its unit if not a word."""
+    """Return the number of a match of `IN_OUTPUT` in a common spelling, and its unit, or None for a word."""
     return value(match["number"] or match["amount"]), match["after"] or match["before"]
 
 
 def value(number: str) -> str:
-    """Return a number without separators of thousands, and with a point before its decimals."""
+    """Return a number without thousands separators, and with a decimal point."""
     *groups, last = re.split(r"\D", in_ascii(number))
     return "".join(groups) + ("." if groups and len(last) != 3 else "") + last
 
@@ -206,7 +215,7 @@ def digit_groups(number: str) -> list[int]:
 
 
 def lost_signs(source: str, output: str) -> list[str]:
-    """Return the signs of units, such as "€", "%" or "°", that an output lacks. A word may stand in their place."""
+    """Return the signs of units, such as "€", "%" or "°", that an output lacks. A word may have replaced them."""
     left = Counter(output)
     found = []
     for match in QUANTITY.finditer(source):

@@ -1,7 +1,7 @@
-"""A document as literals and blocks of tokens. Each format makes them. Nothing here knows a format or a model.
+"""The representation of documents of all formats: literals, and blocks of tokens. Independent of formats and models.
 
 Joining the `raw` of all parts in order gives the document, so everything that is not decoded can be copied. Joining the
-`text` of a block's tokens gives the text that a reader sees, which is decoded.
+`text` of a block's tokens gives the displayed text, which is decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Literal:
     """A part of the document that is copied, such as markup between blocks, code, or a line break.
 
     ends_block: False if it lies between two pieces of a block, such as the space between two sentences.
-    finding: What a reader should check in it.
+    finding: A finding about the copied text.
     """
 
     raw: str
@@ -27,9 +27,9 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text to decode. raw: how the document writes it, if it differs from `text`, such as "&amp;" for "&".
+    """Text to decode. raw: its spelling in the document, such as "&amp;" for "&".
 
-    A token whose `raw` differs from its `text` is one character, or the few characters of an entity. It is not divided.
+    A token whose `raw` differs from its `text` is one character, or the few characters of an entity, and indivisible.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Text that stays as it is, such as inline code. raw: with its markup, such as "`x`" for "x"."""
+    """Text that is copied, such as inline code. raw: the text with its markup, such as "`x`" for "x"."""
 
     text: str
     raw: str
@@ -49,7 +49,7 @@ class Break:
     r"""A line break within a block, with the white space and the markup around it.
 
     Args:
-        raw: The break in the document, such as "\n  > ", or everything between the texts of two subtitle cues.
+        raw: Its spelling in the document, such as "\n  > ", or everything between the texts of two subtitle cues.
         text: A space, or nothing between characters of a script without spaces.
         is_required: Whether this break is written after the output if the output has too few words for all breaks.
     """
@@ -75,7 +75,7 @@ class Open(Textless):
 
     Args:
         raw: The markup.
-        number: The number of the `Close` that ends this markup. A block may lack one of the two.
+        number: The number that this token shares with its `Close`. A block may lack one of the two.
         is_link: Whether losing the markup loses content, such as the target of a link.
     """
 
@@ -94,7 +94,7 @@ class Close(Textless):
 
 @dataclass(frozen=True, slots=True)
 class Point(Textless):
-    """Something within a block that has no text, such as an image or a comment."""
+    """A part of a block without text, such as an image or a comment."""
 
     raw: str
 
@@ -107,7 +107,7 @@ Write = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the document in which whole sentences lie, such as a paragraph, a heading, a table cell or a line.
+    """A part of the document with complete sentences, such as a paragraph, a heading, a table cell or a line.
 
     Args:
         tokens: Its content.
@@ -134,5 +134,5 @@ Part = Literal | Block
 
 
 def line_ends(raw: str) -> int:
-    """Return how many line ends a text has."""
+    """Return the number of line ends in a text."""
     return raw.count("\n") + raw.count("\r") - raw.count("\r\n")

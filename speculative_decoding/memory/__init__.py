@@ -1,4 +1,4 @@
-"""Translation memories: pairs of sources and targets, whose most similar targets are drafts. See docs/memory.md."""
+"""Translation memories: the targets of similar sources become drafts. See docs/memory.md."""
 
 from importlib.util import find_spec
 

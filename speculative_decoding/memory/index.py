@@ -1,12 +1,12 @@
-"""Finds the most similar of many texts by their words. Knows nothing about pairs, files or translation.
+"""Finds the texts that are most similar to a query by their words. Independent of pairs, files and translation.
 
 The similarity of two texts of m and n words is the normalized Indel similarity 2 L / (m + n), where L is the length of
-their longest common subsequence of words. A text is similar to a query only if they have enough words in common, and
-therefore at least one of the rarest words of the query (prefix filtering: Chaudhuri et al., "A primitive operator for
-similarity joins in data cleaning", ICDE 2006). So only the lists of texts with these words are read, and only texts
-whose number of common words allows a sufficient similarity are compared.
+their longest common subsequence of words. A similar text has enough words in common with the query, and therefore at
+least one of its rarest words (prefix filtering: Chaudhuri et al., "A primitive operator for similarity joins in data
+cleaning", ICDE 2006). Only the postings of these words are read, and only texts whose number of common words allows a
+sufficient similarity are compared.
 
-Long operations of NumPy and rapidfuzz release the GIL or are divided into parts, so that other threads keep running.
+Long operations of NumPy and rapidfuzz release the GIL or are divided into parts, so other threads keep running.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from rapidfuzz.process import cdist
 
 from .words import words_of
 
-# Limits of a search, in which only a memory of many near-duplicates loses texts
-MAX_ENTRIES = 1_000_000  # entries read from the lists of texts with a word
-MAX_COUNTED = 8192  # texts whose words are counted, ...
-MAX_WORDS = 300_000  # ... and about how many words these have
+# Limits of a search. Only a memory with many near-duplicates loses results
+MAX_ENTRIES = 1_000_000  # postings that are read
+MAX_COUNTED = 8192  # texts whose common words are counted
+MAX_WORDS = 300_000  # words of these texts, approximately
 MAX_COMPARED = 4096  # texts that are compared
 MAX_QUERY = 100_000  # characters; nothing is similar to a longer query
-PART = 1 << 16  # entries processed by one call that may hold the GIL
+PART = 1 << 16  # postings or words processed by one call that may hold the GIL
 SCANNED = 1 << 16  # texts whose bounds are computed by one call
 COMPARED_TOGETHER = 128
-LEVELS = 1000  # of similarity bounds, when only the best texts are kept
-MARGIN = np.float32(1e-6)  # for rounding of bounds
+LEVELS = 1000  # to which similarity bounds are rounded when only the best texts are kept
+MARGIN = np.float32(1e-6)  # for rounding errors of bounds
 
 Indices = np.ndarray
 
 
 class WordIndex:
-    """The words of texts, in the order of the text and by word.
+    """An inverted index of texts by their words.
 
-    `add` texts, then `finish`, then `search`. Searches may run in several threads at once.
+    Call `add` for each text, then `finish`, then `search`. Several threads may search at the same time.
     """
 
     def __init__(self) -> None:
-        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)  # by word, until `finish`
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)  # by word; deleted by `finish`
         self._added = array("i")
         self._lengths = array("i")
 
@@ -58,7 +58,7 @@ class WordIndex:
         return bool(words)
 
     def finish(self) -> None:
-        self._words = np.frombuffer(self._added, np.int32)  # numbers of the words of all texts
+        self._words = np.frombuffer(self._added, np.int32)  # word numbers of all texts, concatenated
         self._lengths_of = np.frombuffer(self._lengths, np.int32) if self._lengths else np.zeros(0, np.int32)
         self._starts = starts_of(self._lengths_of)
         hashes = np.fromiter(map(hash, self._numbers), np.int64, len(self._numbers))
@@ -72,8 +72,8 @@ class WordIndex:
         words = self._words[order]
         is_first = np.ones(len(words), bool)  # of its word in its text
         is_first[1:] = (words[1:] != words[:-1]) | (texts[1:] != texts[:-1])
-        self._texts = texts[is_first]  # of all words, one after the other; ascending for each word
-        self._lists = starts_of(np.bincount(words[is_first], minlength=vocabulary))
+        self._texts = texts[is_first]  # postings of all words, concatenated; ascending for each word
+        self._postings = starts_of(np.bincount(words[is_first], minlength=vocabulary))
 
     def __len__(self) -> int:
         return len(self._lengths_of)
@@ -92,7 +92,7 @@ class WordIndex:
         if not numbers:
             return
         found, bounds = self._candidates(words, numbers, least)
-        code_of = np.zeros(len(self._lists) - 1, np.uint32)  # by word number; 0 for words that the query lacks
+        code_of = np.zeros(len(self._postings) - 1, np.uint32)  # by word number; 0 for words that the query lacks
         for word, number in numbers.items():
             code_of[number] = codes[word]
         found, bounds, texts = self._counted(found, bounds, code_of, len(words), least)
@@ -108,15 +108,15 @@ class WordIndex:
             return int(self._numbers_by_hash[position])
         return None
 
-    def _list(self, number: int) -> Indices:
-        """Return the texts with a word."""
-        return self._texts[self._lists[number] : self._lists[number + 1]]
+    def _texts_with(self, number: int) -> Indices:
+        """Return the texts that contain a word."""
+        return self._texts[self._postings[number] : self._postings[number + 1]]
 
     def _candidates(self, words: Sequence[str], numbers: dict[str, int], least: float) -> tuple[Indices, np.ndarray]:
         """Return the texts that share rare words with the query, and upper bounds of their similarity."""
         size = len(words)
         times = Counter(words)
-        by_frequency = sorted(numbers, key=lambda word: len(self._list(numbers[word])))
+        by_frequency = sorted(numbers, key=lambda word: len(self._texts_with(numbers[word])))
         remaining = sum(times[word] for word in numbers)  # words of the query that are not counted yet
         required = math.ceil(size * least / (2 - least) - 1e-9)  # because L <= n
         common = np.zeros(len(self), np.int16 if size < 1 << 15 else np.int32)
@@ -124,7 +124,7 @@ class WordIndex:
         for word in by_frequency:
             if remaining < required or entries == MAX_ENTRIES:
                 break
-            texts = self._list(numbers[word])
+            texts = self._texts_with(numbers[word])
             read = texts[-(MAX_ENTRIES - entries) :]  # the latest ones
             entries += len(read)
             if len(read) == len(texts):
@@ -134,13 +134,13 @@ class WordIndex:
         return self._best(common, remaining, size, least)
 
     def _best(self, common: np.ndarray, remaining: int, size: int, least: float) -> tuple[Indices, np.ndarray]:
-        """Return the texts with sufficient bounds, and the bounds. Of too many texts, only some are returned.
+        """Return the texts with sufficient bounds, and the bounds. If there are too many, the best ones are returned.
 
         Args:
-            common: How many words of the query each text has; 0 for texts that need not be considered.
-            remaining: How many more it may have.
+            common: The number of query words that were counted in each text; 0 excludes a text.
+            remaining: The number of query words that were not counted.
             size: The number of words of the query.
-            least: The least similarity.
+            least: The minimum similarity.
         """
         parts = []
         for start in range(0, len(common), SCANNED):
@@ -192,7 +192,7 @@ def ordered(
     least: float,
     as_text: Callable[[np.ndarray], str | bytes],
 ) -> Iterator[tuple[float, int]]:
-    """Compare texts, given in the order of their bounds, and yield each one when no later one can come before it."""
+    """Compare texts in the order of their bounds. Yields a text as soon as no later text can precede it."""
     waiting: list[tuple[float, int]] = []  # similarity and number, both negative
     for start in range(0, len(found), COMPARED_TOGETHER):
         end = start + COMPARED_TOGETHER
@@ -211,7 +211,7 @@ def ordered(
 
 
 def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
-    """Return a function that turns codes up to `size` into a text, which rapidfuzz compares fastest."""
+    """Return a function that converts codes up to `size` to the text type that rapidfuzz compares fastest."""
     if size < 256:
         return lambda codes: codes.astype(np.uint8).tobytes()
     first = 0x10000  # above the surrogates
@@ -219,7 +219,7 @@ def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
 
 
 def starts_of(lengths: np.ndarray) -> Indices:
-    """Return where each of several consecutive parts starts, and where the last one ends."""
+    """Return the start of each of several consecutive parts, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -228,9 +228,9 @@ def concatenated(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 def latest_of_best(parts: Sequence[np.ndarray], most: int) -> list[Indices]:
-    """Return which values, from 0 to 1, are kept in each part: `most` in all, the largest ones and of these the last.
+    """Return the indices of the `most` largest values of all parts, by part. Of equal values, the last are chosen.
 
-    Values that are nearly the same count as equal.
+    Values are between 0 and 1, and nearly equal values count as equal.
     """
     levels = [(part * np.float32(LEVELS)).astype(np.int16) for part in parts]
     at_level = np.sum([np.bincount(level, minlength=LEVELS + 1) for level in levels], axis=0)

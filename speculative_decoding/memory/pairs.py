@@ -1,4 +1,4 @@
-"""Reads pairs from files: tab-separated columns, TMX, and the records of a job. Knows nothing about similarity."""
+"""Reads pairs of texts from files: tab-separated columns, TMX, and the records of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
 class PairFile:
-    """A file of pairs, to be read once within its context.
+    """A file of pairs: a context manager, whose pairs can be iterated over once.
 
     Attributes:
         languages: The languages of sources and targets, if the file names them.
@@ -30,7 +30,7 @@ class PairFile:
     def __init__(self, path: Path, source_language: str | None, target_language: str | None) -> None:
         if path.suffix.lower() not in READERS:
             raise InputError(
-                f"{path} is of an unknown kind",
+                f"{path} has an unknown suffix",
                 "memory",
                 "name a file of tab-separated columns (.tsv), TMX (.tmx), or records of a job (.jsonl)",
             )
@@ -63,13 +63,13 @@ class PairFile:
             ) from error
 
     def skip(self, line: int, reason: str) -> None:
-        """Remember that a line has no pair."""
+        """Record that a line has no pair."""
         self._num_skipped += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
 
     def finish(self, count: int) -> None:
-        """Note which lines were skipped. Raises `InputError` if there are no pairs.
+        """Print a note about the skipped lines. Raises `InputError` if there are no pairs.
 
         count: The number of pairs.
         """
@@ -120,8 +120,8 @@ READERS: dict[str, Callable[[PairFile, BinaryIO], Pairs]] = {
 def pair_of_columns(line: str) -> tuple[str, str] | None:
     """Return the first two columns of a line, or None for a blank line. Raises `InputError`.
 
-    A column that is quoted as spreadsheets do it, with each quotation mark inside doubled, is unquoted. Other quotation
-    marks are text, as in the files of parallel corpora. A line is a pair, so texts have no line breaks.
+    A column that is quoted as in spreadsheets, with each inner quotation mark doubled, is unquoted. Other quotation
+    marks are text, as in parallel corpora. A line is a pair, so texts have no line breaks.
     """
     if not line.strip():
         return None
@@ -149,6 +149,6 @@ def pair_of_record(line: str) -> tuple[str, str] | None:
     for name in ("prompt", "text"):
         if not isinstance(record.get(name), str):
             raise InputError(f'no "{name}"')
-        if not is_json_value(record[name]):  # JSON can escape half of a character
+        if not is_json_value(record[name]):  # JSON can escape a lone surrogate
             raise InputError(f'a lone surrogate in "{name}"')
     return (record["prompt"], record["text"]) if record["prompt"].strip() and record["text"].strip() else None

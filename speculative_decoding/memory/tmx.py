@@ -1,8 +1,8 @@
 """Reads TMX files (Translation Memory eXchange, versions 1.1 to 1.4b) as memoQ, Trados, OmegaT and Okapi write them.
 
-The file is parsed in parts. A document type is accepted and never loaded, and any entity declaration is refused, so
-that a small file cannot expand. Of inline elements, the content of codes (bpt, ept, it, ph, ut and what they contain)
-is left out, and the text of all others, such as hi, is kept. White space is collapsed, because programs indent texts.
+The file is parsed in parts. A document type is accepted but never loaded. Entity declarations are refused, so a small
+file cannot expand. The content of codes (the inline elements bpt, ept, it, ph and ut, with nested elements) is left
+out. The text of other inline elements, such as hi, is kept. White space is collapsed, because programs indent texts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Tmx:
     """A TMX file.
 
     Args:
-        file: The file, which can be read twice.
+        file: The file, which must be seekable.
         source_language: The wanted language of the sources, if there is one.
         target_language: The wanted language of the targets, if there is one.
 
     Attributes:
-        languages: The languages that are read, after `choose`.
+        languages: The chosen languages, or None before `choose`.
     """
 
     def __init__(self, file: BinaryIO, source_language: str | None, target_language: str | None) -> None:
@@ -44,7 +44,7 @@ class Tmx:
         self.languages: tuple[str, str] | None = None
 
     def choose(self) -> None:
-        """Read the names of the languages, and choose two of them. Raises `InputError`."""
+        """Read the names of the languages, and choose the source and target languages. Raises `InputError`."""
         reader = Languages()
         for _ in reader.read(self._file):
             pass
@@ -60,7 +60,7 @@ class Tmx:
 
 
 class Reader:
-    """Parses a file and limits what it may contain. Subclasses override `start`, `end` and `text`."""
+    """Parses a file with limits on its content. Subclasses override `start`, `end` and `text`."""
 
     def read(self, file: BinaryIO) -> Iterator[None]:
         """Parse a file from its start. Yields after each part."""
@@ -101,13 +101,13 @@ class Reader:
             ) from error
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        """An element begins."""
+        """Handle the start of an element."""
 
     def end(self, name: str) -> None:
-        """An element ends."""
+        """Handle the end of an element."""
 
     def text(self, text: str) -> None:
-        """Text of an element, or a part of it."""
+        """Handle the text of an element, or a part of that text."""
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         name = local(name)
@@ -130,7 +130,7 @@ class Reader:
         if not is_parameter:
             self._refuse(f"has the undeclared entity &{name[:40]};")
 
-    def _count_default(self, element: str, name: str, kind: str, default: str | None, is_required: bool) -> None:
+    def _count_default(self, element: str, name: str, type: str, default: str | None, is_required: bool) -> None:
         self._defaults += default is not None
         if self._defaults > MAX_DEFAULTS:
             self._refuse(f"declares over {MAX_DEFAULTS} default values of attributes")
@@ -143,7 +143,7 @@ class Languages(Reader):
     """Finds the languages of a file.
 
     Attributes:
-        found: Their names.
+        found: The names of the languages.
         source: The language of the sources according to the header, if it names one.
     """
 
@@ -171,11 +171,11 @@ class Units(Reader):
         self.pairs: list[tuple[str, str]] = []
         self._wanted = source_language, target_language
         self._closeness: dict[str, tuple[int, int]] = {}  # by language of a text
-        self._best: list[tuple[int, str]] = []  # of the unit: the closeness and the text of each language
+        self._best: list[tuple[int, str]] = []  # closeness and text of each side of the unit
         self._language = ""
         self._text: list[str] | None = None  # of the segment
         self._characters = 0
-        self._codes = 0  # elements around the text whose content is left out
+        self._codes = 0  # number of open elements whose content is left out
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         if self._text is not None:
@@ -220,7 +220,7 @@ class Units(Reader):
 
 
 def local(name: str) -> str:
-    """Return an element's name without its namespace, in lower case: version 1.1 does not say which case to use."""
+    """Return an element's name without its namespace, in lower case. Version 1.1 does not specify the case."""
     return name.rpartition(":")[2].lower()
 
 
@@ -230,7 +230,7 @@ def language_of_variant(attributes: Mapping[str, str]) -> str:
 
 
 def encoding_of(start: bytes) -> str | None:
-    """Return an encoding that overrides what the file declares, or None. Some programs declare a wrong UTF-16."""
+    """Return an encoding that overrides the declared one, or None. Some programs declare UTF-16 wrongly."""
     if start[:2] in ENCODINGS or b"\0" in start[:2]:
         return "UTF-16"
     is_wrong = start.startswith(BOM_UTF8) or b"utf-16" in start[:100].lower()

@@ -1,4 +1,4 @@
-"""Writes pairs of texts as a TMX 1.4b file, which `tmx.py` and translation programs read."""
+"""Writes pairs of texts as a TMX 1.4b file, which `tmx.py` and translation programs can read."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ def writing_tmx(
 ) -> Iterator[Callable[[str, str], None]]:
     """Yield a function that adds a pair of texts. The file appears when the block ends without an error.
 
-    A pair with a blank text, or with one longer than `tmx.py` reads, is left out. White space is collapsed, as
-    `tmx.py` does when it reads a file.
+    A pair is left out if a text is blank or longer than `tmx.py` reads. White space is collapsed, as in `tmx.py`.
 
     Args:
         path: The file.
         source_language: The language of the sources, as xml:lang names it; see `language_tag`.
         target_language: The language of the targets.
-        segment: What the texts are: "sentence", "paragraph" or "block".
+        segment: The type of the texts: "sentence", "paragraph" or "block".
         replaces: Whether an existing file with another content is replaced.
 
     Raises:

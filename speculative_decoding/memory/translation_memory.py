@@ -16,14 +16,14 @@ from .index import WordIndex
 
 LEAST_SIMILARITY = 0.6
 MAX_FOUND = 3
-MAX_SCANNED = 1000  # pairs of equal sources, of which most may have the same target
+MAX_SCANNED = 1000  # pairs with equal sources, most of which may have the same target
 
 
 class TranslationMemory:
-    """Pairs of a source and a target, of which `similar` finds those with the most similar sources.
+    """Pairs of a source and a target. `similar` returns the targets of the most similar sources.
 
-    Two sources are compared by their words and punctuation marks, without case; see `index.py`. The memory keeps the
-    targets, and of the sources the numbers of their words.
+    Sources are compared by their words and punctuation marks, without case; see `index.py`. The memory stores the
+    targets in full, but only the word numbers of the sources.
 
     Attributes:
         languages: The languages of sources and targets, as the file names them, or None if they are unknown.
@@ -72,7 +72,7 @@ class TranslationMemory:
         Args:
             path: The file.
             src_lang: The language of the sources in a TMX file, such as en, en-US or eng_Latn. Both languages may be
-                left out if the file has two and says which of them is that of the sources.
+                left out if the file has two languages and its header names the source language.
             tgt_lang: The language of the targets in a TMX file.
 
         Raises:
@@ -106,7 +106,7 @@ class TranslationMemory:
         return f"memory of {count:,} {'pair' if count == 1 else 'pairs'}, {size}"
 
     def is_for(self, src_lang: str | None, tgt_lang: str | None) -> bool:
-        """Whether the memory may be used for these languages. Unknown languages may be any."""
+        """Return whether the memory can be used for these languages. An unknown language matches any language."""
         if self.languages is None:
             return True
         from .languages import closeness
@@ -117,7 +117,7 @@ class TranslationMemory:
     def similar(self, source: str) -> list[tuple[float, str]]:
         """Return the similarities and targets of the most similar sources.
 
-        These are at most `MAX_FOUND` different targets whose similarity is at least `LEAST_SIMILARITY`, best first.
+        There are at most `MAX_FOUND` different targets with a similarity of at least `LEAST_SIMILARITY`, best first.
         Sources that are equal except for white space at their ends come first. Of equally similar sources, the latest
         comes first.
 
@@ -138,7 +138,7 @@ class TranslationMemory:
         return [(similarity, target) for target, similarity in found.items()]
 
     def _equal(self, source: str) -> list[int]:
-        """Return the latest pairs with this source, the last one first."""
+        """Return the numbers of the latest pairs with this source, in descending order."""
         wanted = hash(source.strip())
         start, end = (int(np.searchsorted(self._hashes, wanted, side)) for side in ("left", "right"))
         return [*map(int, self._by_hash[max(start, end - MAX_SCANNED) : end][::-1])]

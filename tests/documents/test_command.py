@@ -152,7 +152,7 @@ def test_a_written_memory_has_the_decoded_pieces_and_makes_the_next_run_cheap(do
 REFUSED = {
     ("missing.txt",): "missing.txt: not readable",
     ("a.docx",): "FILE: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc",
-    ("a.txt", "app.po", "-o", "out"): "FILE: app.po: .po is not supported; convert it to text with po2txt of the "
+    ("a.txt", "app.po", "-o", "out"): "FILE: app.po: .po is not supported; convert it to text with po2txt ("
     "Translate Toolkit",
     ("notes.de",): "FILE: notes.de: the suffix .de is unknown; read it with --format text",
     ("a.txt", "-o", "a.txt"): "--output: a.txt is already used by FILE",

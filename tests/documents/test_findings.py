@@ -104,4 +104,4 @@ def test_a_report_names_file_line_and_what_was_found_grouped_by_kind() -> None:
 def test_a_report_of_many_findings_ends_with_their_number() -> None:
     lines = report((Finding(line, MARKUP, "x") for line in range(1, 1_001)), "a.md")
     assert len(lines) == MAX_LINES + 1
-    assert lines[-1] == f"a.md: markup: {1_000 - MAX_LINES} more, which --stats-json has"
+    assert lines[-1] == f"a.md: markup: {1_000 - MAX_LINES} more; --stats-json lists all"

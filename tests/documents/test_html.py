@@ -264,7 +264,7 @@ def test_each_character_is_read_a_few_times(repeated: str, monkeypatch: pytest.M
     def counted(self: Scanner, start: int, within: str = "") -> Any:
         nonlocal read
         token = original(self, start, within)
-        read += token.content - start if token.kind == "tag" else token.end - start
+        read += token.content - start if token.type == "tag" else token.end - start
         return token
 
     original = Scanner.read

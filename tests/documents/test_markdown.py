@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token as Event
 
-from speculative_decoding.documents.markdown import DEEPEST, Outline, parse
+from speculative_decoding.documents.markdown import MAX_DEPTH, Outline, parse
 from speculative_decoding.documents.markdown_inline import MAX_MARKS, Inline
 from speculative_decoding.documents.markdown_writing import write_start, writer
 from speculative_decoding.documents.options import DocumentOptions
@@ -304,9 +304,9 @@ def test_hostile_documents_are_read_in_linear_time(unit: str, size: int) -> None
 
 
 def test_lists_deeper_than_the_limit_are_copied_and_what_follows_is_decoded() -> None:
-    deep = "".join("  " * level + "- a\n" for level in range(DEEPEST))
+    deep = "".join("  " * level + "- a\n" for level in range(MAX_DEPTH))
     parts = parts_of(f"{deep}\nb\n")
-    assert sum(isinstance(part, Block) for part in parts) == DEEPEST // 2
+    assert sum(isinstance(part, Block) for part in parts) == MAX_DEPTH // 2
     assert parts[-2].raw == "b"
 
 

@@ -31,7 +31,7 @@ def texts_of(message: str) -> list[str]:
     """Return the texts between the syntax of a message."""
     found = [""]
     for part in message_parts(message):
-        if part.kind == SYNTAX:
+        if part.type == SYNTAX:
             found.append("")
         else:
             found[-1] += message[part.start : part.end]
@@ -40,7 +40,7 @@ def texts_of(message: str) -> list[str]:
 
 def syntax_of(message: str) -> list[str]:
     """Return the syntax of a message, and its arguments."""
-    return [message[part.start : part.end] for part in message_parts(message) if part.kind in (SYNTAX, ARGUMENT)]
+    return [message[part.start : part.end] for part in message_parts(message) if part.type in (SYNTAX, ARGUMENT)]
 
 
 @pytest.mark.parametrize(("message", "texts"), RECORDED)
@@ -107,7 +107,7 @@ def test_each_branch_of_a_message_is_a_piece() -> None:
 
 def test_a_message_with_thousands_of_tags_takes_linear_time() -> None:
     message = "{n, plural, other {#}}" + "<a href='x={url}'>here</a> " * 20_000
-    arguments = [message[part.start : part.end] for part in message_parts(message) if part.kind == ARGUMENT]
+    arguments = [message[part.start : part.end] for part in message_parts(message) if part.type == ARGUMENT]
     assert arguments == ["#", *["<a href='x={url}'>"] * 20_000]
 
 
@@ -122,5 +122,5 @@ TAGS = [  # a tag is one argument, if all of it is text and arguments
 def test_a_tag_with_an_argument_is_one(text: str, arguments: list[str]) -> None:
     message = "{n, plural, other {one}} " + text
     parts = message_parts(message)
-    assert [message[part.start : part.end] for part in parts if part.kind == ARGUMENT] == arguments
+    assert [message[part.start : part.end] for part in parts if part.type == ARGUMENT] == arguments
     assert "".join(message[part.start : part.end] for part in parts) == message

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.documents.marks import KINDS
+from speculative_decoding.documents.code_patterns import CODE_PATTERNS
 from speculative_decoding.documents.survival import Terms, is_within_word, lost, lost_numbers, must_survive
 
 TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
@@ -159,7 +159,7 @@ def test_each_kind_is_found_in_text(kind: str, template: str) -> None:
 
 
 def test_every_kind_has_an_example() -> None:
-    assert KEPT.keys() | {"mnemonic"} == KINDS.keys()
+    assert KEPT.keys() | {"mnemonic"} == CODE_PATTERNS.keys()
 
 
 @pytest.mark.parametrize("text", PROSE)

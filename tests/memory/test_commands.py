@@ -118,7 +118,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 PROGRAMS = (["batch", "in.txt"], ["console"], ["serve", "--port", "0"])
 REFUSED = {
     "missing": (["--memory", "no.tsv"], "--memory: no.tsv: No such file or directory; name another file"),
-    "kind": (["--memory", "a.csv"], "--memory: a.csv is of an unknown kind; name a file of tab-separated columns"),
+    "suffix": (["--memory", "a.csv"], "--memory: a.csv has an unknown suffix; name a file of tab-separated columns"),
     "beams": (["--memory", "a.tsv", "--num-beams", "2"], "--memory: has no effect with --num-beams 2; leave one of"),
     "none": (["--memory", "a.tsv", "--drafter", "none"], "--memory: only applies to --drafter text or ngram or auto"),
     "baseline": (["--memory", "a.tsv", "--baseline"], "--memory: only applies to --drafter text or ngram or auto"),

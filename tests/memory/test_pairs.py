@@ -96,7 +96,7 @@ def test_records_of_a_job_are_pairs_except_for_errors_and_blank_ones(tmp_path: P
         ("a.jsonl", json.dumps({"line": 1, "text": "old"}), 'has no pairs (line 1: no "prompt")'),
         ("a.jsonl", json.dumps([1]), "has no pairs (line 1: must be a JSON object"),
         ("a.jsonl", "[" * 100_000, "has no pairs (line 1: "),
-        ("a.csv", "a,b", "is of an unknown kind; name a file of tab-separated columns (.tsv), TMX (.tmx), or records"),
+        ("a.csv", "a,b", "has an unknown suffix; name a file of tab-separated columns (.tsv), TMX (.tmx), or records"),
     ],
 )
 def test_a_file_without_pairs_ends_in_one_line(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-r"""Patterns of code within a text, such as placeholders, tags, paths and escapes, which translators do not translate.
+r"""Patterns of code within text, such as placeholders, tags, paths and escapes, which translators do not translate.
 
-Everything else is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". How often human
-translators keep each mark is in docs/decisions/what-survives.md. Nothing here knows formats or models.
+Other text is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". How often human translators keep
+each of them is in docs/decisions/what-survives.md. The patterns are independent of formats and models.
 
-Repetitions are bounded or possessive, and a lookbehind allows few starts in a word, so that a search is linear.
+Repetitions are bounded or possessive, and lookbehinds allow few starts within a word, so a search takes linear time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 from .layout import UNSPACED
 
-LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # of a word between spaces; also a digit or an underscore
+LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # of a script with spaces; also a digit or an underscore
 START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 
 PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
@@ -24,7 +24,7 @@ ENDS_AS_FILE = "|".join(rf"(?<=\.{suffix})" for suffix in FILES.split())
 PROSE = r"[^{}\n]*?[^\W\d_]{2} +[^\W\d_]{2}"  # two words with a space between them
 STYLE = r"(?:number|date|time|spellout|ordinal|duration|list|choice)\b[^{}\n]{0,60}"
 ESCAPE = r"(?:[nrt]|u[\da-fA-F]{4}|u\{[\da-fA-F]{1,6}\}|x[\da-fA-F]{2})"  # after a backslash
-COMMAND = (  # of TeX, which begin as an escape
+COMMAND = (  # of TeX, beginning like an escape
     "(?:nabla|neq|newline|newpage|nocite|noindent|tableofcontents|tan|tau|text[a-z]{2,10}|theta|times|title|today"
     "|rangle|ref|rho|right[a-z]{0,12}|underline|uparrow|usepackage)"
 )
@@ -37,11 +37,11 @@ SYMBOL = (
     "[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]*"
 )
 
-INNER = r"(?:(?!\\[()\[\]])[^\n])"  # of \( and \)
+INNER = r"(?:(?!\\[()\[\]])[^\n])"  # a character between \( and \)
 ACCESS_KEY = r"(?<!\S)_(?=[A-Za-z]+(?!\w))"  # _Open
 
-# For each mark: characters of which every match has one (none: any may match), and patterns
-MARKS: dict[str, tuple[str, list[str]]] = {
+# Name -> characters of which every match has at least one ("" if there are none), and patterns
+PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
     "printf": ("%", [rf"(?<![\d%])%(?:\d{{1,2}}\$|\(\w{{1,60}}\))?{PRINTF}{LETTER}{{0,2}}{END}|%%"]),  # %1$s, %dpx
     "numbered": (
         "%",
@@ -140,7 +140,7 @@ MARKS: dict[str, tuple[str, list[str]]] = {
             rf"{RUN_START}(?=[A-Za-z]:\\|\\\\\w|(?<!\S)(?:\.{{1,2}}|~|%\w{{1,60}}%)\\\w){RUN_END}",
             rf"{RUN_START}(?=[^\s\\]{{0,100}}\\(?!{ESCAPE})[A-Za-z\d]){RUN_END}",  # \d+, a\b
             rf"\\(?:[A-Za-z]{{1,20}}(?=[{{\[])|{COMMAND}(?![A-Za-z])|\([\w.]{{1,60}}\))",  # \newpage, \(name)
-            rf"\\{ESCAPE}",  # all that stays of "one\ntwo"
+            rf"\\{ESCAPE}",  # the kept part of "one\ntwo"
         ],
     ),
     "identifier": (
@@ -153,7 +153,7 @@ MARKS: dict[str, tuple[str, list[str]]] = {
             r"(?<![\w.])[A-Z](?:\+\+|#)(?!\w)",  # C++
         ],
     ),
-    # Only the mark stays: a letter of the output that it belongs to is another one
+    # Only the mark is kept, because it may precede another letter in the output
     "mnemonic": (
         "&_~#",
         [
@@ -169,8 +169,11 @@ MARKS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
 }
-ENDS_ANYHOW = ("url", "mixed", "backslash")  # marks that may end with punctuation that belongs to the sentence
-KINDS = {kind: (frozenset(needed), re.compile("|".join(patterns))) for kind, (needed, patterns) in MARKS.items()}
+# Patterns whose matches may end with punctuation of the sentence
+MAY_END_WITH_PUNCTUATION = ("url", "mixed", "backslash")
+CODE_PATTERNS = {
+    name: (frozenset(needed), re.compile("|".join(sources))) for name, (needed, sources) in PATTERN_SOURCES.items()
+}
 
 UNITS = (
     "°C °F EUR USD GBP CHF JPY B kB KB MB GB TB PB KiB MiB GiB TiB kbit Mbit Gbit kbps Mbps Gbps KB/s MB/s GB/s"
