@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ..errors import InputError
 from ..models.whisper_tokens import AudioConfig
 from ..speech.api import mel_bins
-from ..speech.audio_file import AudioBytes
+from ..speech.audio_file import AudioFile
 from ..speech.recording import Recording, frame_bytes_per_second, opening
 from ..speech.speech_text import SpeechText
 from .bodies import EventStream, cancel_on_disconnect, client_address, read_body
@@ -50,7 +50,7 @@ async def transcribe(request: Request, task: str) -> Response:
         wanted = await received(request, task, audio, upload)
         size = upload.size
         address = client_address(request)
-        source, frames = AudioBytes(wanted.content, "file", wanted.options.audio_track), CountedBytes(upload.add)
+        source, frames = AudioFile(wanted.content, "file", wanted.options.audio_track), CountedBytes(upload.add)
         steps = opening(source, bins, limits.max_audio_seconds, frames, wanted.options.voice)
         with service.opening(upload):
             reading = upload.unless_failed(opened(service, address, steps))

@@ -125,30 +125,26 @@ def scaled(samples: NDArray[Any]) -> Samples:
 
 @dataclass(frozen=True)
 class AudioFile:
-    """A file with an audio stream, in any format that PyAV reads. Without PyAV, it must be a 16 kHz WAV file."""
+    """An audio file in any format that PyAV reads. Without PyAV, it must be a 16 kHz WAV file.
 
-    path: Path
-    track: int | None = None  # see `audio_track`
+    source: Its path, or its content.
+    track: See `audio_track`.
+    """
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    def blocks(self) -> Iterator[Samples]:
-        with open_file(self.path) as file:
-            yield from decoded_blocks(file, self.name, self.track)
-
-
-@dataclass(frozen=True)
-class AudioBytes:
-    """The content of an audio file. Error messages begin with `name`."""
-
-    content: bytes = field(repr=False)
+    source: Path | bytes = field(repr=False)
     name: str
-    track: int | None = None  # see `audio_track`
+    track: int | None = None
 
     def blocks(self) -> Iterator[Samples]:
-        return decoded_blocks(BytesIO(self.content), self.name, self.track)
+        decode = decode_any if find_spec("av") else decode_wav
+        with BytesIO(self.source) if isinstance(self.source, bytes) else open_file(self.source) as file:
+            if not file.read(1):
+                raise InputError(f"{self.name}: is empty; name another file")
+            file.seek(0)
+            for block in joined(decode(file, self.name, self.track)):
+                yield block.astype(np.float32) / np.float32(32768)
+            if is_cut_off(file):
+                note(f"{self.name}: the file is shorter than its header says; it seems to be cut off")
 
 
 class BegunSource:
@@ -166,18 +162,6 @@ class BegunSource:
         return self._blocks
 
 
-def decoded_blocks(file: BinaryIO, name: str, track: int | None = None) -> Iterator[Samples]:
-    """Yield the samples of a file with an audio stream; see `AudioSource.blocks`. track: see `audio_track`."""
-    if not file.read(1):
-        raise InputError(f"{name}: is empty; name another file")
-    file.seek(0)
-    decode = decode_any if find_spec("av") else decode_wav
-    for block in joined(decode(file, name, track)):
-        yield block.astype(np.float32) / np.float32(32768)
-    if is_cut_off(file):
-        note(f"{name}: the file is shorter than its header says; it seems to be cut off")
-
-
 def open_source(audio: Audio, track: int | None = None) -> AudioSource:
     """Return an `AudioSource` for a recording. Raises `InputError`.
 
@@ -185,16 +169,16 @@ def open_source(audio: Audio, track: int | None = None) -> AudioSource:
         array or PyTorch tensor; or an `AudioSource`.
     track: See `audio_track`. Only a file has tracks.
     """
-    if isinstance(audio, AudioArray | AudioFile | AudioBytes | BegunSource):
+    if isinstance(audio, AudioArray | AudioFile | BegunSource):
         return audio
     if isinstance(audio, str | os.PathLike):
         path = Path(audio)
-        return AudioBytes(path.read_bytes(), str(path), track) if is_open_pipe(path) else AudioFile(path, track)
+        return AudioFile(path.read_bytes() if is_open_pipe(path) else path, str(path), track)
     if isinstance(audio, bytes | bytearray | memoryview):
-        return AudioBytes(bytes(audio), "audio", track)
+        return AudioFile(bytes(audio), "audio", track)
     if callable(read := getattr(audio, "read", None)):
         if isinstance(content := read(), bytes):
-            return AudioBytes(content, "audio", track)
+            return AudioFile(content, "audio", track)
         raise InputError("is a file in text mode", "audio", "open it in binary mode, or give its path")
     if track is not None:
         raise InputError("has no effect on samples", "audio_track", "leave it out")

@@ -25,7 +25,7 @@ from ..runs.places import NamedFile
 from ..sampling import GenerationOptions
 from ..sampling.options import DEFAULT_RULE, option_specs
 from ..sampling.values import Bool, Flag, Int, ListOf, Text, Value
-from .audio_file import AudioBytes, AudioSource, BegunSource, open_source
+from .audio_file import AudioFile, AudioSource, BegunSource, open_source
 from .formats import FORMATS
 from .keywords import DECODING
 from .live.command import LiveFlags, require_live_flags, transcribe_live
@@ -357,7 +357,7 @@ def open_recording(name: str, track: int | None) -> AudioSource:
         return open_source(name, track)
     if sys.stdin.isatty():
         raise InputError("- reads standard input, which is a terminal", "audio", "redirect a file to it, or name one")
-    return AudioBytes(sys.stdin.buffer.read(), "standard input", track)
+    return AudioFile(sys.stdin.buffer.read(), "standard input", track)
 
 
 def open_recordings(names: Sequence[str], track: int | None) -> tuple[list[AudioSource], list[InputError]]:

@@ -21,7 +21,7 @@ from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.server.service import MAX_UPLOADS
 from speculative_decoding.speech import voice
-from speculative_decoding.speech.audio_file import AudioBytes
+from speculative_decoding.speech.audio_file import AudioFile
 from speculative_decoding.speech.formats import srt
 from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.transcription import Transcription
@@ -391,7 +391,7 @@ def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> 
     try:
         assert post(server, 3, prompt="<|en|>").json()["error"]["param"] == "prompt"
         assert post(server, 3, stream="true").status_code == post(server, 3).status_code == 200
-        eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioBytes)])
+        eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, AudioFile)])
     finally:
         gc.enable()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file, tracks
-from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav, open_source
+from speculative_decoding.speech.audio_file import AudioFile, decode_wav, open_source
 from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import CODECS, sound, write_audio
 from tests.support.paths import ROOT
@@ -28,7 +28,7 @@ JFK = ROOT / "data" / "jfk.wav"
 
 
 def samples_of(path: Path) -> NDArray[np.float32]:
-    return np.concatenate([*AudioFile(path).blocks()])
+    return np.concatenate([*open_source(path).blocks()])
 
 
 def write_wav(path: Path, data: bytes, width: int = 2, channels: int = 1, rate: int = 16000) -> Path:
@@ -47,7 +47,7 @@ def test_plain_wav_has_its_own_samples_in_blocks(with_av: bool, monkeypatch: pyt
     with wave.open(str(JFK)) as file:
         expected = np.frombuffer(file.readframes(file.getnframes()), np.int16) / np.float32(32768)
     monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", 70000)
-    for source in (AudioFile(JFK), AudioBytes(JFK.read_bytes(), "jfk")):
+    for source in (open_source(JFK), AudioFile(JFK.read_bytes(), "jfk")):
         blocks = [*source.blocks()]
         assert [len(block) for block in blocks] == [70000, 70000, 36000]
         assert np.array_equal(np.concatenate(blocks), expected)
@@ -190,7 +190,7 @@ WHOLE: dict[str, Callable[[], bytes]] = {  # complete files. No header, or a wro
 @needs_av
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
 def test_a_whole_file_is_not_reported_as_cut_off(make: Callable[[], bytes], recwarn: pytest.WarningsRecorder) -> None:
-    samples = np.concatenate([*AudioBytes(make(), "a").blocks()])
+    samples = np.concatenate([*AudioFile(make(), "a").blocks()])
     assert len(samples) > 9.5 * 16000 and not [str(each.message) for each in recwarn]
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_is_cut_off_is_reported(suffix: str, tmp_path: Path) -> None
     content = write_audio(tmp_path / f"a.{suffix}", sound(6)).read_bytes()
     pictures = b"ID3\3\0\0\0\x10\0\0" + bytes(1 << 18) if suffix == "mp3" else b""
     with pytest.warns(UserWarning, match="cut off|damaged"):
-        [*AudioBytes(pictures + content[: len(content) // 2], "a").blocks()]
+        [*AudioFile(pictures + content[: len(content) // 2], "a").blocks()]
 
 
 def pipe(path: Path) -> Path:
@@ -457,7 +457,7 @@ def test_pictures_of_a_video_are_not_decoded(format: str, monkeypatch: pytest.Mo
         return container
 
     monkeypatch.setattr(av, "open", opened)
-    assert next(AudioBytes(content, "a").blocks()).size > 15000
+    assert next(AudioFile(content, "a").blocks()).size > 15000
     assert not decoded
 
 
@@ -465,7 +465,7 @@ def test_pictures_of_a_video_are_not_decoded(format: str, monkeypatch: pytest.Mo
 def test_subtitles_are_not_read() -> None:
     """FFmpeg holds all lines in memory, 1 GB for 25 MB of LRC."""
     with pytest.raises(InputError, match="not a readable audio file"):
-        next(AudioBytes(b"[00:01.00]a\n" * 999, "a").blocks())
+        next(AudioFile(b"[00:01.00]a\n" * 999, "a").blocks())
 
 
 @needs_av

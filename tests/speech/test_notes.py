@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import Session
-from speculative_decoding.speech.audio_file import AudioFile
+from speculative_decoding.speech.audio_file import open_source
 from tests.support.paths import ROOT
 from tests.support.speech import Letters, noise, speech_model
 
@@ -24,7 +24,7 @@ def damaged(folder: Path) -> Path:
 
 CALLS: dict[str, Callable[[Path], Any]] = {
     "transcribe": lambda folder: SESSION.transcribe(noise(0, 0.2), temperature=0, sample_len=2, top_k=5),
-    "recording": lambda folder: [*AudioFile(damaged(folder)).blocks()],
+    "recording": lambda folder: [*open_source(damaged(folder)).blocks()],
 }
 
 

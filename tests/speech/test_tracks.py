@@ -15,7 +15,7 @@ import pytest
 
 from speculative_decoding.errors import InputError, Note
 from speculative_decoding.speech import tracks
-from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, open_source
+from speculative_decoding.speech.audio_file import AudioFile, open_source
 from speculative_decoding.speech.recording import open_audio
 from tests.support.audio import sound, write_audio
 from tests.support.paths import ROOT
@@ -110,7 +110,7 @@ def test_the_track_is_the_one_that_ffmpeg_takes(name: str) -> None:
     with pytest.warns(
         Note, match=rf"a: track {expected} of {len(audio)} is transcribed .*; choose another with audio_track"
     ):
-        assert tone_of(next(AudioBytes(content, "a").blocks())) == expected
+        assert tone_of(next(AudioFile(content, "a").blocks())) == expected
 
 
 def test_another_track_can_be_chosen_in_every_kind_of_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -121,7 +121,7 @@ def test_another_track_can_be_chosen_in_every_kind_of_file(tmp_path: Path, recwa
             assert tone_of(next(open_source(source, number).blocks())) == number
     assert not recwarn
     with pytest.raises(InputError) as error:
-        next(AudioFile(path, 4).blocks())
+        next(open_source(path, 4).blocks())
     assert str(error.value) == (
         f"audio_track: {path} has 3 audio tracks, and no track 4; choose one (1: stereo; 2: mono; 3: stereo)"
     )
@@ -137,13 +137,13 @@ def test_another_track_can_be_chosen_in_every_kind_of_file(tmp_path: Path, recwa
 @pytest.mark.parametrize("format", ["mpegts", "vob", "flv"])
 def test_sound_after_a_megabyte_of_pictures_is_found(format: str) -> None:
     content = media(format, [(2, False)], noise=1_500_000)
-    assert tone_of(next(AudioBytes(content, "a").blocks())) == 1
+    assert tone_of(next(AudioFile(content, "a").blocks())) == 1
 
 
 def test_a_second_track_after_a_megabyte_of_pictures_is_compared() -> None:
     content = media("vob", [(1, False), (2, False)], noise=1_300_000)
     with pytest.warns(Note, match="track 2 of 2"):
-        assert tone_of(next(AudioBytes(content, "a").blocks())) == 2
+        assert tone_of(next(AudioFile(content, "a").blocks())) == 2
 
 
 def flv_of_tiny_packets(size: int) -> bytes:
@@ -154,9 +154,9 @@ def flv_of_tiny_packets(size: int) -> bytes:
 PEAK = """
 import re, sys
 from pathlib import Path
-from speculative_decoding.speech.audio_file import AudioFile
+from speculative_decoding.speech.audio_file import open_source
 try:
-    next(AudioFile(Path(sys.argv[1])).blocks())
+    next(open_source(Path(sys.argv[1])).blocks())
 except ValueError:
     print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 """
@@ -182,11 +182,11 @@ def test_more_is_probed_only_if_it_has_few_packets(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tracks, "probed", noted)
     with pytest.raises(InputError, match="a: contains no audio; name a file with sound"):
-        next(AudioBytes(flv_of_tiny_packets(6_000_000), "a").blocks())
+        next(AudioFile(flv_of_tiny_packets(6_000_000), "a").blocks())
     assert sizes == [1 << 16, 1 << 16]
     sizes.clear()
-    next(AudioBytes(media("vob", [(2, False)]), "a").blocks())
+    next(AudioFile(media("vob", [(2, False)]), "a").blocks())
     assert sizes == [1 << 16, 5_000_000]
     sizes.clear()
-    next(AudioBytes(media("matroska", [(2, False)]), "a").blocks())
+    next(AudioFile(media("matroska", [(2, False)]), "a").blocks())
     assert sizes == [1 << 16]  # a guard

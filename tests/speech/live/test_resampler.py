@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from speculative_decoding import InputError
-from speculative_decoding.speech.audio_file import AudioBytes, Samples
+from speculative_decoding.speech.audio_file import AudioFile, Samples
 from speculative_decoding.speech.live import resampler
 from speculative_decoding.speech.live.resampler import Resampler
 
@@ -40,7 +40,7 @@ def test_samples_are_those_of_a_file() -> None:
         writer.setsampwidth(2)
         writer.setframerate(RATE)
         writer.writeframes(SPEECH.astype("<i2").tobytes())
-    file = np.concatenate([*AudioBytes(content.getvalue(), "file").blocks()])
+    file = np.concatenate([*AudioFile(content.getvalue(), "file").blocks()])
     np.testing.assert_array_equal(resampled(np.array_split(SPEECH, 7)), file)
     assert len(file) == pytest.approx(len(SPEECH) * 2 / 3, abs=1)
 

@@ -15,7 +15,7 @@ import pytest
 
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.errors import InputError
-from speculative_decoding.speech.audio_file import SAMPLE_RATE, AudioFile
+from speculative_decoding.speech.audio_file import SAMPLE_RATE, open_source
 from speculative_decoding.speech.live import sources
 from speculative_decoding.speech.live.arriving import samples_of
 from speculative_decoding.speech.live.headers import format_of
@@ -151,7 +151,7 @@ def test_a_file_plays_at_its_speed_and_catches_up_after_a_pause(speed: float) ->
 def test_a_played_file_has_its_own_samples() -> None:
     source = open_live(str(JFK), 1e9)
     assert source.name == str(JFK) and source.can_wait
-    assert np.array_equal(np.concatenate([*source.chunks]), np.concatenate([*AudioFile(JFK).blocks()]))
+    assert np.array_equal(np.concatenate([*source.chunks]), np.concatenate([*open_source(JFK).blocks()]))
 
 
 @pytest.mark.parametrize("name", ["-", "microphone", "microphone:hw:1"])
